@@ -1,4 +1,4 @@
-"""Every exception that a user can cause.
+"""Exceptions with a message for users, and one exit code each.
 
 A message says what was expected, what was given and what to do next. It names arguments as Python does; a
 command puts the option in place of the one that is wrong.
@@ -20,14 +20,14 @@ LIBRARIES = {
 
 
 def printable(text: str, keep: str = "") -> str:
-    """A text that is safe to print: control characters other than ``keep`` are escaped."""
+    """``text`` with control characters escaped, except those in ``keep``."""
     return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
 
 
 class DispersionError(Exception):
     """Base of all errors. ``exit_code`` is the exit code of a command that it ends.
 
-    ``argument`` is the name of the wrong argument, if one is; the message follows it.
+    ``argument`` names the wrong argument, if one is wrong, and begins the message.
     """
 
     exit_code = 1
@@ -40,7 +40,7 @@ class DispersionError(Exception):
         return self.naming(self.argument)
 
     def naming(self, argument: str) -> str:
-        """The message after a name for the wrong argument, such as its option."""
+        """The message with another name for the wrong argument, such as its option."""
         text = printable(super().__str__(), keep="\n")
         return f"{argument}: {text}" if argument else text
 

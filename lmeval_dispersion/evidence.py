@@ -1,4 +1,4 @@
-"""The number of labelled questions that a figure is worth, and where that was measured."""
+"""Measured evidence that reports cite: worths in labelled questions, and slopes of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORTH: dict[Literal["squares", "probability"], Mapping[int, tuple[int, int, int]
     "squares": {25: (16, 11, 25)},
     "probability": {5: (25, 20, 30), 10: (44, 34, 56), 25: (61, 45, 86)},
 }
-#: Accuracy that a race of all finds above a race of the screen's list; 95 % interval; on what.
+#: Gain in accuracy by racing all instead of the screen's list; 95 % interval; data.
 LOST: tuple[float, float, float, str] | None = (
     *(0.001, 0.000, 0.002),
     "6 groups of 32 fine-tunes of small models, nothing on 6 groups of 24 random mixtures",
@@ -20,7 +20,7 @@ _ASKED = {"squares": "without answers", "probability": "scored by the probabilit
 
 
 def worth(figure: Literal["squares", "probability"], questions: int) -> str:
-    """The measured worth of a figure over so many questions or fewer; empty if not measured."""
+    """A sentence on the worth in labels of ``questions`` questions (or the next fewer measured); else ""."""
     count = max((count for count in WORTH[figure] if count <= questions), default=0)
     if not count:
         return ""
@@ -36,9 +36,9 @@ def worth(figure: Literal["squares", "probability"], questions: int) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """Cells, each a group in a task, whose places to evaluate held one within 0.01 of the best.
+    """Cells (a group in a task) counted, and those whose list held one within 0.01 of the best.
 
-    ``again`` where the groups are parts of others that are counted already.
+    ``again``: the groups are parts of others that are counted already.
     """
 
     groups: str
@@ -50,18 +50,18 @@ class Held:
 
 @dataclass(frozen=True)
 class Slope:
-    """How far ranks by the ratio order accuracies: the slope k of `lmeval_screener.chance`.
+    """How well ranks by the ratio order accuracies: the slope k of `lmeval_screener.chance`.
 
     Attributes:
         kind: The checkpoints on which it was measured, such as ``fine-tunes``.
         k: The slope.
-        low, high: Its 95 % interval, over groups; of a user's own results, over checkpoints.
+        low, high: Its 95 % interval, over groups; for a user's own results, over checkpoints.
         spread: Standard deviation of k between cells, which are groups in a task.
-        measured: The day.
-        groups: Groups measured; of a user's own results, checkpoints.
+        measured: The day of the measurement.
+        groups: Number of groups; for a user's own results, of checkpoints.
         fresh: k with its interval by groups that were trained afterwards to test it.
-        held: Where the places to evaluate held the best.
-        right: Highest chance of a bin, and the share of its pairs that were in the right order.
+        held: Cells in which the places to evaluate held the best.
+        right: Upper chance of a bin, and the share of its pairs that were in the right order.
     """
 
     kind: str
@@ -80,7 +80,10 @@ class Slope:
         return next((share for most, share in self.right if chance <= most), None)
 
     def counts(self, first: int, chance: float, places: int) -> str:
-        """How often such an order was right, in one sentence, for the places to evaluate and their chance."""
+        """A sentence on past success: lists that held the best, and pairs in order at ``chance``.
+
+        ``first`` places of ``places`` are to be evaluated; ``chance`` is that of a pair that far apart.
+        """
         right = self.was_right(chance)
         said = []
         if self.held and first < places:
@@ -98,7 +101,7 @@ class Slope:
 
 
 FINE_TUNES, FROM_SCRATCH = "fine-tunes", "models trained from scratch"
-#: By kind. Without a sign of a kind a group counts as fine-tunes, whose slope is smaller.
+#: Kind -> slope. A group of unknown kind counts as fine-tunes, whose slope is smaller.
 SLOPES = {
     slope.kind: slope
     for slope in (

@@ -1,4 +1,4 @@
-"""Files written whole, JSON of a schema, digests; a killed process loses one unit of its work."""
+"""Files written atomically, JSON with a schema, digests, and arrays kept per unit of work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def sha256(file: Path) -> str:
-    """Hex digest of a file."""
+    """The file's SHA-256 as hex."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while block := stream.read(1 << 22):
@@ -27,16 +27,16 @@ def sha256(file: Path) -> str:
 
 
 def read_json(path: Path, what: str, schema: str, hint: str) -> dict[str, Any]:
-    """The content of a JSON file of ours, which has a schema.
+    """Read a JSON object whose ``schema`` must match.
 
     Args:
         path: The file.
-        what: What it should be, with its article.
+        what: The expected content, with its article.
         schema: The value of its key ``schema``.
-        hint: What to do where it is none.
+        hint: The advice for any other file.
 
     Raises:
-        UsageError: It does not exist, cannot be read, is not JSON, or has another schema.
+        UsageError: The file is missing, is not JSON, or has another schema.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -79,7 +79,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Write the arrays of a unit of work, unless an earlier process did: a killed one loses one unit."""
+    """Write ``compute()`` as an .npz file, unless it exists: a killed process loses one unit of work."""
     if path.exists():
         return
     import numpy as np

@@ -6,7 +6,7 @@ from lmeval_dispersion.errors import UsageError
 
 
 def key_values(text: str, *, check: bool = True) -> dict[str, str]:
-    """``K=V,K=V`` of ``--model_args`` as text by name; unless ``check``, as well as it can be read.
+    """The pairs of ``K=V,K=V`` as text by name; without ``check`` a key alone has an empty value.
 
     Raises:
         UsageError: A pair without ``=``, or a key twice.

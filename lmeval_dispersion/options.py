@@ -1,4 +1,4 @@
-"""Shared by all commands: the parser, common options with their help, and exit codes."""
+"""The argument parser of every command, its common options with their help, and exit codes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def exit_code_of(
     command: Callable[[], tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]],
     words: Sequence[str],
 ) -> int:
-    """Run a command, a parser and a function, and return its exit code.
+    """Run a command, given its name, parser and function, and return its exit code.
 
     A user's errors print one sentence, with the option for the argument that they name, and no traceback.
     """
@@ -126,7 +126,7 @@ def one_thread() -> None:
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """A parser that behaves as every command's."""
+    """An argument parser with the manners of all commands: help format, errors, no abbreviations."""
     return _Parser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
 
 

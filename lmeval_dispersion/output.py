@@ -1,4 +1,4 @@
-"""A command's output: format, file or standard output, progress.
+"""Where and how a command writes its report: format, file or standard output, progress.
 
 Only the standard library is imported before a report is written.
 """
@@ -33,11 +33,11 @@ class Output:
     path: Path | None = None  # None: standard output
     quiet: bool = False  # no remarks on standard error
     command: str = ""  # as typed; empty in Python
-    details: bool = False  # a terminal shows them too
+    details: bool = False  # whether a terminal shows the details too
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
-        """The output named by the options of ``options.add_output``; refused if it cannot be written."""
+        """The output that ``options.add_output``'s options name; UsageError if it cannot be written."""
         path: Path | None = args.output
         output_format = args.format or "table"
         if path is not None:
@@ -51,7 +51,7 @@ class Output:
 
     @property
     def short(self) -> bool:
-        """Whether the report is a short table, without details."""
+        """Whether the report is short, without details."""
         return self.format == "table" and not self.details
 
     def write(self, document: Document) -> None:
@@ -70,7 +70,7 @@ class Output:
         self.write_text(text)
 
     def write_text(self, text: str) -> None:
-        """Write or print text that was rendered elsewhere; see :meth:`write`."""
+        """Write or print rendered text, and name the file written."""
         if self.path is None:
             _print(text, self.format)
         else:
@@ -86,7 +86,7 @@ class Output:
 
 
 def report_and_file(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
-    """The report on standard output, and the file of data that ``--output`` names, checked."""
+    """Two checked outputs: the report on standard output, and the data file of ``--output``."""
     file = Output.of(argparse.Namespace(**vars(args) | {"format": file_format}))
     return Output.of(argparse.Namespace(**vars(args) | {"output": None})), file
 
@@ -95,9 +95,9 @@ def report_and_file(args: argparse.Namespace, file_format: str) -> tuple[Output,
 def progress_bar(
     *, hidden: bool = False, every: float | None = None
 ) -> Iterator[Callable[[int, int, str], None]]:
-    """Gives ``update(done, total, label)``: a bar after a second, on a terminal or in a notebook.
+    """Give ``update(done, total, label)``: a bar after a second, on a terminal or in a notebook.
 
-    Elsewhere, as in the log of a batch job, it is a line each ``every`` seconds at most, or nothing.
+    Elsewhere, as in a batch job's log, it prints a line each ``every`` seconds at most, or nothing.
     """
     if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         yield (lambda done, total, label: None) if hidden or every is None else _lines(every)
@@ -115,7 +115,7 @@ def progress_bar(
 
 
 def say_above_progress(text: str) -> None:
-    """A line on standard error, above a progress bar if there is one."""
+    """Print a line on standard error, above a progress bar if there is one."""
     from tqdm import tqdm
 
     tqdm.write(text, file=sys.stderr)
@@ -137,7 +137,7 @@ def _lines(every: float) -> Callable[[int, int, str], None]:
 
 @contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """Keep standard output for data: what libraries and their processes print goes to standard error."""
+    """Keep standard output for data: prints by libraries and their processes go to standard error."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -160,7 +160,7 @@ def _check_writable(path: Path) -> None:
     if not os.access(path if path.exists() else folder, os.W_OK) or not (
         os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
     ):
-        raise UsageError(f"expected a file that may be written, got {path}", argument="output")
+        raise UsageError(f"expected a writable file, got {path}; check its permissions", argument="output")
 
 
 def _stdout_encoding() -> str:

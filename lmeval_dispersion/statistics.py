@@ -82,7 +82,7 @@ def ranks(values: ArrayLike) -> Array:
 
 
 def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> float:
-    """Correlation of ``x`` and ``y`` (n,), in [-1, 1]."""
+    """Correlation of ``x`` and ``y`` (n,), in [-1, 1]; GeometryError for n < 3, NaN or a constant."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or len(a) < 3:
         raise GeometryError(
@@ -136,12 +136,12 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
 
 
 def fisher(r: ArrayLike) -> Array:
-    """Fisher's z of correlations, with even errors; ±1 become ±8.3."""
+    """Fisher's z of correlations, which evens out their errors; ±1 become ±8.3."""
     return np.arctanh(np.clip(np.asarray(r, dtype=np.float64), -1 + 1e-7, 1 - 1e-7))
 
 
 def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
-    """95 % interval of a correlation ``r`` of ``n`` points from its bootstrap ``samples``; NaN for n < 4.
+    """95 % interval of a correlation ``r`` over ``n`` points from its bootstrap ``samples``; NaN for n < 4.
 
     Student's t with n - 2 degrees of freedom times the samples' standard deviation, on Fisher's scale. On
     bins of a planted law it covers 94 to 99 % from ten bins on (``tests/laboratory/test_intervals.py``),
@@ -159,7 +159,7 @@ def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
 def correlation_difference(first: Interval, second: Interval, samples: tuple[ArrayLike, ArrayLike]) -> Bounds:
     """95 % interval of the second correlation minus the first, from their intervals and bootstrap samples.
 
-    The samples are those of the same resamples of points, so their correlation counts.
+    Sample i of both comes from one resample of the points, so the two correlations may depend.
 
     Source: Zou, Psychological Methods 12 (2007), eq. 15 (MOVER).
     """
@@ -216,7 +216,7 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
 
 
 def percentiles(samples: ArrayLike) -> Bounds:
-    """The bounds of 95 % of the finite ``samples``; NaN without any."""
+    """95 % percentile bounds of the finite ``samples``; NaN without any."""
     numbers = np.asarray(samples, dtype=np.float64)
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
@@ -369,7 +369,7 @@ def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
 
 
 def holm(p_values: Mapping[K, float]) -> set[K]:
-    """The tests that Holm's step-down procedure rejects at 5 % for all together."""
+    """The tests that Holm's step-down procedure rejects at a familywise 5 %."""
     rejected: set[K] = set()
     for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         if p > (1 - LEVEL) / (len(p_values) - done):

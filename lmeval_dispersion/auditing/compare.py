@@ -50,7 +50,7 @@ _KEY = ["task", "doc_id"]
 _PROBABILITY = "Difference of the mean probability of the right answer, ± one paired standard error."
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d", drop=1)}
 _RIGHT = {"probability_difference": Col("Δ right answer", "+.3f", error="probability_se", drop=10)}
-# The columns of a short table by the difference that it draws: accuracy, or where that is unknown dispersion.
+# A short table's columns by the drawn difference: accuracy, or dispersion where accuracy is unknown.
 _SHORT = {
     "accuracy": {
         **_LINE,
@@ -74,10 +74,10 @@ _SHORT = {
 
 @dataclass(frozen=True)
 class Difference:
-    """One slice of a run against the same slice of the first run; NaN where undefined.
+    """One slice of a run compared with the first run's; NaN where undefined.
 
-    ``gained`` documents are right in this run only, ``lost`` ones in the first only; None for other
-    scores. ``accuracy_p`` is then Student's, else McNemar's.
+    ``gained`` documents are right in this run only, ``lost`` ones in the first only; None for scores other
+    than right or wrong. ``accuracy_p`` is then Student's, else McNemar's.
     """
 
     slice: Annotated[str, Col("Slice")]
@@ -113,19 +113,19 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """The order of the slices: by difference of accuracy, else of dispersion; or NaN."""
+        """The key that sorts slices: difference of accuracy, else of dispersion, else NaN."""
         both = (self.accuracy_difference, self.dispersion_difference)
         return next((value for value in both if not math.isnan(value)), math.nan)
 
     def side(self, name: str) -> int:
-        """1 or -1 where the interval of ``dispersion`` or ``accuracy`` leaves out 0, else 0."""
+        """1 or -1 where the difference's interval leaves out 0, else 0; ``name``: dispersion or accuracy."""
         value, low, high = (getattr(self, f"{name}_{part}") for part in ("difference", "low", "high"))
         return Interval(value, low, high).side(0)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One run against the first; all documents first, then slices by falling difference."""
+    """One run compared with the first: all documents, then slices by falling difference."""
 
     run: str
     layer: str
@@ -160,11 +160,11 @@ class Comparison(RunReport):
         return short_names([self.baseline, *(other.run for other in self.others)])
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Every slice of every other run."""
+        """Every slice of every run but the first."""
         return [{"run": other.run, **fields_of(row)} for other in self.others for row in other.slices]
 
     def tables(self) -> dict[str, Table]:
-        """The slices of each run, all documents first, then by their difference."""
+        """Each run's slices, all documents first, then by falling difference."""
         return {f"run-{i}": self._table(other.slices) for i, other in enumerate(self.others)}
 
     def _table(self, slices: Sequence[Difference]) -> Table:
@@ -184,7 +184,7 @@ class Comparison(RunReport):
         return replace(every, brief=brief)
 
     def charts(self) -> dict[str, Chart]:
-        """Differences with their intervals, in the order of the table: of accuracy, then of dispersion."""
+        """Differences with their intervals in the table's order: accuracy, then dispersion."""
         charts = {}
         for i, other in enumerate(self.others):
             for name in ("accuracy", "dispersion"):
@@ -204,7 +204,7 @@ class Comparison(RunReport):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """The sentences on each run."""
+        """Template values: the sentences on each run, and the runs' names."""
         sentences = [list(self._sentences(i + 1, other.slices)) for i, other in enumerate(self.others)]
         return {"sentences": sentences, "names": self.names}
 
@@ -344,7 +344,7 @@ def compare(paths: Sequence[str | Path], *, by: str = "subject", layer: str | No
 
 
 def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
-    """For every run the rows of the shared documents, in one order; and notes on those left out."""
+    """Each run's rows of the shared documents, in one order, and notes on the documents left out."""
     columns = ["doc_hash", "target", "prompt_hash"]
     frames = [
         run.documents[[*_KEY, *columns]].assign(
@@ -404,7 +404,7 @@ def _difference(part: Slice, a: AuditRun, rows_a: Rows, b: AuditRun, rows_b: Row
 
 
 def dispersions(first: Array, second: Array) -> dict[str, Any]:
-    """Dispersions of two runs from contributions to the same documents, shape (n,) each; the difference."""
+    """Two runs' dispersions and their difference, from contributions to the same documents, (n,) each."""
     n = len(first)
     numbers = _both("dispersion", float(first.mean()), float(second.mean()))
     if n >= FEWEST:
@@ -416,7 +416,7 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 
 
 def probabilities(x: Array, y: Array) -> dict[str, Any]:
-    """Mean probabilities of the right answer in two runs on the same documents, with the paired t test."""
+    """Two runs' mean probabilities of the right answer, (n,) each, with the paired t test."""
     known = ~np.isnan(x) & ~np.isnan(y)
     if (n := int(known.sum())) < FEWEST:
         return {}

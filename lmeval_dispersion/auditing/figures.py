@@ -1,6 +1,6 @@
-"""Shared by reports on runs: numbers with intervals, claims about them, and parts of charts.
+"""Numbers with intervals, claims about them, and parts of charts, for all reports on runs.
 
-A claim is made only where the interval over all documents leaves out "nothing is there". The same number
+A claim is made only where the interval over all documents excludes no effect. The same number
 inside subjects (or tasks) follows: the claim holds there too, is reversed, or lies between the subjects; if
 neither is clear nothing is claimed, since subjects that happen to differ look alike.
 `benchmarks/audit_conclusions.py` counts how often each sentence is wrong on noise.
@@ -20,9 +20,9 @@ from lmeval_dispersion.statistics import Interval
 
 T = TypeVar("T")
 
-HEIGHT = 320  # of a chart
+HEIGHT = 320  # pixels of a chart
 SHOWN = 16  # rows up to which a short table shows all
-ENDS = 5  # slices of each end that a short table shows
+ENDS = 5  # slices that a short table shows at each end
 
 
 class RunReport(Report):
@@ -40,7 +40,7 @@ def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
 
 
 class Claim(NamedTuple):
-    """The words for a number over all documents: no effect; an effect; only between parts; not clear."""
+    """Four wordings for a number over all documents: no effect, an effect, only between parts, unclear."""
 
     nothing: str
     holds: str
@@ -58,7 +58,7 @@ def claim_sentence(
     spec: str,
     name: str = "",
 ) -> str:
-    """The sentence that a number supports, with the same number inside ``parts``.
+    """The sentence that fits a number over all documents and the same number inside ``parts``.
 
     ``nothing`` is its value without an effect, ``spec`` and ``name`` its format and name.
     """
@@ -79,28 +79,28 @@ def claim_sentence(
 
 
 def without_nan(row: T) -> T:
-    """A dataclass row for a table: None, an empty cell, in place of NaN."""
+    """A copy of a dataclass row with None, an empty cell, in place of NaN."""
     values = {field.name: getattr(row, field.name) for field in fields(row)}  # type: ignore[arg-type]
     nans = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
     return replace(row, **nans)  # type: ignore[type-var]
 
 
 def shortened(text: object, length: int) -> str:
-    """A text in one line of at most ``length`` characters."""
+    """``text`` on one line, cut to ``length`` characters."""
     line = " ".join(text.split()) if isinstance(text, str) else ""
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def both_ends(rows: int) -> list[int]:
-    """Rows that a short table shows: the first, and :data:`ENDS` at each end of the others.
+    """Indices of the rows in a short table: the first, and :data:`ENDS` at each end of the others.
 
-    Empty up to :data:`SHOWN` rows: all are shown.
+    Empty up to :data:`SHOWN` rows: the table shows all.
     """
     return [*range(ENDS + 1), *range(rows - ENDS, rows)] if rows > SHOWN else []
 
 
 def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = False) -> Spec:
-    """One line a series, in its own colour and dash, with bars from ``low`` to ``high`` if asked."""
+    """One line per ``series``, in its own colour and dash; ``bars`` draws ``low`` to ``high``."""
     names = values_of(rows, "series")
     scale = {"domain": names, "range": [f"var(--series-{i + 1})" for i in range(len(names))]}
     colour = {"field": "series", "type": "nominal", "title": None, "scale": scale}

@@ -29,8 +29,8 @@ from lmeval_dispersion.report.vega import numeric
 from lmeval_dispersion.statistics import NORMAL_975, Interval, rank_correlations
 
 TARGETS = tuple(range(0, 101, 10))
-SIZE, SEEDS = 100, 10  # documents per mixture, draws of each
-SMALLEST = 20  # fewest documents of a mixture
+SIZE, SEEDS = 100, 10  # documents per mixture; draws per target accuracy
+SMALLEST = 20  # fewest documents in a mixture
 
 
 # --- drawing -----------------------------------------------------------------------------------------------
@@ -44,15 +44,15 @@ class Pools(NamedTuple):
 
     @property
     def smaller(self) -> int:
-        """Documents of the smaller pool."""
+        """Number of documents in the smaller pool."""
         return min(len(self.correct), len(self.incorrect))
 
     def reaches(self, size: int, correct: int) -> bool:
-        """Whether ``correct`` of ``size`` documents can be drawn correct, and the others incorrect."""
+        """Whether the pools hold enough for ``size`` documents with exactly ``correct`` correct ones."""
         return correct <= len(self.correct) and size - correct <= len(self.incorrect)
 
     def draw(self, rng: np.random.Generator, size: int, correct: int) -> Rows:
-        """A mixture of exactly ``correct`` correct documents among ``size``."""
+        """Rows of a random mixture of ``size`` documents with exactly ``correct`` correct ones."""
         parts = (
             rng.choice(self.correct, size=correct, replace=False),
             rng.choice(self.incorrect, size=size - correct, replace=False),
@@ -80,13 +80,13 @@ def mixture_size(smaller: int) -> int:
 
 @dataclass(frozen=True)
 class Trend:
-    """The trend of a curve with its level.
+    """Whether a curve rises or falls with its level.
 
     Attributes:
         spearman: Rank correlation of the means with the levels: 1 rises always, -1 falls always. It has no
             interval: the means share documents.
-        shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed), of the means as they are.
-        against: Steps that go against the direction of ``spearman``.
+        shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed).
+        against: Number of steps against the direction of ``spearman``.
     """
 
     spearman: float
@@ -95,7 +95,7 @@ class Trend:
 
 
 def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
-    """How ``means`` (k,) move with ``levels`` (k,), ascending or not; levels with a NaN mean are left out.
+    """The trend of ``means`` (k,) over ``levels`` (k,), in any order; levels with a NaN mean are left out.
 
     >>> trend([0, 50, 100], [1.0, 2.0, 3.0]).shape
     'increasing'
@@ -113,7 +113,7 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Mixtures of one target accuracy: means over draws, with their standard errors."""
+    """Means over the mixtures of one target accuracy, with their standard errors."""
 
     target_accuracy: Annotated[int, Col("Correct documents (%)", "d")]
     dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se")]
@@ -141,7 +141,7 @@ class PoolContrast:
 
     @classmethod
     def of(cls, correct: Estimate, incorrect: Estimate) -> PoolContrast:
-        """From the two numbers."""
+        """Build it from the correct and the incorrect documents' estimates."""
         difference = correct.mean - incorrect.mean
         error = math.hypot(correct.se, incorrect.se)
         if min(correct.n, incorrect.n) < FEWEST or not error > 0:
@@ -151,13 +151,13 @@ class PoolContrast:
 
     @property
     def figure(self) -> Interval:
-        """The difference with its interval."""
+        """The difference, correct minus incorrect, with its interval."""
         return Interval(self.difference, self.difference_low, self.difference_high)
 
 
 @dataclass(frozen=True)
 class Inside:
-    """The pools with the same share of each part on both sides; numbers of parts and documents."""
+    """The contrast of the pools with equal shares of each subject or task, and numbers of documents."""
 
     parts: int
     of_parts: int
@@ -172,11 +172,11 @@ class Mixtures:
 
     Attributes:
         documents_per_mixture, asked_documents_per_mixture, seeds: Size used and wanted; draws a target.
-        correct_documents, incorrect_documents: The pools.
+        correct_documents, incorrect_documents: Sizes of the pools.
         share_of_smaller_pool: Near 1 all draws hold nearly the same documents, and their spread is too small.
         unreachable_targets: Target accuracies that the pools cannot reach.
-        pools: Dispersion of the pools.
-        inside: ``subject`` or ``task`` -> the same inside these.
+        pools: The pools' dispersions.
+        inside: The same inside each ``subject`` or ``task``.
     """
 
     documents_per_mixture: int
@@ -193,7 +193,7 @@ class Mixtures:
     inside: Mapping[str, Inside | Missing]
 
     def sentences(self) -> list[str]:
-        """The curves' trends, and the pools that are their ends."""
+        """Sentences on the curves' trends and on the pools at their ends."""
         pools, undefined = self.pools, math.isnan(self.pools.difference)
         ends = (
             f"All correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, all incorrect "
@@ -246,7 +246,7 @@ class Mixtures:
 
 
 def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
-    """The two curves with their trends, and the pools."""
+    """Dispersion and query perplexity of a run's mixtures over target accuracies, and its pools."""
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)
     used = mixture_size(pool.smaller)
@@ -323,7 +323,7 @@ def _inside_sentence(name: str, part: Inside | Missing) -> str:
 
 
 def pools_sentence(mixtures: Mixtures | Missing) -> str:
-    """Whether right answers are more dispersed than wrong ones, over all and inside subjects or tasks."""
+    """A sentence: are right answers more dispersed than wrong ones, over all and inside subjects or tasks?"""
     if isinstance(mixtures, Missing):
         return f"Whether right answers are more dispersed could not be tested: {mixtures.missing}."
     figure = mixtures.pools.figure

@@ -30,7 +30,7 @@ class PairedScores:
         documents: Number of shared documents.
         first, second: Mean scores in [0, 1].
         difference: ``second - first``, with its 95 % interval ``low`` to ``high``.
-        p: Of McNemar's exact test for right and wrong answers, else of Student's paired t.
+        p: McNemar's exact p for right and wrong answers, else Student's paired p.
         gained, lost: Documents that only the second, or only the first, answers right; None for other scores.
         metric: The metric that was compared, such as ``acc``.
         left_out: Documents of the first and of the second that the other lacks.

@@ -34,19 +34,19 @@ REGRESSIONS = ("linear", "polynomial", "isotonic", "random forest")
 KINDS = {"whole": "Whole test part", "slices": "One batch a slice", "mixtures": "Mixtures"}
 CALIBRATION, VALIDATION = 0.2, 0.1  # shares of the labelled documents
 STEP = 2  # per cent between the target accuracies of calibration
-REPEATS = 4  # batches a target on the calibration part; half as many on the others
+REPEATS = 4  # batches per target accuracy on the calibration part; half as many on the others
 FEWEST_TARGETS = 5
 
 
 class Batches(NamedTuple):
-    """Batches of documents with their dispersion and their known accuracy, arrays of one length."""
+    """Batches of documents: their rows, and each batch's dispersion and accuracy."""
 
     rows: list[Rows]
     dispersion: Array
     accuracy: Array
 
 
-Predictor = Callable[[Batches], Array]  # the estimated accuracy of every batch
+Predictor = Callable[[Batches], Array]  # gives every batch's estimated accuracy
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class PaperError:
 
 @dataclass(frozen=True)
 class PaperVerdict:
-    """Whether dispersion beats the better blind guess on one kind of test batch; bounds over splits."""
+    """Whether dispersion beats the better of two guesses without it on one kind of test batch."""
 
     kind: str
     winner: str
@@ -89,13 +89,13 @@ class PaperVerdict:
 
 @dataclass(frozen=True)
 class PaperProtocol:
-    """The protocol over several splits.
+    """The protocol's errors and verdicts over several splits.
 
     Attributes:
         documents_per_batch: Size used; few labelled documents allow less than requested.
-        seeds: Splits.
-        chosen: Regression -> in how many splits validation picked it.
-        errors: Of every estimator under every kind of test batch.
+        seeds: Number of splits.
+        chosen: Regression -> number of splits in which validation picked it.
+        errors: Every estimator's errors, for every kind of test batch.
         verdicts: One for each kind of test batch that every split has.
     """
 
@@ -106,7 +106,7 @@ class PaperProtocol:
     verdicts: Sequence[PaperVerdict]
 
     def sentences(self) -> list[str]:
-        """The split, the regressions that validation chose, and dispersion against the blind guesses."""
+        """Sentences on the split, the regressions that validation chose, and the verdicts."""
         chosen = ", ".join(f"{kind} {n}" for kind, n in self.chosen.items())
         return [
             "The paper learns from artificial mixtures of every accuracy, unlike real slices. The labelled "
@@ -116,13 +116,13 @@ class PaperProtocol:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """The errors of every estimator."""
+        """Every estimator's errors."""
         caption = "Errors of the paper's protocol"
         return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
 
 
 def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
-    """Errors of every estimator under every kind of test batch, over ``seeds`` splits."""
+    """Every estimator's errors on every kind of test batch, over ``seeds`` splits."""
     check_labels(run, "calibration needs")
     # 0.8: parts are random, and some hold less than their share of the rarer kind.
     size = mixture_size(int(0.8 * VALIDATION * pools(run, run.labelled).smaller))

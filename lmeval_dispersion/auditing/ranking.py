@@ -1,4 +1,4 @@
-"""Documents by contribution: are those of the lowest contribution the ones the model gets wrong?
+"""Documents by contribution: does the model get those of lowest contribution wrong?
 
 Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
 document ranks below a right one (ties count half): 0.5 is chance, 1 separates them. Inside subjects only
@@ -88,9 +88,9 @@ class Signal:
     """How well one signal finds wrong answers; ``missing`` explains absent figures.
 
     Attributes:
-        auroc, auroc_se, auroc_low, auroc_high: DeLong, interval by the logit.
+        auroc, auroc_se, auroc_low, auroc_high: DeLong's, with the interval on the logit scale.
         reliable: Whether 20 documents are right and 20 wrong: DeLong's error is too short below.
-        inside, inside_low, inside_high, inside_pairs: Over pairs of one part of :attr:`Ranking.by` only.
+        inside, inside_low, inside_high, inside_pairs: Over pairs inside one part of :attr:`Ranking.by`.
         errors_5, errors_10, errors_20, errors_50: Share of all errors in the lowest k %.
         deciles: Accuracy of each tenth of the documents, lowest signal first.
     """
@@ -132,9 +132,9 @@ class Ranking:
     """How well every signal finds wrong answers, the contribution first.
 
     Attributes:
-        documents, wrong: Labelled documents, and wrong ones.
+        documents, wrong: Number of labelled documents, and of wrong ones.
         cautions: Why right and wrong answers support no conclusion.
-        by: The parts inside which signals are judged again, ``subject`` or ``task``, if any.
+        by: ``subject`` or ``task`` where signals are also judged inside these; else None.
     """
 
     documents: int
@@ -151,7 +151,7 @@ class Ranking:
         return {"signals": Table.of(self.signals, caption, name="signals", headings=heading)}
 
     def charts(self) -> dict[str, Chart]:
-        """Accuracy by decile, of the contribution and the three best other signals."""
+        """Accuracy by decile for the contribution and the three best other signals."""
         ours, *others = self.signals
         if ours.missing:
             return {}
@@ -262,7 +262,7 @@ def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
 
 
 def ranking_sentence(ranking: Ranking | Missing) -> str:
-    """Whether wrong answers can be found by a low contribution, over all and inside subjects or tasks."""
+    """A sentence: does a low contribution find wrong answers, over all and inside subjects or tasks?"""
     if isinstance(ranking, Missing):
         reason = ranking.missing
         return f"Whether hard documents can be found by their contribution could not be tested: {reason}."
@@ -293,7 +293,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
 
 
 def errors_sentence(ranking: Ranking | Missing) -> str:
-    """The share of errors in the low tail, and the best other signal."""
+    """A sentence on the share of errors in the low tail, and on the best other signal."""
     if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
         return ""
     share = ranking.signals[0].errors_10 or 0.0
@@ -308,7 +308,7 @@ def errors_sentence(ranking: Ranking | Missing) -> str:
 
 @dataclass(frozen=True)
 class TailCluster:
-    """One cluster of the hard tail."""
+    """One cluster in the hard tail."""
 
     cluster: Annotated[int, Col("Cluster", "d")]
     documents: Annotated[int, Col("Documents", "d", drop=1)]
@@ -319,7 +319,7 @@ class TailCluster:
 
 @dataclass(frozen=True)
 class TypicalText:
-    """A document near the centre of a cluster."""
+    """A document near a cluster's centre."""
 
     cluster: Annotated[int, Col("Cluster", "d")]
     task: str
@@ -330,7 +330,7 @@ class TypicalText:
 
 @dataclass(frozen=True)
 class HardTail:
-    """The lowest tenth of the documents in clusters, largest first, with the texts nearest to each centre."""
+    """Clusters of the tenth of documents with the lowest contribution, largest first, with typical texts."""
 
     documents: int
     share: float
@@ -348,7 +348,7 @@ class HardTail:
 
 
 def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
-    """Clusters of the lowest tenth of the documents."""
+    """Clusters of the tenth of documents with the lowest contribution."""
     contribution = run.vectors.contributions()
     order = np.argsort(contribution, kind="stable")
     rows = order[: min(max(round(len(order) * TAIL), 1), _MOST)]
@@ -380,7 +380,7 @@ def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
 
 
 def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, Array]:
-    """Cluster of every row of ``x`` (n, d) and its squared distance to the cluster's mean.
+    """k-means of ``x`` (n, d): each row's cluster, and its squared distance to the cluster's mean, (n,) each.
 
     Fewer than ``k`` clusters where fewer rows are distinct.
     """
@@ -407,7 +407,7 @@ class Worst(RunReport):
     _count: int = COUNT
 
     def tables(self) -> dict[str, Table]:
-        """The lowest documents, then the order's worth and its clusters."""
+        """The documents of lowest contribution, the signals, and the hard tail's clusters."""
         lowest = [replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]]
         caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
         tables = {"documents": Table.of(lowest, caption, name="documents")}
@@ -424,7 +424,7 @@ class Worst(RunReport):
         return {} if isinstance(self.ranking, Missing) else self.ranking.charts()
 
     def context(self) -> dict[str, Any]:
-        """The sentences of the answer."""
+        """Template values: the answer's sentences."""
         sentence, errors = ranking_sentence(self.ranking), errors_sentence(self.ranking)
         return {"sentence": sentence, "errors": errors, "fewest": FEWEST}
 
@@ -435,7 +435,7 @@ def rank(run: AuditRun | str | Path, *, layer: str | None = None, count: int = C
     Args:
         run: Folder of the store, or a folder that holds the stores of one run.
         layer: Layer of the vectors; default: the store's own.
-        count: How many documents a table shows; ``to_frame()`` and CSV hold all.
+        count: Number of documents in a table; ``to_frame()`` and CSV hold all.
         seed: Seed of the clusters in the lowest tenth.
 
     Raises:

@@ -20,12 +20,12 @@ from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import Interval, student_interval, wilson
 
 BINS = 10
-_DRAWS = 1000  # of answers whose accuracy equals the confidence
+_DRAWS = 1000  # simulated runs whose accuracy equals the confidence
 
 
 @dataclass(frozen=True)
 class Bin:
-    """The documents with a confidence from ``low`` to ``high``."""
+    """The documents with a confidence between ``low`` and ``high``."""
 
     low: Annotated[float, Col("From", ".1f")]
     high: Annotated[float, Col("To", ".1f")]
@@ -77,7 +77,7 @@ class Reliability:
 
 
 def reliability(run: AuditRun, *, seed: int = 0) -> Reliability:
-    """The reliability of a run's confidence.
+    """Confidence compared with accuracy over a run's labelled documents with choices.
 
     Raises:
         UsageError: Fewer than 20 labelled documents have choices.
@@ -119,7 +119,7 @@ def _ece(confidence: Array, right: Array, places: NDArray[np.int64]) -> float:
 
 
 def reliability_sentence(found: Reliability) -> str:
-    """Whether the model's confidence matches its accuracy."""
+    """A sentence: does the model's confidence match its accuracy?"""
     figure = Interval(100 * found.gap, 100 * found.gap_low, 100 * found.gap_high)
     shares = (
         f"its mean confidence is {100 * found.confidence:.1f} % and {100 * found.accuracy:.1f} % of answers "

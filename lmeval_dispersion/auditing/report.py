@@ -1,4 +1,4 @@
-"""The audit of one run as a report; docs/reference/audit.md has the JSON.
+"""The report of ``dispersion audit`` on one run; docs/reference/audit.md has the JSON.
 
 A part that cannot be computed is ``{"missing": sentence}``; the others still appear. Where right and wrong
 answers are not evidence, the parts judged by them are left out and not computed.
@@ -72,7 +72,7 @@ class Audit(RunReport):
         run: The model, the texts and the settings.
         overall: The whole run as one slice.
         notes: Documents that were left out or counted otherwise.
-        slices: Way to slice -> its slices, the least dispersed one, and the association with accuracy.
+        slices: By column: its slices, the least dispersed one, and the association with accuracy.
     """
 
     template = "audit.jinja"
@@ -98,19 +98,19 @@ class Audit(RunReport):
         return self.answers.cautions
 
     def has(self, part: str) -> bool:
-        """Whether a part could be computed."""
+        """Whether the part with this name could be computed."""
         return not isinstance(getattr(self, part), Missing)
 
     @property
     def left_out(self) -> list[str]:
-        """Parts that were left out on purpose."""
+        """Names of parts that were left out on purpose."""
         return [name for name, part in vars(self).items() if part == _LEFT_OUT]
 
     @property
     def missing(self) -> dict[str, str]:
-        """Parts that could not be computed, with reasons; not those left out on purpose.
+        """Reasons by part that could not be computed, but for parts left out on purpose.
 
-        Nor confidence, which questions without choices do not have.
+        Confidence is never listed: many questions have no choices.
         """
         parts = {name: part for name, part in vars(self).items() if isinstance(part, Missing)}
         return {
@@ -118,12 +118,12 @@ class Audit(RunReport):
         }
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Every slice of every slicing, the whole run first."""
+        """Every slice by every column, the whole run first."""
         rows = [("all", self.overall), *((by, row) for by, t in self.slices.items() for row in t.rows)]
         return [{"by": by, **fields_of(row)} for by, row in rows]
 
     def tables(self) -> dict[str, Table]:
-        """Every table by its anchor."""
+        """Every table by its anchor in the page."""
         slices = {name: table.rows for name, table in self.slices.items()} or {"slice": []}
         tables = {f"slices-{name}": shown_slices(name, rows, self.overall) for name, rows in slices.items()}
         for part in (self.reliability, self.mixtures, self.ranking, self.hard_tail, self.paper_protocol):
@@ -145,7 +145,7 @@ class Audit(RunReport):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """Sentences and names for the template."""
+        """Template values: sentences and names."""
         return {
             "opening": self._opening(),
             "pools": pools_sentence(self.mixtures) if self._judged else "",

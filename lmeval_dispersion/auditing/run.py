@@ -1,6 +1,6 @@
 """One run for the audit: documents with a direction, their labels, confidence and centred vectors.
 
-A document's confidence is that of the model in its answer: log-probabilities of the choices are brought to
+A document's confidence is the probability of its chosen answer: the choices' log-probabilities as
 probabilities that sum to one over the choices (the harness's ``acc`` view: no length normalisation).
 
 If the model gives nearly always one answer, or only guesses, right answers say nothing: :func:`answers_of`
@@ -33,11 +33,11 @@ Rows = NDArray[np.int64]
 
 FEWEST = 20  # fewest right, and wrong, documents for a reliable interval
 
-_ONE_ANSWER = 0.9  # share of one answer from which answers count as constant
+_ONE_ANSWER = 0.9  # share of the commonest answer above which the model counts as giving only one
 _REPEATED = 0.05  # share of repeated documents that makes intervals too short
 _FEWEST_ANSWERS = 10  # fewest documents for a distribution of answers
 _AGREE = 0.95  # share of the documents with one answer for which target and score must agree
-_SAME = 0.01  # of the dispersion: nearer than this, documents of one text are the same document
+_SAME = 0.01  # share of the dispersion: documents of one text that are nearer count as one
 
 _EXAMPLE = "subject in ('anatomy', 'virology') and prompt_tokens < 300"
 
@@ -108,7 +108,7 @@ class AuditRun:
 
     @property
     def way_to_vectors(self) -> str:
-        """The way to add vectors to samples, as the end of a sentence."""
+        """The command that adds vectors to samples, as the end of a sentence."""
         return (
             f"`dispersion embed {self.store.model} --from-samples {self.store.path} -o STORE` adds them "
             "(one prefill, no answers)"
@@ -116,7 +116,11 @@ class AuditRun:
 
     @classmethod
     def of(cls, store: Store, layer: str | None = None) -> AuditRun:
-        """A store's documents with their vectors of one layer (default: the store's default layer)."""
+        """Build it from a store and one layer's vectors (default: the store's default layer).
+
+        Raises:
+            StoreError: No such layer, or no document with a direction.
+        """
         name, documents, centred, without = "", store.documents, None, 0
         if store.layers:
             name = store.layer_name(layer)
@@ -193,7 +197,7 @@ class AuditRun:
         return np.asarray(unit * norms[:, None].astype(np.float32))
 
     def describe(self) -> dict[str, Any]:
-        """The model, the texts and the settings, as reports carry them."""
+        """The model, the texts and the settings, for reports."""
         manifest = self.store.manifest
         keys = ("model", "revision", "num_fewshot", "chat_template", "prompt_format", "limit", "created")
         tasks = {task: None for task in sorted(self.documents["task"].unique())}
@@ -209,14 +213,14 @@ class AuditRun:
 
 
 def read_run(run: AuditRun | str | Path, layer: str | None = None) -> AuditRun:
-    """The run whose store, or samples of lm-eval, are in a folder; a run that was read is returned."""
+    """Read the run in a folder with a store or lm-eval's samples; an AuditRun is returned as it is."""
     if isinstance(run, AuditRun):
         return run
     return AuditRun.of(read_logged(run) if is_logged(run) else read_store(run), layer)
 
 
 def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
-    """A part of a report on a run, or the reason why it is missing."""
+    """``build(run, **options)``, or Missing with the reason if it raises DispersionError."""
     try:
         return build(run, **options)
     except DispersionError as error:
@@ -224,7 +228,7 @@ def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
 
 
 def check_labels(run: AuditRun, what: str) -> None:
-    """Raise UsageError unless there are labels, right answers and wrong ones; ``what`` needs them."""
+    """Raise UsageError unless there are right and wrong answers; ``what`` begins its sentence."""
     rows = run.labelled
     right = int(run.right[rows].sum())
     if not len(rows):
@@ -307,7 +311,7 @@ class Answers:
 
 
 def answers_of(run: AuditRun) -> Answers:
-    """The model's answers."""
+    """The model's answers, with cautions where they support no conclusion."""
     labelled = run.labelled
     choices = run.choices[labelled]
     known = labelled[choices >= 2]
@@ -354,7 +358,7 @@ def _score_of_constant(answer: str | None, run: AuditRun) -> float:
 
 
 def repeated_documents(run: AuditRun, rows: Rows) -> int:
-    """How many of the documents ``rows`` repeat an earlier one: its prompt (or text) and its vector."""
+    """Number of the documents ``rows`` that repeat an earlier one's prompt (or text) and vector."""
     column = "prompt_hash" if run.documents["prompt_hash"].notna().any() else "text"
     keys = run.documents[column]
     first: dict[str, int] = {}
@@ -391,7 +395,7 @@ def _cautions(answers: Answers, documents: int) -> Iterator[str]:
 
 
 def repeats_caution(repeated: int, documents: int) -> Iterator[str]:
-    """Why so many repeated documents allow no conclusion; nothing where they are few."""
+    """A caution that intervals are too short, if 5 % or more of the documents repeat others."""
     if repeated >= _REPEATED * documents:
         yield (
             f"{repeated} of {documents} documents repeat another one: errors and intervals count them "
@@ -400,7 +404,7 @@ def repeats_caution(repeated: int, documents: int) -> Iterator[str]:
 
 
 def rows_where(run: AuditRun, expression: str) -> Rows:
-    """Rows whose documents satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it."""
+    """Rows that satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it; UsageError if none does."""
     try:
         chosen = np.asarray(run.documents.eval(expression.strip(), engine="python"), dtype=object)
         if chosen.shape != (len(run.documents),) or not {type(v) for v in chosen} <= {bool, np.bool_}:
@@ -422,7 +426,7 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
 
 
 def labels_of(run: AuditRun, rows: Rows) -> AuditRun:
-    """The run, with no labels but those of ``rows``."""
+    """A copy of the run with the labels of ``rows`` only."""
     score = np.full_like(run.score, np.nan)
     score[rows] = run.score[rows]
     return replace(run, score=score)

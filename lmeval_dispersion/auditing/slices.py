@@ -41,7 +41,7 @@ _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 ORDER = ("shows no clear order by", "rises with", "falls with")  # by an association's side
-_FEWEST_OF_A_TASK = 4  # fewest slices of a task for a correlation inside it
+_FEWEST_OF_A_TASK = 4  # fewest slices in a task for a correlation inside it
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
     "1 orthogonal."
@@ -50,7 +50,7 @@ _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = "mean cosine distance of the documents' vectors, with 95 % intervals."
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
 _RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
-# The columns of a short table by the number that it draws.
+# A short table's columns, by the figure that it draws as dots.
 _SHORT = {
     "dispersion": {
         **_LINE,
@@ -80,7 +80,7 @@ def all_documents(run: AuditRun) -> Slice:
 
 
 def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
-    """Every way to slice a run: name -> its slices, in the order of the report.
+    """Every way to slice a run: column -> its slices, in the report's order.
 
     ``subject``, ``category`` and ``task`` where they divide the documents, bands of ``length`` (prompt
     tokens) and ``confidence`` (probability of the chosen answer), and the columns named in ``extra``.
@@ -96,7 +96,7 @@ def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]
 
 
 def strata(run: AuditRun) -> dict[str, list[Slice]]:
-    """Subjects and tasks, inside which right and wrong answers are compared again: name -> its slices."""
+    """Slices by ``subject`` and by ``task``, for comparisons inside them."""
     return _dividing(run, ("subject", "task"))
 
 
@@ -130,7 +130,7 @@ def by_column(run: AuditRun, name: str) -> list[Slice]:
 
 
 def by_value(values: Sequence[object]) -> list[Slice]:
-    """One slice a distinct value, sorted by name; missing values belong to none."""
+    """One slice per distinct value, sorted by name; missing values belong to none."""
     rows: dict[str, list[int]] = {}
     for row, value in enumerate(values):
         if value is not None and value == value:  # NaN differs from itself
@@ -156,7 +156,7 @@ def by_band(values: Array) -> list[Slice]:
 
 @dataclass(frozen=True)
 class SliceRow:
-    """One slice; undefined numbers are NaN, and ``reason`` explains a NaN dispersion or error."""
+    """One slice's figures; undefined ones are NaN, and ``reason`` explains a NaN dispersion or error."""
 
     slice: Annotated[str, Col("Slice")]
     dispersion: Annotated[
@@ -191,7 +191,7 @@ class SpectrumRow(SliceRow):
 
 @dataclass(frozen=True)
 class InsideTasks:
-    """Spearman's correlation of slices ranked inside their tasks, its permutation p-value, and counts."""
+    """Spearman's correlation over slices ranked inside their tasks, with its permutation p-value."""
 
     spearman: float
     p: float
@@ -235,7 +235,7 @@ class SliceTable:
 
 
 def slice_table(run: AuditRun, slices: list[Slice], raw: NDArray[np.float32] | None = None) -> SliceTable:
-    """The slices of one slicing; ``raw`` as in :func:`slice_row`."""
+    """The slices of one slicing as a table; ``raw`` as in :func:`slice_row`."""
     rows = [slice_row(run, part, raw) for part in slices]
     tasks = run.documents["task"]
     of_one = [str(names[0]) if len(names := tasks.iloc[part.rows].unique()) == 1 else None for part in slices]
@@ -243,7 +243,7 @@ def slice_table(run: AuditRun, slices: list[Slice], raw: NDArray[np.float32] | N
 
 
 def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None) -> SliceRow:
-    """One slice; with the vectors at their own lengths, ``raw`` (n, d), their :class:`Spectrum` too."""
+    """One slice's figures; ``raw`` (n, d), the vectors at their own lengths, adds their :class:`Spectrum`."""
     rows, n = part.rows, len(part.rows)
     accuracy, labelled = _mean(run.score[rows]), int((~np.isnan(run.score[rows])).sum())
     dispersion = error = math.nan
@@ -273,7 +273,7 @@ def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None
 
 
 def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> Association | Missing:
-    """The order of slices by dispersion and by accuracy.
+    """Spearman's correlation of dispersion with accuracy over slices.
 
     1: the more dispersed slice is always the more accurate one; 0: no order; negative: the reverse.
     Slices with fewer than three documents or labels do not count; an interval needs eight slices.
@@ -304,7 +304,7 @@ def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> A
 
 
 def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
-    """The slice of lowest dispersion among those of three documents or more.
+    """The slice of lowest dispersion among those with three documents or more.
 
     Every pair of slices is tested at Student's point, corrected for the number of pairs, so that equal slices
     show a clear difference in at most 5 % of runs.
@@ -364,7 +364,7 @@ def _short_line(row: SliceRow, *, aside: bool) -> dict[str, Any]:
 
 
 def dispersion_bounds(row: SliceRow) -> Bounds:
-    """95 % interval of a slice's dispersion: Student's, within a dispersion's range. NaN below three."""
+    """Student's 95 % interval of a slice's dispersion, within its range; NaN below three documents."""
     if row.documents < 3 or math.isnan(row.dispersion_se):
         return UNDEFINED
     low, high = student_bounds(row.dispersion, row.dispersion_se, row.documents)
@@ -398,7 +398,7 @@ def spearman_text(association: Association) -> str:
 
 
 def association_sentence(order: Association | Missing) -> str:
-    """How accuracy goes with dispersion over slices, and inside tasks where that is known."""
+    """A sentence: does accuracy rise with dispersion over slices, and inside tasks where known?"""
     if isinstance(order, Missing):
         return f"No correlation with accuracy is given: {order.missing}."
     text = f"Over {order.slices} slices accuracy {ORDER[order.side]} dispersion ({spearman_text(order)})"
@@ -415,7 +415,7 @@ def association_sentence(order: Association | Missing) -> str:
 
 
 def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
-    """Which slice is the least dispersed, and from how many others it differs."""
+    """A sentence on the least dispersed slice, and the number of others from which it differs."""
     if isinstance(least, Missing):
         return f"No least dispersed {name} can be named: {least.missing}."
     if least.not_clear == least.others:

@@ -41,7 +41,7 @@ class CentredVectors:
             block = unit[i : i + _BLOCK].astype(np.float64) - self.mean
             self.squares[i : i + _BLOCK] = np.einsum("ij,ij->i", block, block)
             unit[i : i + _BLOCK] = block
-        self._sum: Array = np.zeros(unit.shape[1])  # of all centred rows: zero up to rounding
+        self._sum: Array = np.zeros(unit.shape[1])  # sum of all centred rows: zero up to rounding
         for i in range(0, n, _BLOCK):
             self._sum += unit[i : i + _BLOCK].sum(axis=0, dtype=np.float64)
 

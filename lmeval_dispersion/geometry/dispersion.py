@@ -84,13 +84,13 @@ def dispersion_estimate(x: ArrayLike) -> Estimate:
 
 
 def jackknifed(c: Array) -> Estimate:
-    """The dispersion of vectors with these contributions (n,), with its error."""
+    """The dispersion and its jackknife error, from the vectors' contributions (n,)."""
     n = len(c)
     return Estimate(float(c.mean()), jackknife_se(left_out(c)) if n > 2 else float("nan"), n)
 
 
 def left_out(contributions: Array) -> Array:
-    """The dispersion without vector i, one value a vector, from their contributions (n,), n >= 3."""
+    """The dispersion without each vector, shape (n,), from their contributions (n,), n >= 3."""
     mean = float(contributions.mean())
     return np.asarray(mean + (mean - contributions) * 2 / (len(contributions) - 2))
 
@@ -200,7 +200,7 @@ class Dispersion:
         return mean_distance(total, n)
 
 
-_NOISE = 1e-12  # of a row's length: closer to the mean, its direction is undefined
+_NOISE = 1e-12  # share of a row's length: closer to the mean, its direction is undefined
 
 
 class Spectrum(NamedTuple):
@@ -208,7 +208,7 @@ class Spectrum(NamedTuple):
 
     Attributes:
         rankme: Exp of the entropy of the singular values, to min(n, d). Garrido et al., ICML 2023.
-        effective_rank: Of :func:`effective_rank`; NaN where all rows are the same.
+        effective_rank: See :func:`effective_rank`; NaN where all rows are the same.
         participation_ratio: (Σλ)² / Σλ² of the covariance's eigenvalues, to min(n - 1, d). Gao et al.,
             bioRxiv 214262 (2017).
         stable_rank: Squared Frobenius over squared spectral norm, to min(n, d). Rudelson and Vershynin,
@@ -222,7 +222,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(x: ArrayLike) -> Spectrum:
-    """The four figures of the rows of ``x`` (n >= 3, d).
+    """The four figures for the rows of ``x`` (n >= 3, d).
 
     >>> round(spectrum([[1, 0], [-1, 0], [0, 1], [0, -1]]).stable_rank, 6)
     2.0
@@ -255,7 +255,7 @@ def effective_rank(x: ArrayLike) -> float:
     """
     directions = _directions(_finite(x, 2))
     if not len(directions):
-        raise GeometryError("the effective rank of rows that are all the same is not defined")
+        raise GeometryError("expected rows that differ, got equal ones, which have no effective rank")
     return _entropy_rank(_eigenvalues(directions))
 
 
@@ -263,7 +263,7 @@ def _finite(x: ArrayLike, least: int) -> Array:
     rows = matrix(x)
     at_least(rows, least)
     if not np.isfinite(rows).all():
-        raise GeometryError("the spectrum needs finite vectors; leave those out that are not")
+        raise GeometryError("expected finite vectors, got NaN or infinity; leave those rows out")
     return rows
 
 

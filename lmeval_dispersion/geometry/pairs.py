@@ -74,7 +74,7 @@ Metric = Literal["cosine", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "euclidean")
 
 _FAR = 0.05  # share of the squares about the centre below which rows count as close together, far from 0
-_COLUMNS = 1024  # of rows that are multiplied with one another at a time
+_COLUMNS = 1024  # columns of rows that are multiplied with one another at a time
 _BLOCK = 2048  # rows a side of one block of pairs: 32 MB in float64
 
 
@@ -99,10 +99,7 @@ class PairMean(NamedTuple):
 
 
 def within(x: ArrayLike, metric: Metric = "cosine") -> PairMean:
-    """Mean distance over all pairs of rows of ``x`` (n >= 3, d), with errors.
-
-    Source: RD section 3.2.
-    """
+    """Mean distance over all pairs of rows of ``x`` (n >= 3, d), with errors. Source: RD section 3.2."""
     rows = _prepared(x, metric)
     at_least(rows, 3)
     return _within(_distance_blocks(rows, rows, metric), len(rows))
@@ -149,12 +146,11 @@ class Contrast(NamedTuple):
 
 
 def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
-    """:func:`within` and :func:`between` of both in every metric.
+    """:func:`within` ``x`` (n, d) and ``y`` (m, d), and :func:`between` them, by each metric.
 
-    For few rows of float32, whose squared lengths neither over- nor underflow in float64, one product of all
-    rows serves everything. Only rows that lie close together far from the
-    origin are moved to their common centre and multiplied once more: their distances would be small
-    differences of large numbers.
+    For few float32 rows, whose squared lengths neither over- nor underflow in float64, one matrix product
+    serves both metrics. Rows that lie close together far from the origin are centred and multiplied again:
+    their distances would be small differences of large numbers.
     """
     a, b = np.asarray(x), np.asarray(y)
     plain = a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] > 0

@@ -1,8 +1,8 @@
-"""PEFT adapters in lm-eval, which loads one as ``pretrained=BASE,peft=ADAPTER``.
+"""PEFT adapters in lm-eval, which loads them by ``pretrained=BASE,peft=ADAPTER``.
 
-Its one ``revision`` goes to both. So an adapter of the Hub is named with its commit, and loaded from the
-folder that it was downloaded to. Tensors that fit no module of the base are left out without a word: the
-model then answers as its base.
+lm-eval uses its one ``revision`` for both, so a Hub adapter is named with its commit and loaded from its
+download folder. PEFT leaves out tensors that fit no module of the base without a warning: the model then
+answers as its base.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmeval_dispersion.model.loading import ADAPTER, TEXTS
 
 
 def downloaded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments; of an adapter that is named ``REPOSITORY@COMMIT`` with its folder on this machine."""
+    """The arguments, with an adapter ``REPOSITORY@COMMIT`` downloaded and replaced by its folder."""
     from huggingface_hub import snapshot_download
 
     place = str(arguments.get("peft", ""))
@@ -31,7 +31,7 @@ def downloaded(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_reaches(lm: Any, base: str, folder: str) -> None:
-    """Check, before lm-eval's model has weights, that PEFT would put some tensor of an adapter into it.
+    """Check, before lm-eval's model has weights, that some tensor of an adapter fits it.
 
     Raises:
         HarnessError: All tensors have other names than the base's modules.
@@ -50,7 +50,7 @@ def check_reaches(lm: Any, base: str, folder: str) -> None:
 
 
 def check_placed(model: Any, base: str, tensors: Collection[str], unexpected: Collection[str]) -> None:
-    """Check that some tensor of an adapter is in PEFT's model, by the names that PEFT could not place.
+    """Check that PEFT placed some of an adapter's ``tensors``: not all of them are ``unexpected``.
 
     Raises:
         HarnessError: All tensors have other names than the base's modules.
@@ -71,7 +71,7 @@ def check_placed(model: Any, base: str, tensors: Collection[str], unexpected: Co
 
 
 def answers_as_base(lm: Any, text: str) -> bool:
-    """Whether lm-eval's model has an adapter that changes no logit of a text, by two forward passes."""
+    """Whether lm-eval's model has an adapter that changes no logit on ``text``, by two forward passes."""
     if not getattr(lm, "peft", None) or lm.backend != "causal" or not isinstance(text, str):
         return False
     tokens = torch.tensor([lm.tok_encode(text)[-lm.max_length :]], device=lm.device)

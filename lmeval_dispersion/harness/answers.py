@@ -38,7 +38,7 @@ from lmeval_dispersion.model.loading import chosen_model, loaded_model
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store.identity import SUFFIX
 
-MOST_PROMPTS = 100  # on which a base is run
+MOST_PROMPTS = 100  # most prompts on which a base is run
 _SHOWN = 12  # tokens in a set's first line
 _SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and similar, MBPP
 
@@ -48,7 +48,7 @@ class TaskTokens:
     """A set of answer tokens, as ``--task`` of the screen reads it from a file.
 
     Attributes:
-        head: It in one line.
+        head: One line on the set.
         text: Its YAML, which begins with that line.
         note: A warning; empty for none.
     """
@@ -158,7 +158,7 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
 
 
 def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
-    """A set of these fields, with the tokens of a tokenizer in its first line.
+    """The set with these fields; its first line shows the tokens of ``tokenizer``.
 
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
@@ -185,7 +185,7 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
-    """The answers of all documents, with a leading space where the prompt needs one; number of documents.
+    """Counts of all documents' answers, with the leading space that the prompt needs; number of documents.
 
     Raises:
         UsageError: A task has no answers (perplexity), or code without a reference solution.
@@ -245,7 +245,7 @@ def words_of_code(before: str, code: str) -> Iterator[str]:
     >>> list(words_of_code("def f(x):\n", "    return x == None or x['key'] > 2\n"))
     [' x', ' None', ' x', 'key', ' 2']
     """
-    inside = 0  # of f-strings
+    inside = 0  # number of open f-strings
     for token in tokenize.generate_tokens(io.StringIO(before + code).readline):
         kind, text, (row, column) = tokenize.tok_name[token.type], token.string, token.start
         inside += (kind == "FSTRING_START") - (kind == "FSTRING_END")
@@ -281,13 +281,13 @@ def prompts_of(
             tokenizer_name=lm.tokenizer_name if apply_chat_template else "",
         )
         for instance in {instance.doc_id: instance for instance in task.instances}.values():
-            prompts.append(lm.tok_encode(instance.args[0].rstrip(" ")))  # the answer's own, by its pieces
+            prompts.append(lm.tok_encode(instance.args[0].rstrip(" ")))  # the answer's pieces have the space
     return [prompts[i * len(prompts) // most] for i in range(most)] if len(prompts) > most else prompts
 
 
 @torch.inference_mode()
 def mean_next(lm: HFLM, prompts: Sequence[list[int]]) -> NDArray[np.float64]:
-    """Mean over the prompts of the next token's probability, (rows of the head,)."""
+    """Next-token probability, averaged over the prompts, shape (rows of the head,)."""
     total = torch.zeros((), dtype=torch.float64)
     for prompt in prompts:
         ids = torch.tensor([prompt[-lm.max_length :]], device=lm.device)

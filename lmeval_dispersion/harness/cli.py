@@ -1,4 +1,4 @@
-"""``dispersion enable``, ``run``, ``embed`` and ``tokens``."""
+"""The commands ``dispersion enable``, ``run``, ``embed`` and ``tokens``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures of lm-eval, torch and the Hub, each in a sentence."""
+"""Common failures of lm-eval, torch and the Hub as one sentence each."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def failure_sentence(error: Exception) -> str | None:
 
 
 def as_their_base(labels: Sequence[str]) -> list[str]:
-    """A note on adapters that answer as their base; none without any."""
+    """A note naming adapters that answer as their base; empty without any."""
     one = len(labels) == 1
     why = f"untrained, or {'its' if one else 'their'} weights did not reach it"
     return [f"{listed(labels)} {'answers as its' if one else 'answer as their'} base: {why}."] * bool(labels)
 
 
 def checkpoint_failure(error: Exception) -> str:
-    """Why one of several checkpoints cannot be loaded or asked; ``DISPERSION_DEBUG`` raises the error."""
+    """The sentence on a checkpoint that failed; with ``DISPERSION_DEBUG`` the error is raised."""
     if os.environ.get("DISPERSION_DEBUG"):
         raise error
     sentence = str(error) if isinstance(error, DispersionError) else failure_sentence(error)

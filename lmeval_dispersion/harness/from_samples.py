@@ -1,8 +1,7 @@
-"""Stores from a finished run's samples, of stock lm-eval on any backend; one prefill adds vectors.
+"""Stores from the samples of a finished lm-eval run, on any backend; one prefill adds vectors.
 
-Prompts, answers, metrics and hashes are the samples' own. The vectors come from lm-eval's own model for
-transformers as in a dispersion run: rows and vectors equal that run's. Finished parts survive a killed
-process.
+Prompts, answers, metrics and hashes are the samples' own. lm-eval's transformers model makes the vectors as
+in a dispersion run: rows and vectors equal that run's. Finished parts survive a killed process.
 """
 
 from __future__ import annotations

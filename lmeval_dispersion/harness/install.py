@@ -27,7 +27,7 @@ State = Literal["enabled", "out of date", "disabled"]
 
 
 class Status(NamedTuple):
-    """Whether lm-eval finds the tasks by itself."""
+    """Whether lm-eval lists the tasks without ``--include_path``."""
 
     state: State
     folder: Path

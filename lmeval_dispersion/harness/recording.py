@@ -42,17 +42,17 @@ class Wanted:
 
     position: int  # in the request's input, counted from its left end
     span: tuple[int, int]  # tokens [start, stop) whose log-probabilities are wanted; empty: none
-    prompt_tokens: int  # of the context before truncation
+    prompt_tokens: int  # tokens of the context before truncation
     truncated: bool  # whether the input was cut on the left
     vectors: dict[str, Vectors] = field(default_factory=dict)  # layer -> state (d,), once the row was seen
-    perplexity: float = math.nan  # of the span, or of the segment
+    perplexity: float = math.nan  # perplexity of the span, or of the segment
 
 
 class Recorder:
     """Base class: hooks on the chosen layers, shadowed methods, states moved off the device late.
 
-    A subclass names the methods of HFLM that it shadows, and has a method of the same name without leading
-    underscore for each: called instead, with the original first. Requests have ``args`` (the prompt
+    A subclass names the HFLM methods that it shadows. For each it has a method of the same name without
+    leading underscore, which is called instead, with the original first. Requests have ``args`` (the prompt
     first), ``idx`` and ``query``.
     """
 
@@ -65,7 +65,7 @@ class Recorder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Record while inside; everything is restored afterwards, also after errors."""
+        """Record inside this context; hooks and methods are restored afterwards, also after errors."""
         with ExitStack() as stack:
             # A compiled model does not see later hooks: it runs uncompiled.
             if hasattr(torch.compiler, "set_stance"):
@@ -79,18 +79,18 @@ class Recorder:
         self.flush()
 
     def see(self, name: str, state: Tensor) -> None:
-        """Take the wanted rows from a layer's state (b, t, d)."""
+        """Called by the hook of a layer: keep the wanted rows of its state (b, t, d)."""
         raise NotImplementedError
 
     def wanted(self) -> list[list[Wanted]]:
-        """The wanted states of each request; an empty list where it wants none."""
+        """The wanted states by request; an empty list where a request wants none."""
         raise NotImplementedError
 
     def flush(self) -> None:
         """Move states still on the device to the requests that want them."""
 
     def states(self) -> list[DocState | None]:
-        """The requests' states, None for those that want none; raises if one was never captured."""
+        """The requests' states, None for requests that want none; raises if a wanted one was not captured."""
         of_requests = self.wanted()
         flat = [wanted for of_request in of_requests for wanted in of_request]
         missing = sum(len(wanted.vectors) < len(self.sites) for wanted in flat)
@@ -119,7 +119,7 @@ class TokenRecorder(Recorder):
         self.sums: list[tuple[Wanted, Tensor]] = []
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """The state that the next request wants; None for nothing."""
+        """The state wanted from a request with these tokens; None if it wants none."""
         raise NotImplementedError
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +149,7 @@ class TokenRecorder(Recorder):
         return original(inps, *args, **kwargs)
 
     def see(self, name: str, state: Tensor) -> None:
-        """Take the wanted positions of the wanted rows; prompt tuning shifts them by its virtual tokens."""
+        """Keep the wanted positions of the wanted rows; prompt tuning shifts them by its virtual tokens."""
         if not self.rows or self.input is None:
             return
         shift = state.shape[1] - self.input.shape[1]
@@ -171,7 +171,7 @@ class TokenRecorder(Recorder):
         return original(logits, *args, **kwargs)
 
     def flush(self) -> None:
-        """Move the last batch's states and sums off the device; lm-eval has waited for them by the next."""
+        """Move the last batch's states and sums off the device, which lm-eval has synchronised by then."""
         _keep(self.fresh, [wanted for _, wanted in self.rows])
         if self.sums:
             sums = torch.stack([s for _, s in self.sums]).tolist()
@@ -184,7 +184,7 @@ class ContextRecorder(TokenRecorder):
     """Records ``loglikelihood``: the last context token's state of each document's first request."""
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """The places of the last context token (state) and of the query (perplexity), for a first request."""
+        """A first request's last context token (state) and query tokens (perplexity)."""
         request = self.requests[len(self.planned)] if len(self.planned) < len(self.requests) else None
         if request is None or request.idx != 0:
             return None
@@ -199,7 +199,7 @@ class ContextRecorder(TokenRecorder):
         )
 
     def wanted(self) -> list[list[Wanted]]:
-        """One of each document's first request."""
+        """One state for each document's first request, none for the others."""
         return [[] if wanted is None else [wanted] for wanted in self.planned]
 
 
@@ -224,7 +224,7 @@ class SegmentRecorder(TokenRecorder):
         return Wanted(length - 1, (0, 0), len(continuation), truncated=False)
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        """The answers are the segments' own log-probabilities."""
+        """Replaces HFLM's method: also takes each segment's perplexity from its log-probability."""
         answers = super().loglikelihood_tokens(original, requests, *args, **kwargs)
         for wanted, (logprob, _) in zip(self.planned[-len(answers) :], answers, strict=True):
             if wanted is not None:
@@ -232,7 +232,7 @@ class SegmentRecorder(TokenRecorder):
         return answers
 
     def wanted(self) -> list[list[Wanted]]:
-        """Those of each text's segments, in order; an empty text has none."""
+        """The states of each text's segments, in order; an empty text has none."""
         segments = iter(self.planned)
         of_texts = []
         for tokens in self.texts:
@@ -277,7 +277,7 @@ class PrefillRecorder(Recorder):
             self.flush()
 
     def see(self, name: str, state: Tensor) -> None:
-        """Take the last position (padding is on the left); beams repeat every row."""
+        """Keep the last position's state (padding is on the left); beams repeat every row."""
         if self.armed and name not in self.fresh and self.batch:
             beams = state.shape[0] // len(self.batch)
             self.fresh[name] = state[:: max(beams, 1), -1]
@@ -288,7 +288,7 @@ class PrefillRecorder(Recorder):
         self.fresh = {}
 
     def wanted(self) -> list[list[Wanted]]:
-        """One for each request, without vectors where its prompt was never seen."""
+        """One state for each request, without vectors where its prompt was never seen."""
         prompts = [request.args[0] for request in self.requests]
         return [[self.of_prompt.get(prompt, Wanted(-1, (0, 0), 0, False))] for prompt in prompts]
 
@@ -307,7 +307,7 @@ RECORDERS: dict[str, type[Recorder]] = {
     "loglikelihood_rolling": SegmentRecorder,
     "generate_until": PrefillRecorder,
 }
-# The same if each generation's first token is enough.
+# Recorders where each generation's first token is enough.
 PREFILL = {**RECORDERS, "generate_until": OneTokenRecorder}
 
 # lm-eval's request type -> ours. Request caches hold these names: they stay.
@@ -349,7 +349,7 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
 
 
 def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
-    """Run prompts; they then hold their states and answers."""
+    """Run each prompt once, and set its ``dispersion_state`` and ``answer``."""
     for prompt, answer in zip(prompts, _recorded(lm, kind, prompts, PREFILL[kind]), strict=True):
         prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 
@@ -390,7 +390,7 @@ def _recorded(
 
 
 def query_tokens(tokenizer: Any, prompt: str, query: str | None, context: Sequence[int]) -> tuple[int, int]:
-    """The query's place among a context's tokens, [start, stop): the tokens that hold a character of it.
+    """The query's tokens in a context, as a range [start, stop): those that hold a character of it.
 
     White space at the query's ends does not count. Returns the whole context if the query is not in the
     prompt, and an empty span if the tokenizer gives no character offsets (slow ones), rather than a wrong

@@ -1,4 +1,4 @@
-"""A document's states with the judgement of its answer, and a task's metrics over its documents."""
+"""A document's states with its scored answer, and a task's metrics over its documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lmeval_dispersion.store.format import CORRECT_ABOVE
 
 Vectors = NDArray[np.float32]
 
-# Metric of ours -> the documents whose dispersion it is, by their score.
+# Our metric -> the documents that it counts, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
 
 
@@ -31,17 +31,17 @@ METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_inc
 class DocState:
     """States and measures of one document's request, taken in the forward pass that answered it.
 
-    All have m entries: one, or as many as a rolling request has segments.
+    All have m entries: one, or a rolling request's number of segments.
     """
 
     vectors: dict[str, Vectors]  # layer -> states (m, d) float32, the reported layer first
-    prompt_tokens: list[int]  # of the prompt before any truncation
+    prompt_tokens: list[int]  # tokens of the prompt before any truncation
     truncated: list[bool]  # whether tokens were cut on the left, beyond the context
-    perplexity: list[float]  # of the query's own tokens, or of the segment's; NaN: not known
+    perplexity: list[float]  # perplexity of the query's own tokens, or of the segment's; NaN: not known
 
 
 def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
-    """Keep states, each with something that is JSON; raises DispersionError."""
+    """Write states, each with a JSON value; raises DispersionError."""
     tensors, rest = dict[str, Vectors](), list[Any]()
     for i, (state, more) in enumerate(states):
         tensors |= {f"{i} {layer}": rows for layer, rows in state.vectors.items()}
@@ -50,7 +50,7 @@ def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
 
 
 def load_states(file: Path) -> Iterator[tuple[DocState, Any]]:
-    """Read them again, in the same order."""
+    """Read a file of :func:`save_states`, in its order."""
     with safe_open(file, framework="numpy") as tensors:
         for i, (state, more) in enumerate(json.loads(tensors.metadata()["states"])):
             vectors = {layer: tensors.get_tensor(f"{i} {layer}") for layer in state["vectors"]}
@@ -59,10 +59,10 @@ def load_states(file: Path) -> Iterator[tuple[DocState, Any]]:
 
 @dataclass
 class Prompt:
-    """A logged prompt, as lm-eval's model takes requests and as recorders see them."""
+    """A logged prompt, with the attributes that lm-eval's model and the recorders read from requests."""
 
     args: tuple[Any, ...]  # the request's arguments, the prompt first
-    query: str | None  # as the task renders it
+    query: str | None  # the question as the task renders it
     task_name: str
     dispersion_layers: tuple[str, ...] = ()
     idx: int = 0  # first of its document, whose state is kept
@@ -71,18 +71,18 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """Equal for prompts that are identical to the model, which runs them once."""
+        """A key of the model's input: prompts with equal keys are run once."""
         return json.dumps([self.args, self.query], sort_keys=True, default=str)
 
 
 @dataclass(eq=False)
 class DocRecord:
-    """A document's state with the judgement of its answer; the value of each of our metrics."""
+    """A document's state and score; lm-eval aggregates it as the value of each of our metrics."""
 
-    state: DocState  # of a logged document, once its prompt has run
+    state: DocState  # for a logged document, set once its prompt has run
     doc_id: int  # true index in the task's split
     correct: float  # share in [0, 1], NaN where the task has no label
-    filter: str  # the filter whose answer was judged
+    filter: str  # the filter whose answer was scored
     columns: dict[str, Any]  # more columns of the store's documents
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class AggregatedMetric:
         return Pooled.of(records_of(self.metric, with_states(records)), self.measure)
 
     def measure(self, records: tuple[DocRecord, ...]) -> float:
-        """The figure over exactly these records."""
+        """Dispersion over exactly these records, or its jackknife standard error."""
         figure = estimate(records)
         return figure.se if self.error else figure.mean
 
@@ -119,13 +119,13 @@ class AggregatedMetric:
 
 
 def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:
-    """Each document once, by its index; an empty text has no segment, so no state."""
+    """The documents with a state, each once, by index; an empty text has no segment and no state."""
     records_by_id = {record.doc_id: record for record in records if record.state.prompt_tokens}
     return [records_by_id[doc_id] for doc_id in sorted(records_by_id)]
 
 
 def records_of(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
-    """The documents whose dispersion ``metric`` is."""
+    """The documents that ``metric`` counts: all, the correct or the incorrect."""
     which = METRICS[metric]
     if which == "all":
         return tuple(records)
@@ -166,7 +166,7 @@ class TaskMetrics:
         self.truncated = sum(any(record.state.truncated) for record in self.records)
 
     def remarks(self) -> list[tuple[str, str]]:
-        """Warnings about the metrics: in words that tasks share, and with this task's figures."""
+        """Warnings on the metrics, as pairs: wording shared between tasks, and with this task's figures."""
         warnings = []
         labelled = any(not math.isnan(record.correct) for record in self.records)
         for metric, which in METRICS.items():
@@ -185,7 +185,7 @@ class TaskMetrics:
         return warnings
 
     def summary(self) -> dict[str, Any]:
-        """The metrics of every layer for lm-eval's results JSON; NaN is null."""
+        """Every layer's metrics for lm-eval's results JSON; NaN is null."""
         layers: dict[str, dict[str, float | None]] = {layer: {} for layer in self.layers}
         for layer, figures in layers.items():
             for metric in METRICS:

@@ -1,4 +1,4 @@
-"""Saving one task's run: its store's place, content and manifest."""
+"""Writing one task's store: its folder, documents, vectors and manifest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "LMEVAL_DISPERSION_STORE"
 
-# Of this process: stores that could not be written, and for its last lines those that were, and warnings.
+# This process's stores that could not be written, and, for its last lines, written ones and warnings.
 failures: list[Path] = []
 written: list[Path] = []
 remarks: dict[str, dict[str, str]] = {}  # shared sentence -> task -> its own sentence
@@ -47,7 +47,7 @@ _stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # tr
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One task's run, from its start to its store."""
+    """One task's run while it has no store yet: its evaluation, options and store folder."""
 
     evaluation: RunningEvaluation
     options: Mapping[str, Any]
@@ -189,7 +189,7 @@ def _document_table(task: str, records: Sequence[DocRecord], category: str | Non
 def manifest_of(
     lm: Any, arguments: Any, prompts: Mapping[str, Any], tasks: Mapping[str, Any], limit: Any
 ) -> dict[str, Any]:
-    """The manifest of tasks (name -> version), of any backend; ``prompts`` is from :func:`prompt_manifest`.
+    """The store's manifest for tasks (name -> version); ``prompts`` is from :func:`prompt_manifest`.
 
     ``arguments`` are ``--model_args``, as a dict or as the given text.
     """
@@ -236,7 +236,7 @@ def _argument(arguments: Any, name: str) -> str | None:
 
 
 def commit_of(name: str, lm: Any, arguments: Any) -> str | None:
-    """The commit of a Hub model: as recorded by transformers, or by the Hub's cache; else the revision."""
+    """The Hub model's commit, by transformers or the Hub's cache, else its revision; None for a folder."""
     if os.path.isdir(name):
         return None
     revision = getattr(lm, "revision", None)

@@ -73,12 +73,12 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 Parts = tuple[Any, ...]
 
-# lm-eval's figures of all documents together, which no document has.
-# Of --model_args: names stay text, such as a branch 1000.
+# lm-eval's metrics over all documents together, which a single document does not have.
+# Keys of --model_args whose values stay text, such as a branch 1000.
 _NAMES = ("pretrained", "revision", "model", "peft", "delta", "tokenizer", "subfolder", "gguf_file")
 _POOLED = ["perplexity", "weighted_perplexity", "bits_per_byte", "f1", "matthews_corrcoef", "bleu", "chrf"]
 _POOLED += ["chrf++", "ter", "brier_score"]
-_LONGEST, _LETTERS = 16, 4  # texts whose tokens are counted to find the longest; letters of a token, about
+_LONGEST, _LETTERS = 16, 4  # texts whose tokens are counted to find the longest; letters per token, about
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RunningEvaluation:
     Every value may be None: no metric may depend on them.
     """
 
-    lm: Any = None  # the model under evaluation, out of the wrapper that --use_cache puts around it
+    lm: Any = None  # the model under evaluation, without --use_cache's wrapper
     groups: dict[str, Any] | None = None  # name -> lm-eval's Group
     tracker: Any = None  # lm-eval's EvaluationTracker, which knows --output_path
     model_args: Any = None  # as given
@@ -98,7 +98,7 @@ class RunningEvaluation:
     predict_only: Any = None  # as given
     apply_chat_template: Any = None  # as given
     use_cache: Any = None  # as given
-    metrics: Any = None  # key -> figure of the task that ends, which its results will have
+    metrics: Any = None  # the ending task's results: key -> figure
     command_line: bool = False  # whether lm-eval's own command runs
     ours: bool = False  # whether our command runs it
 
@@ -164,7 +164,7 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
     Both follow from lm-eval's position in the task's ``doc_iterator``, requested once per filter.
     """
 
-    _selected: Sequence[int] = ()  # of --samples, ascending: instances are numbered by their place in it
+    _selected: Sequence[int] = ()  # documents of --samples, ascending; instances have their places in it
     _filters_left: Iterator[str] = iter(())
     _place: tuple[int, Any, str | None] = (-1, None, None)  # the document's number, itself, the filter
 
@@ -325,10 +325,10 @@ def loaded_tasks(
     *,
     stock: bool = True,
 ) -> dict[str, Any]:
-    """The tasks of ``NAME,NAME``, tasks or groups, with lm-eval's number and seed of examples.
+    """lm-eval's tasks for ``NAME,NAME`` (tasks or groups), by name.
 
-    A dispersion task's name gives the stock task, unless ``stock`` is False. Each has the alias of the
-    group that holds it, or None, as ``category``.
+    ``num_fewshot`` as in lm-eval: None keeps a task's own number, and a task with 0 keeps 0. A dispersion
+    task's name gives the stock task, unless ``stock`` is False. ``category`` is its group's alias, or None.
 
     Raises:
         UsageError: lm-eval has no such task.
@@ -366,7 +366,7 @@ def loaded_tasks(
 def drawn_questions(
     tasks: Mapping[str, Any], count: int | None, seed: int
 ) -> tuple[list[tuple[str, int]], int]:
-    """Task and document of ``count`` random questions (None: all) in random order, and how many there are."""
+    """(task, document) of ``count`` random questions (None: all) in random order, and the number of all."""
     with sentences():  # a task may load its data here
         every = [(name, i) for name, task in tasks.items() for i in range(len(task.eval_docs))]
     order = np.random.default_rng(seed).permutation(len(every))[:count]
@@ -380,7 +380,7 @@ def build_requests(task: Any, **options: Any) -> None:
 
 
 def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[int, list[Any]]:
-    """Index of each chosen document -> its requests; with a model, in its chat template."""
+    """The chosen documents' requests by document index; with a model, in its chat template."""
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)
     # Examples as separate turns, lm_eval's default.
@@ -393,7 +393,7 @@ def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[
 
 
 def _is_later(task: Any) -> bool:
-    """Whether it is 0.5's, which keeps documents' indices: 0.4 renumbers those of a selection."""
+    """Whether a task is 0.5's, which keeps documents' indices; 0.4 renumbers a selection's."""
     return hasattr(task, "process_instances")
 
 
@@ -407,7 +407,7 @@ class _Index(list[int]):
 def evaluated(
     lm: Any, tasks: Mapping[str, Any], requests: Mapping[str, Mapping[int, Sequence[Any]]], **options: Any
 ) -> dict[str, Any]:
-    """lm-eval's results, samples included, of some documents of tasks.
+    """lm-eval's results, with samples, for some of the tasks' documents.
 
     ``requests`` are those of :func:`built_requests`, by task and document; they are not changed.
     """
@@ -424,7 +424,7 @@ def evaluated(
                 task._selected = chosen
             replaced: dict[str, Callable[..., Any]] = {
                 "build_all_requests": lambda original, **_: None,
-                # lm-eval's iterates over all documents of the split, in every block.
+                # lm-eval's own method would iterate over all documents of the split, in every block.
                 "doc_iterator": partial(_documents, getattr(task, "placed", iter), documents),
             }
             stack.enter_context(shadowed(task, replaced))
@@ -435,7 +435,7 @@ def evaluated(
 
 
 def log_likelihoods(lm: Any, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-    """lm-eval's answers to requests of that type, without its progress bars."""
+    """(log-likelihood, is greedy) of each request by lm-eval's model, without its progress bars."""
     with redirect_stderr(StringIO()):
         return list(lm.loglikelihood(list(requests))) if requests else []
 
@@ -459,7 +459,7 @@ def _fresh(request: Any, number: int) -> Any:
 
 
 def logged_lines(results: Mapping[str, Any]) -> dict[str, str]:
-    """Task -> the samples of :func:`evaluated`, as the lines that lm-eval writes with ``--log_samples``."""
+    """The samples of :func:`evaluated` by task, as the lines of ``--log_samples``."""
     return {name: "".join(map(logged_line, samples)) for name, samples in results["samples"].items()}
 
 
@@ -475,14 +475,14 @@ def logged_line(sample: Mapping[str, Any]) -> str:
 
 
 def filters_of(task: Any) -> list[str]:
-    """Names of a task's filters, each of which judges every answer."""
+    """Names of a task's filters."""
     return [part.name for part in (task._scorers if _is_later(task) else task._filters)]
 
 
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
-    """Which metrics can score one document, the higher the better; and whether answers may bring more.
+    """Metric -> whether it can score one document (higher is better), and whether answers may add more.
 
-    lm-eval names the metrics of a function that returns several once it has answers.
+    A function that returns several metrics names them only when it scores.
     """
     pooled = [registry.get_aggregation(name) for name in _POOLED]
     better = task.higher_is_better()
@@ -496,13 +496,13 @@ def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
 
 
 def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
-    """Choose the batch size that is ``auto`` once, up to ``most``, for a model for transformers.
+    """Choose ``auto``'s batch size once, up to ``most``, for lm-eval's transformers model.
 
     lm-eval chooses in each call. The longest of ``requests`` decides, with all text that may be generated.
     """
     if getattr(lm, "batch_size_per_gpu", None) != "auto" or not hasattr(lm, "_detect_batch_size"):
         return
-    texts: dict[str, int] = {}  # with the number of tokens that may follow
+    texts: dict[str, int] = {}  # text -> number of tokens that may follow
     for request in requests:
         text = "".join(part for part in request.args if isinstance(part, str))
         given = [part.get("max_gen_toks", lm.max_gen_toks) for part in request.args if isinstance(part, dict)]
@@ -514,7 +514,7 @@ def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
 
 
 def halve_batch(lm: Any) -> bool:
-    """Halve the batch of lm-eval's model for transformers, for good; False if impossible."""
+    """Halve the batch size of lm-eval's transformers model for later calls; False if it is below 2."""
     size = getattr(lm, "batch_size_per_gpu", 1)
     if not isinstance(size, int) or size < 2:
         return False
@@ -523,14 +523,14 @@ def halve_batch(lm: Any) -> bool:
 
 
 def free_memory() -> None:
-    """Free the memory of an unused model, the GPU's too."""
+    """Free the memory of a deleted model, the GPU's too."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
-    """Indices of the right choices, by a document's first request; empty without a label."""
+    """Indices of a document's right choices below ``count``, by its first request; empty without a label."""
     doc, target = request.doc, getattr(request, "target", None)
     if not hasattr(request, "target"):  # 0.4
         target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
@@ -595,7 +595,7 @@ def backend(name: str) -> type:
 
 
 def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
-    """lm-eval's ``--model_args``: numbers and flags as lm-eval reads them, names as they are."""
+    """Parsed ``--model_args``: numbers and flags converted as by lm-eval, names kept as text."""
     given = key_values(model_args) if isinstance(model_args, str) else model_args
     return {
         key: handle_arg_string(value) if isinstance(value, str) and key not in _NAMES else value
@@ -604,7 +604,7 @@ def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any) -> Any:
-    """A model of lm-eval, checked before its weights are loaded; UsageError for an unknown backend."""
+    """Load an lm-eval model, after ``check`` without weights; UsageError for an unknown backend."""
     disable_progress_bar()
     kind, arguments = backend(name), downloaded(arguments)
 
@@ -629,7 +629,7 @@ def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], No
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Under the stock command a refusal ends the process with its sentence; elsewhere it is raised."""
+    """Let a refusal under ``lm_eval``'s own command end the process with its sentence; else raise it."""
     try:
         yield
     except DispersionError as error:
@@ -640,14 +640,14 @@ def one_sentence() -> Iterator[None]:
 
 
 class Pooled(float):
-    """A task's figure with its documents and measure; it pickles as a float."""
+    """A task's figure with its documents and measure, for groups; it pickles as a float."""
 
     parts: Parts
     measure: Callable[[Parts], float]
 
     @classmethod
     def of(cls, parts: Parts, measure: Callable[[Parts], float]) -> Pooled:
-        """The measure of ``parts``."""
+        """``measure(parts)``, which remembers both."""
         figure = cls(measure(parts))
         figure.parts, figure.measure = parts, measure
         return figure
@@ -657,7 +657,7 @@ class Pooled(float):
 
 
 def pool_groups() -> None:
-    """Compute our group figures over all its tasks' documents, instead of lm-eval's average."""
+    """Make lm-eval compute our group figures over all documents, instead of averaging tasks."""
     original = Group.aggregate
     if hasattr(original, "__wrapped__"):
         return

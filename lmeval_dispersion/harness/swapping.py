@@ -1,9 +1,9 @@
-"""Adapters one after the other on a base that is loaded once, with the answers of lm-eval's ``peft=ADAPTER``.
+"""Many adapters on one loaded base, with the answers of lm-eval's ``peft=ADAPTER``.
 
-lm-eval loads the base anew for each adapter. Here PEFT puts the next LoRA on the base that is there and takes
-the last one off. The embeddings are cut to the tokenizer's size, as lm-eval does for an adapter, for the base
-as well. What would change the base itself (a saved head, biases, embeddings, other kinds than LoRA) or fails
-is loaded whole.
+lm-eval loads the base anew for each adapter. Here PEFT takes the last LoRA off the loaded base and puts the
+next one on. The embeddings are cut to the tokenizer's size, as lm-eval does for an adapter, for the base too.
+Adapters that change the base itself (a saved head, biases, embeddings, other kinds than LoRA), or that fail,
+are loaded whole.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lmeval_dispersion.harness.adapters import check_placed, check_reaches, down
 
 # Settings of a LoRA that leave the base as it is, where they are empty.
 _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
-_LEAST_RANK = 16  # that vLLM makes room for
+_LEAST_RANK = 16  # least LoRA rank for which vLLM makes room
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
 
 
 class SharedBase:
-    """The models of a run, of which adapters of one base share one; only one is held at a time."""
+    """Loads models in turn, holding one; adapters of one base share it."""
 
     def __init__(self) -> None:
         self._lm: Any = None
@@ -35,14 +35,14 @@ class SharedBase:
         self._rank = _LEAST_RANK
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the held model's memory."""
         self._lm, self._key = None, ""
         seams.free_memory()
 
     def loaded(
         self, name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
     ) -> Any:
-        """A model as :func:`seams.loaded_lm` loads it; ``peft`` is empty for the base of adapters."""
+        """As :func:`seams.loaded_lm`; an empty ``peft`` asks for the base that adapters share."""
         given = downloaded(arguments)
         plain = {key: value for key, value in given.items() if key != "peft"}
         if name == "vllm" and "peft" in given:
@@ -76,7 +76,7 @@ class SharedBase:
                 self._put_on(given["peft"], base)
         except DispersionError:
             raise
-        except Exception:  # PEFT's, which may have left the base half changed
+        except Exception:  # PEFT may have left the base half changed
             self.release()
             return seams.loaded_lm(name, given, check, **settings)
         return self._lm
@@ -84,7 +84,7 @@ class SharedBase:
     def _engine(
         self, plain: Mapping[str, Any], adapter: str, check: Callable[[Any], None], settings: Any
     ) -> Any:
-        """The engine of a base in vLLM, which puts the adapter on what is asked next.
+        """A vLLM engine of the base, which applies the adapter to the next requests.
 
         Experimental: written by vLLM's source, and never run on it.
         """
@@ -151,7 +151,7 @@ def _tensors(folder: str) -> list[str]:
 
 
 def _identified(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a base, a tokenizer's folder by what is in it: adapters store copies."""
+    """A base's arguments, with a tokenizer's folder replaced by its content: adapters store copies."""
     folder = Path(str(plain.get("tokenizer", "")))
     if "tokenizer" not in plain or not folder.is_dir():
         return dict(plain)

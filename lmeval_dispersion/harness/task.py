@@ -1,7 +1,7 @@
 """The task class that a YAML names: any task of lm-eval, with dispersion added to its metrics.
 
-In the order of a run: requests are built for layers and a store, the model answers them under a recorder
-(``recording``), a document's answer and state become its record, the figures are over all records
+In the order of a run: requests get layers and a store, the model answers them under a recorder
+(``recording``), a document's answer and state become its record, the figures cover all records
 (``records``), and the store is written (``saving``). ``seams`` has all that works around lm-eval.
 """
 
@@ -118,8 +118,8 @@ class DispersionTask(TaskBase):
     def judged(
         self, instances: Sequence[Any], answers: Sequence[Any], metrics: Mapping[str, Any], filter_name: str
     ) -> dict[str, DocRecord]:
-        """A document's record under each of our metrics."""
-        # A function as a metric is listed by its own name, and gives its values others.
+        """The document's record, as the value of each of our metrics."""
+        # lm-eval lists a metric function by its own name, but its values have other names.
         check_judge(self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()})
         named = split_judge(self._judge)[1]
         by, correct = correctness(metrics, named if named in metrics else None)
@@ -140,7 +140,7 @@ class DispersionTask(TaskBase):
         return dict.fromkeys(self.our_metrics, record)
 
     def aggregation(self) -> dict[str, Any]:
-        """lm-eval's functions and ours."""
+        """lm-eval's aggregation functions and ours, by metric."""
         functions = dict(super().aggregation())
         if not self.only_predicts:
             for name in METRICS:
@@ -167,7 +167,7 @@ class DispersionTask(TaskBase):
         return config
 
     def take(self) -> tuple[list[DocRecord], str | None]:
-        """The records of what was evaluated, which are kept no longer, and the metric that judged them."""
+        """Hand over the evaluated records, and the metric that scored them; the task drops the records."""
         # With several filters, use the judge's filter, else the first.
         chosen = split_judge(self._judge)[0] or next(iter(self._records), "")
         several = self._correct_by is not None and len(self.filter_names) > 1

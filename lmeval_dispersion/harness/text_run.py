@@ -1,4 +1,4 @@
-"""``dispersion embed MODEL FILE``: a run of plain texts, made by a model without lm-eval.
+"""``dispersion embed MODEL FILE``: a store from plain texts, by a model without lm-eval.
 
 A document's vector is the state at its last token, its perplexity that of its own tokens after the first.
 Columns of a JSONL or parquet file are kept: the file may hold labels (``correct``) and slices.
@@ -29,7 +29,7 @@ from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store import COLUMNS, write_store
 from lmeval_dispersion.store.format import PARTS, make_folder
 
-_TOKENS = 2048  # of a batch, with padding; a killed command loses one batch
+_TOKENS = 2048  # tokens in a batch, with padding; a killed command loses one batch
 
 
 def embed(
@@ -151,7 +151,7 @@ def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
 
 
 def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
-    """Rows and tokens of batches of similar length, at most about so many tokens with padding."""
+    """Batches of rows and tokens of similar length, of about `_TOKENS` tokens with padding at most."""
     batch: list[tuple[int, list[int]]] = []
     for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
         if batch and len(ids) * (len(batch) + 1) > _TOKENS:

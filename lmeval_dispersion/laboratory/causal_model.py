@@ -24,7 +24,7 @@ from lmeval_dispersion.laboratory.segments import Segments, Unit, prefix_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 
-#: The part of a batch's states (b, t, d) that is kept: an array of b rows.
+#: Reduces a batch's states (b, t, d) to an array of b rows, which is kept.
 Reduce = Callable[[Tensor], NDArray[Any]]
 CONTROLS = ("untrained", "shuffled")
 
@@ -59,7 +59,7 @@ class CausalModel:
         return {**about, **shape, "parameters": int(sum(p.numel() for p in model.parameters()))}
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Canonical names of ``wanted``."""
+        """Canonical names of the layers ``wanted``."""
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
         if names in (["all"], ["depths"]):
             blocks = [f"layer.{k}" for k in range(len(self.decoder) - 1)]
@@ -105,7 +105,7 @@ class CausalModel:
         length: int | None = None,
         losses: bool = False,
     ) -> Unit:
-        """Run segments (n rows of them, their first ``length`` tokens) in batches.
+        """Run ``rows`` (n,) of the segments, their first ``length`` tokens, in batches.
 
         Returns:
             For every layer the results of ``reduce`` on the states (b, t, d) of each batch, joined to (n,
@@ -147,7 +147,7 @@ class CausalModel:
 
     @torch.no_grad()
     def _pass(self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool) -> Unit:
-        """One batch."""
+        """Run one batch in one forward pass."""
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
             raise UsageError(
@@ -199,11 +199,11 @@ class CausalModel:
         if (before - after).abs().max() > 1e-2 * before.std().clamp_min(1e-6):
             raise UsageError(
                 f"expected a left-to-right language model, got {self.loaded.name}, whose predictions change "
-                "with the tokens after them"
+                "with the tokens after them; name a causal model"
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
-        """A control's model: random weights, drawn by transformers, or shuffled tokens; "" for no control."""
+        """The model of a control ``name``, of `CONTROLS` ("": this model)."""
         if not name:
             return self
         if name == "shuffled":
@@ -243,7 +243,7 @@ class CausalModel:
 
 
 def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
-    """Unique names of controls, in the order of ``CONTROLS``."""
+    """The wanted controls without repeats, in the order of ``CONTROLS``."""
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     for name in names:
         if name not in CONTROLS:
@@ -258,12 +258,12 @@ def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
 
 
 def last_vectors(states: Tensor) -> NDArray[np.float32]:
-    """States of the last position, shape (b, d), float32."""
+    """The last position's states, shape (b, d), float32."""
     return np.asarray(states[:, -1].float().cpu().numpy(), dtype=np.float32)
 
 
 def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Token states (b, t, d) of length one in float32, and whether each has a direction, (b, t) bool."""
+    """Token states (b, t, d) at length one, float32, and whether each has a direction, (b, t) bool."""
     x = states.float()
     x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     norms = x.norm(dim=-1, keepdim=True)
@@ -271,7 +271,7 @@ def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_dispersions(states: Tensor) -> NDArray[np.float64]:
-    """Dispersion over the tokens of each text: mean cosine distance over token pairs; shape (b,)."""
+    """Mean cosine distance over each text's token pairs, shape (b,)."""
     units, valid = unit_tokens(states)
     count = valid.sum(dim=1).double()
     mean = units.sum(dim=1, keepdim=True) / count[:, None, None]

@@ -89,12 +89,12 @@ class ClustersResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``distances``: within and between clusters."""
+        """``distances``: mean distances within and between clusters."""
         draw = partial(frames.cluster_lines, self.summary)
         return {"distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")}
 
     def context(self) -> dict[str, Any]:
-        """For the template: the representative layer, and the models that differ from the first there."""
+        """Template values: the rows of one layer (``last``), and the models that differ from the first."""
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
         summary = self.summary[self.summary["layer"] == layer]
@@ -131,12 +131,12 @@ def clusters(
     layers: str | Sequence[str] = "last",
     **run: Unpack[StudyOptions],
 ) -> ClustersResult:
-    """Distances within and between clusters of contexts of ``data``, in every model.
+    """Distances within and between clusters of contexts from ``data``, in every model.
 
-    ``models`` have one tokenizer, such as revisions of one training. All of a file or Hub data set is read.
-    Contexts of ``segment`` tokens continue with the same ``ngram`` tokens, which must occur ``occurrences``
-    times; a cluster has so many contexts. The most frequent n-grams make the ``clusters``. ``layers``:
-    ``last``, ``all``, or names. More: :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    ``models`` share one tokenizer, such as revisions of one training. A file or Hub data set is read whole.
+    The ``clusters`` most frequent n-grams of ``ngram`` tokens count; a cluster holds ``occurrences``
+    contexts of ``segment`` tokens, each before one occurrence of its n-gram. ``layers``: ``last``, ``all``,
+    or names. More: :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
         UsageError: Too few n-grams recur, tokenizers differ, or a setting does not fit a model.
@@ -152,7 +152,7 @@ def clusters(
 def _measure(study: Study) -> Iterator[TableRow]:
     names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
     options = {name: study.settings[name] for name in names}
-    tokenizer: Any = None  # the first model's, required of all others
+    tokenizer: Any = None  # the first model's tokenizer, required of all others
     for label, causal, layers in study.loaded(losses=True):
         if tokenizer is None:
             first, tokenizer = label, causal.loaded.tokenizer
@@ -199,7 +199,7 @@ def _measured(
 
 
 def within_interval(within: Array) -> statistics.Interval:
-    """Mean of ``within`` (n,) over clusters, with the 95 % bounds of a jackknife of its logarithm."""
+    """Mean of ``within`` (n,) over clusters, with 95 % bounds by a jackknife of its logarithm."""
     mean, n = float(within.mean()), len(within)
     if n < 3 or within.min() <= 0:
         return statistics.Interval(mean, float("nan"), float("nan"))
@@ -207,20 +207,20 @@ def within_interval(within: Array) -> statistics.Interval:
 
 
 def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
-    """Mean of ``apart`` over that of ``within``, (n,) both, with 95 % bounds alike; NaN below three."""
+    """Mean of ``apart`` (n,) over mean of ``within`` (n,), with 95 % bounds alike; NaN below three."""
     if len(within) < 3 or within.mean() <= 0 or apart.mean() <= 0:
         return statistics.Interval(*[float("nan")] * 3)
     return _exponential(np.log(apart.mean()) - np.log(within.mean()), log_ratios_left_out(within, apart))
 
 
 def log_ratios_left_out(within: Array, apart: Array) -> Array:
-    """Log of between over within without each cluster in turn, shape (n,), for a jackknife."""
+    """Log of between / within, leaving each cluster out in turn, shape (n,), for a jackknife."""
     inside = (within.sum() - within) / (len(within) - 1)
     return np.asarray(np.log(dispersions_left_out(apart)) - np.log(inside))
 
 
 def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
-    """Bounds of ``value`` from its values without each of n members, for all ``claims`` of them in 95 %."""
+    """Student bounds of ``value`` from its leave-one-out values (n,), 95 % for ``claims`` values together."""
     level = 1 - (1 - statistics.LEVEL) / claims
     return statistics.student_bounds(value, statistics.jackknife_se(left_out), len(left_out), level)
 
@@ -241,10 +241,10 @@ def recurring_contexts(
     seed: int = 0,
     pack: bool = False,
 ) -> Unit:
-    """The contexts that end where one of the most frequent n-grams begins.
+    """Contexts that end where one of the most frequent n-grams begins.
 
     ``tokens`` (clusters x occurrences, segment) and ``origins`` are ordered by cluster; ``ngrams``
-    (clusters, n) and ``occurrences`` (clusters,) count those with a whole context before them.
+    (clusters, n) and ``occurrences`` (clusters,) count n-grams with a whole context before them.
     """
     prefix = prefix_of(tokenizer)
     body = segment - len(prefix)
@@ -283,11 +283,11 @@ def recurring_contexts(
 
 
 class _Corpus(NamedTuple):
-    """All tokens of a source, document after document; every array has one value a token."""
+    """All tokens of a source, document after document; every array has one value per token."""
 
     tokens: NDArray[np.uint32]
     documents: NDArray[np.int64]  # the number of the document's first text in the source
-    places: NDArray[np.int64]  # in the document
+    places: NDArray[np.int64]  # each token's place in its document
 
 
 def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
@@ -304,7 +304,7 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
         parts.append(np.stack(row))
         place = end
     if not any(map(np.size, parts)):
-        raise UsageError(f"expected text, got none in {texts.source}: {texts.read} texts read")
+        raise UsageError(f"{texts.source} holds no text ({texts.read} read); check the file and its column")
     tokens, documents, places = np.concatenate(parts, axis=1)
     return _Corpus(tokens.astype(np.uint32), documents, places)
 

@@ -1,4 +1,4 @@
-"""A study's result as a report: tables of its frames, and charts in Vega-Lite."""
+"""A study's result as a report: tables from its data frames, and charts in Vega-Lite."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HEIGHT = 200
 
 @dataclass(frozen=True, repr=False)
 class StudyResult(Report):
-    """A finished study as a report; the fields of the four results are its tables."""
+    """A finished study as a report; each measure's result adds its tables as fields."""
 
     schema = "dispersion-lab-report/2"
     libraries = ("torch", "transformers", "numpy")
@@ -53,7 +53,7 @@ class StudyResult(Report):
         return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
 
     def context(self) -> dict[str, Any]:
-        """For the template: the models' names and settings."""
+        """Template values: the models' names, and the settings and versions of the run."""
         manifest = self.manifest
         settings = {key: str(value) for key, value in manifest["settings"].items() if key != "models"}
         names = {key: ", ".join(value) for key, value in manifest["names"].items()}
@@ -62,14 +62,14 @@ class StudyResult(Report):
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as mappings."""
+    """A frame's rows as mappings."""
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 def table(
     frame: pd.DataFrame, caption: str, columns: Mapping[str, Column], *, most: int = 0, more: str = ""
 ) -> Table:
-    """A table of a frame's columns, without those that are empty; of ``most`` rows, spread evenly."""
+    """A frame's filled columns as a table, cut to ``most`` rows spread evenly (0: all)."""
     if 0 < most < len(frame):
         more = f"{most} of {len(frame)} rows; the details show all."
         frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
@@ -79,7 +79,7 @@ def table(
 def bounded(
     key: str, heading: str, format: str, ends: tuple[str, str] = ("low", "high"), **options: Any
 ) -> dict[str, Column]:
-    """The columns of a value and of the two ends of its interval."""
+    """Three columns: a value and the two ends of its interval."""
     low, high = ends
     return {
         key: Col(heading, format, dots="both", reach=f"{low} {high}", **options),
@@ -89,18 +89,18 @@ def bounded(
 
 
 def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
-    """The entries of a row for a value and the two ends of its interval."""
+    """A value and its interval's ends as entries ``key``, ``key_low`` and ``key_high``."""
     return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
 def in_words(perplexity: str) -> str:
-    """A kind of perplexity as a panel's title."""
+    """A perplexity's key, such as ``sequence`` or ``last@64``, as a panel's title."""
     kind, _, context = perplexity.partition("@")
     return f"after {context} tokens" if context else f"whole {kind.replace('sequence', 'segment')}s"
 
 
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
-    """Pearson r of perplexity and dispersion by layer with the answer's interval; controls as more lines."""
+    """Pearson r of perplexity and dispersion by layer with its interval; controls as further lines."""
     frame = correlations[correlations["measure"] == "dispersion"]
     frame = frame.assign(series=frame["split"].replace({"data": "model"}))
     frame = frame.assign(low=frame["all_low"], high=frame["all_high"])
@@ -129,7 +129,7 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 
 
 def law_bins(points: pd.DataFrame) -> Spec:
-    """Mean perplexity against dispersion: one dot a bin, one panel a perplexity and layer."""
+    """Mean perplexity against dispersion: one dot per bin, one panel per perplexity and layer."""
     shown = ["split", "bin", "mean_perplexity", "dispersion"]
     panel = points["perplexity"].map(in_words) + ", " + points["layer"]
     frame = points[shown].assign(panel=panel, logarithm=np.log10(points["mean_perplexity"]))
@@ -149,7 +149,7 @@ def law_bins(points: pd.DataFrame) -> Spec:
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
-    """Every draw's dispersion by size of draw, one colour a candidate."""
+    """Every draw's dispersion, one colour per candidate, one panel per size of draw."""
     rows = records(draws)
     layers = values_of(rows, "layer")
     spec = mark(
@@ -163,7 +163,7 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
 
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
-    """Mean similarity by depth, one line a model, with its interval."""
+    """Mean similarity by depth, one line per model, with its interval."""
     rows = records(with_control(layers)[["model", "depth", "layer", "mean", "low", "high"]])
     y = numeric("mean", "Mean similarity")
     band = span("y", {"field": "low", "type": "quantitative", "title": y["title"]}, "high")
@@ -182,7 +182,7 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
 
 
 def condensation_heat(histogram: pd.DataFrame) -> Spec:
-    """Density of the similarity by depth, one panel a model."""
+    """Density of the similarity by depth, one panel per model."""
     frame = with_control(histogram[histogram["density"] > 0])[["model", "depth", "low", "high", "density"]]
     rows = records(frame.round(4))
     spec = mark(
@@ -211,6 +211,6 @@ def cluster_lines(summary: pd.DataFrame) -> Spec:
 
 
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame, with the control's name after the model's in rows of a control."""
+    """The frame, with the control's name appended to the model's."""
     names = frame["model"].where(frame["control"] == "", frame["model"] + ", " + frame["control"])
     return frame.assign(model=names)

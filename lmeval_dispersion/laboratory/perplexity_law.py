@@ -50,8 +50,8 @@ CONTEXTS = (16, 64, 128, 256)
 FEWEST_BINS = 8  # with 6 bins, an interval of r = -0.95 leaves out 0 in 6 of 100 studies; with 8 in 97
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
-_GROUPS = 32  # of the jackknife over texts
-_UNITS = 64  # of the first pass, at most
+_GROUPS = 32  # groups of texts that the jackknife leaves out
+_UNITS = 64  # most units of work in the first pass
 _PANELS = 6  # most layers with a panel of bins
 _ABOUT = ["split", "perplexity", "layer"]
 
@@ -127,7 +127,7 @@ class LawResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin, of a few layers."""
+        """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin, for a few layers."""
         layers, drawn = list(dict.fromkeys(self.points["layer"])), {}
         if len(layers) > 1:
             drawn["layers"] = Chart(
@@ -141,7 +141,7 @@ class LawResult(StudyResult):
         return drawn
 
     def context(self) -> dict[str, Any]:
-        """For the template: for each perplexity, the layers where r is clear of 0 and of its controls."""
+        """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls."""
         rows = _of_dispersion(self.correlations)
         columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
         controls = pd.DataFrame(columns=columns) if self.controls is None else _of_dispersion(self.controls)
@@ -159,7 +159,7 @@ class LawResult(StudyResult):
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the answer."""
+    """The rows on dispersion, which give the answer."""
     return frame.query("measure == 'dispersion' and split == 'data'")
 
 
@@ -253,14 +253,14 @@ class _Split(NamedTuple):
     segments: Segments
     nll: Array  # (n, 1 + contexts): mean over the segment, then of the token after each context
     tokens: Array  # (n, layers): dispersion over the tokens of each segment
-    totals: list[Dispersion]  # of last-token vectors by layer; segment i is in group i mod _GROUPS
+    totals: list[Dispersion]  # last-token vectors by layer; segment i is in group i mod _GROUPS
 
 
 class _Bin(NamedTuple):
     """One chosen bin: a unit of the second pass."""
 
     perplexity: str
-    column: int  # of the perplexities
+    column: int  # column of the perplexities
     length: int
     number: int
     members: NDArray[np.int64]
@@ -337,7 +337,7 @@ def _points(
 ) -> Iterator[dict[str, Any]]:
     """One row a chosen bin and layer: its perplexity, the model's measures and the controls' first two."""
     bins = list(_bins(split, study.settings))
-    values = {  # by control, of every bin: (layers, measures)
+    values = {  # control -> every bin's (layers, measures)
         control: [
             unit["values"]
             for unit in study.kept(
@@ -421,18 +421,18 @@ def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
 
 
 class OverBins(NamedTuple):
-    """Pearson r over bins with its interval and its bootstrap samples; NaN and none where undefined."""
+    """Pearson r over bins with its interval and bootstrap samples; NaN and no samples where undefined."""
 
     interval: statistics.Interval
     samples: Array
     reason: str = ""  # why it is undefined
 
     def row(self) -> dict[str, Any]:
-        """The entries of a row."""
+        """Entries of a table row: ``pearson``, ``low``, ``high`` and ``reason``."""
         return {**dict(zip(("pearson", "low", "high"), self.interval, strict=True)), "reason": self.reason}
 
     def on_fishers_scale(self) -> Array:
-        """Fisher's z of the value, then of each sample, shape (1 + samples,)."""
+        """Fisher's z of r, then of each sample, shape (1 + samples,)."""
         return statistics.fisher([self.interval.value, *self.samples])
 
 
@@ -447,7 +447,7 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
 
 
 def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> dict[str, pd.DataFrame]:
-    """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer.
+    """Pearson r of the bins' mean perplexity with every measure, per split, perplexity and layer.
 
     Of single tokens, whose perplexity spans many powers of ten, it is that of the mean log perplexity.
     ``correlations`` are the model's, ``controls`` those of every control and the model's minus it over the
@@ -492,8 +492,8 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
     """Lower and upper bounds (m,) that hold for all ``values`` (m,) at once in 95 % of cases.
 
-    The bound is the estimate ± q standard deviations of its samples, with q the 95 % point of the largest
-    deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
+    The bound is the estimate ± q standard deviations of its ``samples`` (resamples, m), with q the 95 % point
+    of the largest deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
     """
     centre, drawn = np.asarray(values, dtype=np.float64), np.asarray(samples, dtype=np.float64)
     low, high = np.full(len(centre), np.nan), np.full(len(centre), np.nan)

@@ -19,7 +19,7 @@ from lmeval_dispersion.report.declared import count
 
 Unit = dict[str, NDArray[Any]]  # the arrays of one unit of work
 
-# An endless stream is read until it has offered so many times the requested segments.
+# An endless stream is read until it offered this many times the requested segments.
 _OVERSAMPLE = 20
 
 
@@ -73,7 +73,7 @@ def draw_segments(
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Numbers of texts that the latest pass read, skipped and kept."""
+    """Number of texts that the latest pass read, skipped and kept."""
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
 
@@ -90,7 +90,7 @@ def report(source: str, counted: Mapping[str, int]) -> str:
 
 
 def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
-    """Every text's number and tokens, without special ones; counts texts on which the tokenizer fails."""
+    """Each text's number and tokens, without special ones; counts texts on which the tokenizer fails."""
     for text in texts:
         try:
             ids = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
@@ -101,7 +101,7 @@ def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
-    """Tokens that separate two joined texts; None if texts are separate documents."""
+    """Tokens between two joined texts; None if texts are separate documents."""
     if not (pack or texts.continuous):
         return None
     return list(tokenizer("\n\n", add_special_tokens=False).input_ids)
@@ -118,7 +118,7 @@ def prefix_of(tokenizer: Any) -> list[int]:
 
 
 def blocks(rows: int, size: int) -> list[NDArray[np.int64]]:
-    """The numbers of so many rows in blocks of ``size``, the last one shorter."""
+    """Row numbers 0 to ``rows`` - 1 in blocks of ``size``, the last one shorter."""
     return [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 

@@ -1,4 +1,4 @@
-"""A study: one measure of models on texts, whose work is kept, so that a stopped study goes on.
+"""A study: one measure of models on texts, with its work kept, so that a stopped study goes on.
 
 A study's folder is named for its measure and settings. They include its inputs' *content* (digests,
 commits): a changed text or a retrained model is another study. Each unit of work is one ``.npz`` file,
@@ -58,9 +58,9 @@ class StudyOptions(TypedDict, total=False):
     """Settings of every analysis.
 
     Attributes:
-        pack: Join the texts of a source to one stream before cutting (default: False).
-        seed: Of the draws, the bootstrap and the random weights (default: 0).
-        batch: Segments a forward pass; by memory if None, the default.
+        pack: Join a source's texts into one stream before cutting (default: False).
+        seed: Seed of the draws, the bootstrap and the random weights (default: 0).
+        batch: Segments per forward pass; by memory if None, the default.
         folder: Folder of studies, for resuming; temporary if None, the default.
         quiet: Whether to print nothing on stderr, where a notebook and a terminal show a bar.
     """
@@ -74,7 +74,7 @@ class StudyOptions(TypedDict, total=False):
 
 @dataclass
 class Study:
-    """A study at work; ``models`` by their names in reports, ``facts`` for the manifest."""
+    """A study at work; ``models`` by the names that reports use, ``facts`` for the manifest."""
 
     folder: Path
     models: Mapping[str, ModelLike]
@@ -85,7 +85,7 @@ class Study:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def kept(self, name: str, works: Sequence[T], do: Callable[[T], Unit]) -> Iterator[Unit]:
-        """The arrays of ``do(work)`` for each of ``works``; those of an earlier process are read."""
+        """The arrays of ``do(work)`` for each of ``works``, read where an earlier process wrote them."""
         folder = self.folder / "units" / name
         make_folder(folder, "study")
         with progress_bar(hidden=self.quiet) as update:
@@ -113,7 +113,7 @@ class Study:
             del causal  # the next model is loaded after this one is freed
 
     def drawn(self, name: str, source: str, draw: Callable[[Texts], Unit]) -> tuple[Segments, Unit]:
-        """Segments that ``draw`` takes from a source, and all arrays that it gives."""
+        """The segments that ``draw`` takes from a source, and all its arrays."""
 
         def counted(texts: Texts) -> Unit:
             arrays = draw(texts)
@@ -129,7 +129,7 @@ class Study:
         return Segments(tokens, arrays["origins"], self.texts[source].source), arrays
 
     def segments(self, name: str, causal: CausalModel, most: int, *, source: str = "data") -> Segments:
-        """At most so many segments of a source."""
+        """At most ``most`` segments drawn from a source."""
         options = {key: self.settings[key] for key in ("pack", "seed")}
         options |= {"length": self.settings["segment"], "most": most}
         tokenizer = causal.loaded.tokenizer
@@ -138,7 +138,7 @@ class Study:
     def states(
         self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> dict[str, NDArray[Any]]:
-        """The results of ``reduce`` for all segments at each layer, (n, ...); one batch is a unit of work."""
+        """``reduce`` of every segment's states at each layer, (n, ...); one batch is a unit of work."""
         batches = blocks(len(drawn.tokens), causal.batch)
         units = list(self.kept(name, batches, lambda rows: causal.run(drawn, rows, layers, reduce)))
         return {layer: np.concatenate([unit[layer] for unit in units]) for layer in layers}
@@ -154,7 +154,7 @@ def studied(
     *,
     held_out: DataLike | None = None,
 ) -> R:
-    """The result of a measure of these models, texts and settings; does the work that no study has done."""
+    """Run a measure on models, texts and settings, reading finished work from the study's folder."""
     batch, folder, quiet = run.get("batch"), run.get("folder"), run.get("quiet", False)
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
@@ -211,7 +211,7 @@ def _complete(study: Study, rows: Iterable[TableRow], about: Mapping[str, Any]) 
 def model_settings(model: ModelLike) -> dict[str, Any]:
     """A model's identity in a study's settings: its content, never its name or path.
 
-    ``weights`` and ``adapter`` are a commit of the Hub or a digest of every byte of the folder (of the
+    ``weights`` and ``adapter`` are a Hub commit or a digest over every byte of the folder (over the
     parameters, for a loaded model); None if the Hub could not be reached.
     """
     choice = model_choice(model)
@@ -248,7 +248,7 @@ def _parameters_digest(model: Any) -> str:
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """The models' names in reports: the last parts of their paths, as few as make them unique."""
+    """The models' names in reports: the fewest last parts of their paths that are unique."""
     choices = [model_choice(model) for model in models]
     names = short_names([_path(choice.name) for choice in choices])
     adapters = short_names([_path(choice.adapter or "") for choice in choices])
@@ -263,7 +263,7 @@ def _path(name: str) -> str:
 
 
 def data_settings(texts: Texts) -> dict[str, Any]:
-    """The identity of a source in a study's settings: a file's content, a Hub data set's commit."""
+    """A source's identity in a study's settings: a file's digest, or a Hub data set's commit."""
     if texts.path is not None:
         return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
     from huggingface_hub import HfApi

@@ -1,6 +1,6 @@
 """Which sub-layer of a block should key a kNN-LM datastore: the one whose states lie further apart.
 
-Draws of N segments, the same for every candidate, over several seeds: mean and standard deviation of the
+Every candidate gets the same draws of N segments, over several seeds: mean and standard deviation of the
 dispersion of their last-token states. The candidates' difference is taken seed by seed, since a draw moves
 both.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SIZES = (10, 50, 100)
 REPEATS = 10
-MARGIN = 2.0  # of the lead, in its standard deviations over draws
+MARGIN = 2.0  # least lead, in its standard deviations over draws
 
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
 
@@ -75,19 +75,19 @@ class SublayersResult(StudyResult):
     template = "sublayers.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``draws``: mean and spread a candidate and size; ``recommendation``."""
+        """``draws``: mean and spread per candidate and size; ``recommendation``."""
         return {
             "draws": table(self.summary, "Dispersion of draws, mean ± standard deviation", _DRAWS),
             "recommendation": table(self.recommendation, "Margin", _RECOMMENDED),
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``draws``: every draw."""
+        """``draws``: every draw's dispersion."""
         draw = partial(frames.sublayer_draws, self.draws)
         return {"draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")}
 
     def context(self) -> dict[str, Any]:
-        """For the template: the recommended candidate."""
+        """Template values: the recommended candidate."""
         return {**super().context(), "best": records(self.recommendation)[0]}
 
 

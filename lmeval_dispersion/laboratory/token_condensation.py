@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 BINS = 128
 
-_SHOWN = 12  # depths of a default answer
-_TURN = 0.1  # of a curve's range: a smaller reversal is not a turn
+_SHOWN = 12  # depths in a table without details
+_TURN = 0.1  # share of a curve's range: a smaller reversal is not a turn
 
 _CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
 _DEPTHS = {
@@ -86,7 +86,7 @@ class CondensationResult(StudyResult):
     template = "condensation.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``trends`` a model and control where there are several, else ``some`` depths; ``layers``: all."""
+        """``trends`` per model and control where there are several, else ``some`` depths; ``layers``: all."""
         caption = "Mean cosine similarity of two tokens"
         tables = {"layers": table(self.layers, caption, _DEPTHS)}
         if len(self.summary) == 1:
@@ -111,7 +111,7 @@ class CondensationResult(StudyResult):
         }
 
     def context(self) -> dict[str, Any]:
-        """For the template: whether tokens grow alike with depth, per model and control."""
+        """Template values: whether tokens grow alike with depth, per model and control."""
         controls = [name for name in dict.fromkeys(self.summary["control"]) if name]
         return {**super().context(), "trends": self._trends(), "controls": controls}
 
@@ -121,12 +121,11 @@ class CondensationResult(StudyResult):
 
 
 def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
-    """The shape of one model's curve of similarity by depth, by a rule that holds for ``claims`` models.
+    """How one model's similarity changes with depth, tested so that ``claims`` models hold together.
 
-    Its ``verdict``: tokens grow ``alike`` where the curve only rises and ``apart`` where it only falls; it
-    ``turns``, does ``none`` of these for sure, or is ``undefined``. ``curve`` says it in words. ``like`` are
-    the controls whose texts show the trend too, ``beyond`` all of them where none does. Models of one verdict
-    have the same ``key``.
+    ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns``, ``none`` if no
+    move is clear, ``undefined``. ``curve`` says it in words. ``like``: controls that show the trend too;
+    ``beyond``: all controls, if none does. Models of one verdict have the same ``key``.
     """
     similarities = {
         str(control): frame.pivot(index="text", columns="depth", values="mean").to_numpy()
@@ -208,7 +207,7 @@ def _student(values: Array, claims: int = 1) -> statistics.Interval:
 
 
 def text_trends(per_text: Array) -> Array:
-    """Spearman correlation with depth of every text's own values (n texts, layers); shape (n,), in [-1, 1].
+    """Spearman correlation with depth for each text of ``per_text`` (n, layers); shape (n,), in [-1, 1].
 
     Texts are independent, so the mean of these has a valid interval even if layers hardly differ; the
     bootstrap of the layer means' rank correlation then leaves out 0 far too often.
@@ -226,7 +225,7 @@ def condensation(
     control: str | Sequence[str] | None = None,
     **run: Unpack[StudyOptions],
 ) -> CondensationResult:
-    """Similarity of the tokens of a text, layer by layer, of one model or several.
+    """Similarity of a text's tokens, layer by layer, in one model or several.
 
     ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts of
     ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last`` depths.
@@ -277,7 +276,7 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
 def rows_of(
     names: list[str], means: Array, counts: NDArray[Any], seed: int = 0, last: int = 3
 ) -> Iterator[TableRow]:
-    """The rows of one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
+    """Table rows for one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
     from scipy.stats import kendalltau
 
     depths, bins, reason = np.arange(len(names)), counts.shape[1], ""

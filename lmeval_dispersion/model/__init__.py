@@ -33,7 +33,7 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | N
 
     Args:
         layers: Names, words or indices, in a list or separated by commas.
-        blocks: How many blocks the model has; None checks the names alone and returns them as given.
+        blocks: Number of the model's blocks; None checks the names alone and returns them as given.
 
     Raises:
         UsageError: A name is not a state after a block, an index is out of range, or nothing is chosen.

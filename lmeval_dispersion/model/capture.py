@@ -44,7 +44,7 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 
 @dataclass(frozen=True)
 class Site:
-    """One place with a state to capture."""
+    """One place in a model whose state is captured."""
 
     name: str
     module: nn.Module
@@ -62,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a causal decoder, inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
+    """A causal decoder's parts, inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
 
     stack: nn.Module  # holds the list of blocks, and is called as a module itself
     blocks: tuple[nn.Module, ...]
@@ -71,7 +71,7 @@ class Decoder:
 
     @classmethod
     def of(cls, model: nn.Module) -> Decoder:
-        """Find the parts of ``model``."""
+        """Find the parts of ``model``; CaptureError if it is not a decoder with a list of blocks."""
         inner = unwrapped(model)
         config = getattr(inner, "config", None)
         kind = type(inner).__name__
@@ -101,7 +101,7 @@ class Decoder:
         return names
 
     def site(self, name: str) -> Site:
-        """Find the module, and its input or output, that a layer's name means."""
+        """Find the module, and its input or output, for a layer's name."""
         if name in (outside := self._outside()):
             return outside[name]
         match, n = NAME.fullmatch(name), len(self)
@@ -135,7 +135,7 @@ def split_names(names: str | Sequence[str]) -> list[str]:
 
 
 def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
-    """The places called ``names``, in that order."""
+    """The places for ``names``, in that order."""
     decoder = Decoder.of(model)
     return [decoder.site(name) for name in names]
 
@@ -264,7 +264,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _first(given: Any, what: str) -> Tensor:
-    """The states in arguments or an output."""
+    """The first tensor of states in arguments or an output."""
     state = next(_tensors(given), None)
     if state is None or state.ndim != 3:
         shape = None if state is None else tuple(state.shape)
@@ -288,21 +288,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def text_decoder(model: nn.Module) -> nn.Module:
-    """The text decoder of a model, which may also have a vision tower."""
+    """The text decoder inside a model, which may also have a vision tower; else the model."""
     get_decoder = getattr(model, "get_decoder", None)
     inner = get_decoder() if callable(get_decoder) else None
     return inner if isinstance(inner, nn.Module) and block_lists(inner) else model
 
 
 def depth(config: Any) -> int | None:
-    """Number of blocks in the configuration of the text part, if given."""
+    """Number of decoder blocks by the configuration's text part; None if it does not say."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     layers = getattr(text, "num_hidden_layers", None)
     return layers if isinstance(layers, int) else None
 
 
 def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
-    """Outermost lists whose members are built of modules, with the module that holds each."""
+    """Outermost lists of composite modules under ``root``, each with the module that holds it."""
     lists: list[tuple[nn.Module, nn.ModuleList]] = []
     for child in root.children():
         if isinstance(child, nn.ModuleList):

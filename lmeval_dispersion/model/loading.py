@@ -114,7 +114,7 @@ class LoadedModel(NamedTuple):
 
     @property
     def identity(self) -> dict[str, str]:
-        """The content, independent of its name: see the module."""
+        """Content of weights and adapter, dtype and quantisation, whatever its name; see the module."""
         adapter = self.choice.adapter
         files = {
             "weights": weights_identity(self.name, self.revision),
@@ -127,12 +127,12 @@ ModelLike = str | Path | ModelChoice | LoadedModel
 
 
 def loaded_model(model: ModelLike) -> LoadedModel:
-    """``model``, loaded if it is not yet."""
+    """``model``, loaded if needed."""
     return model if isinstance(model, LoadedModel) else load_model(**asdict(model_choice(model)))
 
 
 def model_choice(model: ModelLike) -> ModelChoice:
-    """The choice behind ``model``, without loading it."""
+    """The ModelChoice of ``model``, without loading it."""
     if isinstance(model, LoadedModel):
         return model.choice
     return model if isinstance(model, ModelChoice) else ModelChoice(str(model))
@@ -148,7 +148,7 @@ def load_model(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """The model and tokenizer of a checkpoint, ready to run.
+    """Load a checkpoint's model and tokenizer, ready to run.
 
     Args:
         name: Hub id or folder.
@@ -161,7 +161,7 @@ def load_model(
         trust_remote_code: Run the checkpoint's own code.
 
     Raises:
-        MissingExtraError: torch or transformers, or what ``quantize`` or ``adapter`` needs, is missing.
+        MissingExtraError: torch or transformers, or a library for ``quantize`` or ``adapter``, is missing.
         UsageError: No such model or revision, a gated model, not a decoder, an unknown dtype.
         DispersionError: The files cannot be loaded.
     """
@@ -325,7 +325,7 @@ def weights_identity(name: str | Path, commit: str | None = None, gguf: str | No
 
 
 def weights_stamp(name: str | Path, gguf: str | None = None, *, adapter: bool = False) -> list[list[Any]]:
-    """Names, sizes in bytes and times in ns of the same files, without reading them; empty for no folder."""
+    """Name, size in bytes and time in ns of each weights file in a folder; empty for a Hub name."""
     folder = Path(name).expanduser()
     patterns = ADAPTER if adapter else _loaded_patterns(folder, gguf)
     files = [(file.name, file.stat()) for file in _files(folder, patterns)]
@@ -377,7 +377,7 @@ def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
 
 
 def settings_identity(model: Any) -> dict[str, str]:
-    """``dtype`` and ``quantization`` of a transformers model, as it is in memory."""
+    """``dtype`` and ``quantization`` of a transformers model in memory."""
     identity = {}
     if dtype := getattr(model, "dtype", None):
         identity["dtype"] = str(dtype).removeprefix("torch.")

@@ -33,7 +33,7 @@ _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<s
 
 
 class SourceText(NamedTuple):
-    """One text of a source."""
+    """A text and its number in the source, from 0."""
 
     id: int
     text: str

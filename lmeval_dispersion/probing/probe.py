@@ -37,8 +37,8 @@ Figure = Literal["probability", "agreement", "squares"]
 QUESTIONS = BLOCK
 _RUNS = 4  # runs of ranks that a sentence names
 _FIRST = 3  # checkpoints to evaluate first: a usual budget
-_MOST = 5  # and including those without a clear order with the last of them
-SEVERAL = 3  # fewest checkpoints whose mean answer says something
+_MOST = 5  # most that are named, with those tied with the last
+SEVERAL = 3  # fewest checkpoints whose mean answer is informative
 FEWEST = 5  # fewest questions: below, no paired test can be significant
 
 
@@ -46,10 +46,10 @@ class Answered(NamedTuple):
     """A model's answers to n questions; NaN where unknown.
 
     Attributes:
-        score: By lm-eval's metric; NaN without labels. Shape (n,).
-        probability: Of the right answer. Shape (n,).
-        tokens: Probabilities of the answer tokens at each question's place; empty where they are missing.
-        missing: Why they are, one clause.
+        score: Score by lm-eval's metric; NaN without labels. Shape (n,).
+        probability: Probability of the right answer. Shape (n,).
+        tokens: Per question, probabilities of the answer tokens; empty where they are missing.
+        missing: Why they are missing, one clause.
     """
 
     score: Array
@@ -59,14 +59,14 @@ class Answered(NamedTuple):
 
     @property
     def squares(self) -> Array:
-        """Sum of the squared probabilities of the answer tokens. Shape (n,)."""
+        """Sum over the answer tokens of their squared probabilities. Shape (n,)."""
         known = [float(np.square(each).sum()) for each in self.tokens]
         return np.array(known) if known else np.full(len(self.score), np.nan)
 
 
 @dataclass(frozen=True)
 class Probed:
-    """One checkpoint's answers: means over the questions with standard errors; NaN where unknown."""
+    """One checkpoint's rank, with means over the questions and standard errors; NaN where unknown."""
 
     rank: Annotated[int, Col("Rank", "d", short="#")]
     label: Annotated[str, Col("Checkpoint")]
@@ -88,7 +88,7 @@ class Probed:
     ]
     agreement_se: float | None
     accuracy: Annotated[float | None, Col("Accuracy", ".0%", short="Acc.", drop=3)]
-    tied_with: tuple[int, ...]  # ranks
+    tied_with: tuple[int, ...]  # ranks without a clear order with this one
     ties_shown: Annotated[str, Col("Ties", hint="ranks without a clear order", drop=1)]
 
 
@@ -105,7 +105,7 @@ class Probe(Report):
     """Checkpoints ranked by one figure over the same questions.
 
     Attributes:
-        questions: Number of questions used, of ``of`` in the task.
+        questions: Number of questions used, out of ``of`` in the task.
         rank_by: The figure that ranks.
         checkpoints: Best first.
         notes: Remarks on the numbers.
@@ -127,12 +127,12 @@ class Probe(Report):
     notes: Sequence[str]
 
     def tables(self) -> Mapping[str, Table]:
-        """The checkpoints, and those that failed."""
+        """The checkpoints, and the failed ones."""
         caption = f"{self.questions} of {self.of:,} questions of {self.task}"
         return {"ranking": Table.of(self.checkpoints, caption), "failed": Table.of(self.failed, "Not probed")}
 
     def context(self) -> Mapping[str, Any]:
-        """The sentences."""
+        """Template values: the answer's sentences, the figure's worth, the number of checkpoints."""
         figure = {"probability": "probability of the right answer", "squares": "squares, without answers"}
         figure["agreement"] = "agreement with the mean answer of all, without answers"
         why = f"highest {figure[self.rank_by]}, over {self.questions} questions of {self.task}"
@@ -147,7 +147,7 @@ class Probe(Report):
 
 
 def order(members: Sequence[Probed], why: str) -> list[str]:
-    """Which of several checkpoints, best first, to evaluate first, and how far their order is clear."""
+    """Sentences: which of ``members``, best first, to evaluate first, and which ranks are clear."""
     best = _first_of(members)
     if not best:
         everyone = listed([c.label for c in members]) if len(members) <= _MOST else f"all {len(members)}"
@@ -167,7 +167,7 @@ def order(members: Sequence[Probed], why: str) -> list[str]:
 
 
 def overlaps(members: Sequence[Probed]) -> list[tuple[int, int]]:
-    """First and last rank of every run of ranks connected by ties, best first."""
+    """First and last rank of each run of ranks connected by ties, best first."""
     runs: list[tuple[int, int]] = []
     for c in members:
         last = max(c.tied_with, default=0)
@@ -181,7 +181,7 @@ def overlaps(members: Sequence[Probed]) -> list[tuple[int, int]]:
 def _first_of(members: Sequence[Probed]) -> list[str]:
     """The checkpoints for a budget of three evaluations, in words if they are some of many tied.
 
-    Empty if there is one checkpoint, or no two have a clear order.
+    Empty with one checkpoint, or without any clear order.
     """
     ranks = {c.rank for c in members}
     if all(ranks - {c.rank} <= set(c.tied_with) for c in members):
@@ -200,7 +200,7 @@ def _first_of(members: Sequence[Probed]) -> list[str]:
 def ranked(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> tuple[Figure, list[Probed]]:
     """Rank checkpoints by their answers to the same questions.
 
-    Two have a clear order if the paired difference over questions (Student) differs clearly from 0,
+    Two are in a clear order if the mean paired difference over questions (Student) differs from 0,
     corrected for all pairs (Holm).
 
     Raises:
@@ -245,9 +245,9 @@ def ranked(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
 
 
 def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
-    """Sum of each checkpoint's probabilities times those of the mean answer, (questions,); NaN if not known.
+    """Each checkpoint's agreement with the mean answer, per question: sum over tokens of p times mean p.
 
-    ``answers`` has of each checkpoint the probabilities of the answer tokens, question by question.
+    ``answers`` holds each checkpoint's probabilities of the answer tokens by question. NaN if not known.
     """
     alike = len({tuple(map(len, each)) for each in answers}) == 1 and len(answers[0]) > 0
     if len(answers) < SEVERAL or not alike:
@@ -289,9 +289,9 @@ def probe(
     Args:
         checkpoints: Names of the Hub, folders, or folders of checkpoints.
         tasks: lm-eval's ``NAME,NAME``, tasks and groups, or a file of answers, which names its tasks.
-        questions: How many each is asked.
+        questions: Number of questions for each.
         rank_by: ``probability``, ``agreement`` or ``squares``. Default: the first that the task gives.
-        answers: A set of answer tokens, by a task or a file. Default: that of the first task that has one.
+        answers: Task or file with a set of answer tokens. Default: that of the first task that has one.
         output_path: Folder that keeps the answers, a race's. Default: ``race-TASKS``.
         quiet: Whether to show no progress.
         seed: As :func:`race` takes it; so are all below.
@@ -357,7 +357,7 @@ def probe(
 
 
 def _answered(evaluation: Evaluation, label: str, mine: Scores) -> Answered:
-    """What a checkpoint answered to the first questions."""
+    """A checkpoint's answers to the first questions."""
     questions = evaluation.questions[: len(mine.score)]
     blocks = [evaluation.blocks[label].get(question, {}) for question in questions]
     pairs = zip(blocks, mine.probability, strict=True)

@@ -1,8 +1,8 @@
-"""More that a first block asks: the right answer's probability, and those of the answer tokens.
+"""Probabilities in a first block: of the right answer, and for a probe of the answer tokens.
 
-lm-eval's samples of choices have the former. Where an answer is generated, the log-likelihood of the target
-after the prompt is asked; the answer tokens' probabilities at the answer's place, of which a probe alone
-makes use, need no labels.
+lm-eval's samples of multiple choice hold the right answer's. For a generated answer the target's
+log-likelihood after the prompt is measured. The answer tokens' probabilities, where the answer begins, need
+no labels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lmeval_dispersion.store.samples import right_probability
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import Evaluation
 
-_KINDS = ("multiple_choice", "loglikelihood", "generate_until")  # of texts, images and sound apart
-_TEXTS = 20  # answers that locate where an answer begins
+_KINDS = ("multiple_choice", "loglikelihood", "generate_until")  # on texts, without images and sound
+_TEXTS = 20  # answers that are tokenised to locate where an answer begins
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question: a request for each choice or target, and the indices of the right ones."""
+    """One question: a request per choice or target, and the indices of the right ones."""
 
     kind: str  # lm-eval's type of the task's output
     context: str  # empty if each choice has its own prompt
@@ -40,18 +40,18 @@ class Question:
 
     @property
     def generates(self) -> bool:
-        """Whether lm-eval has texts, and no log-likelihoods, for its answers."""
+        """Whether its answers are generated texts, without log-likelihoods."""
         return self.kind == "generate_until"
 
 
 def complete(
     evaluation: Evaluation, lm: Any, results: dict[str, Any], answers: AnswerSet | UsageError | None = None
 ) -> None:
-    """Add to each of lm-eval's samples, as ``block``, what it does not have.
+    """Add ``block`` to each of lm-eval's samples: probabilities that lm-eval does not give.
 
-    ``probability`` is that of the right answer, of several targets the most probable one's, where lm-eval's
-    choices do not give it. For a probe, ``tokens`` are the probabilities of the answer tokens: of the
-    choices where each is one token, else of the set ``answers``; or ``why`` there are none.
+    ``probability`` is the right answer's (the most probable target's, if several), where lm-eval's choices
+    do not give it. For a probe, ``tokens`` are the probabilities of the answer tokens: of the choices where
+    each is one token, else of the set ``answers``; or ``why`` gives the reason that there are none.
     """
     asked = {(task, sample["doc_id"]): sample for task, each in results["samples"].items() for sample in each}
     requests = {key: evaluation.requests_of(key) for key in asked}
@@ -79,7 +79,7 @@ def complete(
             except DispersionError as error:
                 block["why"] = str(error)
         for sample in results["samples"][key[0]] if block else ():
-            if sample["doc_id"] == key[1]:  # one for each filter
+            if sample["doc_id"] == key[1]:  # each filter has a sample
                 sample["block"] = block
 
 
@@ -91,7 +91,7 @@ class _AnswerPlace:
         self._tokens: list[int] = []
 
     def probabilities(self, question: Question, logs: Sequence[float]) -> list[float]:
-        """Those of the answer tokens; DispersionError if unavailable."""
+        """Probabilities of the answer tokens; DispersionError if unavailable."""
         lm = self._lm
         if getattr(lm, "backend", "causal") != "causal":
             raise HarnessError("the model is an encoder-decoder, whose answers have a place of their own")
@@ -129,7 +129,7 @@ def _answer_tokens(lm: Any, answers: AnswerSet) -> list[int]:
 
 
 def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
-    """A document's question, by its requests to the model."""
+    """The Question of one document, from its ``requests``."""
     first, kind = requests[0], task.OUTPUT_TYPE
     context = first.args[0]
     glued = context[-1:].isspace() or (chat and not task.config.gen_prefix)

@@ -26,7 +26,7 @@ _MARGIN = f"smallest difference in score that counts (default: {MARGIN})"
 
 
 def add_evaluation(parser: argparse.ArgumentParser, tasks: str, **more: Any) -> None:
-    """Add the options of an evaluation in a race's folder; ``tasks`` is the help of ``--tasks``."""
+    """Add the options for an evaluation kept in a race's folder; ``tasks`` is the help of ``--tasks``."""
     group = add_lm_eval(parser)
     add_tasks(group, tasks, **more)
     add = group.add_argument
@@ -38,7 +38,7 @@ def add_evaluation(parser: argparse.ArgumentParser, tasks: str, **more: Any) -> 
 
 
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
-    """A command's options without those of its output, as arguments of its function."""
+    """A command's options, without those of its output, as keyword arguments."""
     output = ("output", "format", "details", "command")
     return {name: value for name, value in vars(args).items() if name not in output and name[0] != "_"}
 

@@ -1,19 +1,19 @@
-"""Who stays in a race: scores come in block by block, and what cannot be much better is asked no more.
+"""The contest: scores come in block by block, and a checkpoint that cannot be much better is dropped.
 
 The error of the whole race. Checkpoints come one after the other, each asked in a random order of its own,
 and are compared with a level: the best mean of those that were asked everything by then, plus the margin.
-What came before is fixed when an order is drawn, the level and what predicts its scores included; so the
-best is lost only if it is dropped at its own turn, which has at most the error, however many checkpoints
-there are.
+When an order is drawn, all earlier answers are fixed, and with them the level and the predictions of the
+scores; so the best is lost only if it is dropped at its own turn, which has at most the error, however many
+checkpoints there are.
 
 A first block of questions that all are asked may order the turns, and count. Its bets know no answers of
-others, so those against the level that the best meets, which is below its mean, win at most what those
-against its mean win; what follows has an order of its own, in which all else is fixed.
+others, so those against the level that the best meets, which is below its mean, win at most as much as those
+against its mean; the later questions have an order of their own, in which all else is fixed.
 
-Side by side all are asked in one order, and nothing is known of the level at first. Half of the error is for
+Side by side all are asked in one order, and the level is unknown at first. Half of the error is for
 any two, compared question by question: each of the k - 1 comparisons that could drop the best has its share.
-The other half is for the level, once something was asked everything: what bets win against the levels that
-the best meets is at most what they win against its own mean, whatever came of the others' answers.
+The other half is for the level, once a checkpoint was asked everything: bets against the levels that the best
+meets win at most as much as bets against its own mean, whatever the others answered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
     Attributes:
         score: The task's own metric, in [0, 1]. Shape (n,).
-        probability: Of the right answer, in [0, 1]; NaN where the task has no choices. Shape (n,).
+        probability: The right answer's, in [0, 1]; NaN where it is not known. Shape (n,).
     """
 
     score: Array
@@ -51,7 +51,7 @@ class Scores(NamedTuple):
         return Scores(*(np.concatenate(parts) for parts in zip(self, later, strict=True)))
 
     def at(self, places: NDArray[np.int64]) -> Scores:
-        """Those of some questions."""
+        """The scores of the questions at ``places``."""
         return Scores(*(part[places] for part in self))
 
 
@@ -60,24 +60,24 @@ NOTHING = Scores(np.empty(0), np.empty(0))
 
 @dataclass
 class Contest:
-    """All that was answered, and who is still in.
+    """All answers so far, and the checkpoints still in the race.
 
     Args:
-        questions: How many each may be asked, N.
+        questions: Most questions for each checkpoint, N.
         error: Chance, at most, that the best of those raced (over all N questions) is dropped and another is
             named that is worse by more than ``margin``.
         margin: Smallest difference in score that counts.
-        seed: Of the orders of the questions.
-        side_by_side: How many race in all where several race at once, 0 where they come one after the other.
-        block: The first questions that all are asked, 0 where each has an order of its own from the start.
+        seed: Seed of the questions' orders.
+        side_by_side: Number of checkpoints where several race at once, 0 where they come one after the other.
+        block: Number of first questions that all are asked, 0 where each has its own order from the start.
         reference: A checkpoint that is asked everything and cannot be the best, as the base is.
-        top: How many of the best are wanted; whoever is compared has to reach the last of them, with its
-            part of the error.
+        top: Number of best checkpoints wanted; each is compared with the last of them, with its part of the
+            error.
 
     Attributes:
         answered: Label -> answers, in the checkpoint's own order.
         levels: Label -> the mean that it had to reach when it was last compared with one.
-        against: Label -> who had been asked everything when its turn began; in the order of the turns.
+        against: Label -> labels asked everything before its turn began; in the order of the turns.
     """
 
     questions: int
@@ -95,14 +95,14 @@ class Contest:
     _bets: dict[str, Bets] = field(default_factory=dict)
 
     def order(self, label: str) -> NDArray[np.int64]:
-        """The places of the questions as a checkpoint is asked them; side by side all have one order."""
+        """Indices of the questions, (N,), in a checkpoint's order; side by side all have one order."""
         common = self.questions if self.side_by_side else self.block
         own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big")
         order = np.random.default_rng([self.seed, own]).permutation(self.questions)
         return np.concatenate([np.arange(common), order[order >= common]])
 
     def add(self, label: str, block: Scores) -> Standing:
-        """Take the answers to the next questions, in its order; returns whether it is asked on."""
+        """Take a checkpoint's answers to its next questions; returns its standing."""
         self.answered[label] = mine = self.answered.get(label, NOTHING) + block
         if len(mine.score) == self.questions:
             standing: Standing = "complete"
@@ -112,15 +112,14 @@ class Contest:
         return standing
 
     def hold(self, label: str, block: Scores) -> None:
-        """Take the answers to the first block before its turn comes."""
+        """Take a checkpoint's answers to the first block before its turn."""
         self.answered[label], self.standing[label] = block, "running"
 
     def turns(self, labels: Sequence[str], keep: int | None = None) -> list[str]:
-        """Who is asked when: those whose turn began before, the reference, then the others.
+        """Labels in the order of their turns: those that began before, the reference, then the others.
 
-        After a first block of all these are ordered by what it showed, the mean probability of the right
-        answer (the score where there is none), and the first ``keep`` of all go on, all for None. Those who
-        failed have no turn.
+        After a first block, the others are sorted by their mean probability of the right answer in it (the
+        score where there is none), and the first ``keep`` go on (None: all). A failed checkpoint has no turn.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
         going = [label for label in going if not self.block or label in self.answered]
@@ -134,18 +133,18 @@ class Contest:
         return [*dict.fromkeys([*began, *({self.reference} & {*going}), *others])]
 
     def begin(self, label: str) -> None:
-        """Begin a checkpoint's turn: its rivals are those asked everything by now, and no later ones."""
+        """Begin a checkpoint's turn: its rivals are those asked everything by now, and none later."""
         if label not in self.against:
             self.against[label] = [other for other, how in self.standing.items() if how == "complete"]
 
     def fail(self, label: str) -> None:
-        """Take out a checkpoint that cannot be asked on; those that it alone dropped are running again."""
+        """Take out a checkpoint that failed; side by side, those that it alone dropped run again."""
         self.standing[label] = "failed"
-        if self.side_by_side:  # else it dropped nobody
+        if self.side_by_side:  # in turns it dropped nobody
             self.judge_again()
 
     def judge_again(self) -> None:
-        """Compare all with all that is known by now, whatever the order in which it came."""
+        """Compare all checkpoints again with all answers, whatever the order in which these came."""
         for label, standing in self.standing.items():
             if standing != "failed":
                 self.add(label, NOTHING)
@@ -165,7 +164,7 @@ class Contest:
         return "not better" if bets.refutes(self.error / self.top) else "running"
 
     def _columns(self, best: str, whole: Sequence[str]) -> Array:
-        """What those that were asked everything answered to each question: the best, and the mean of all."""
+        """Answers to each question by checkpoints asked everything: the best one's, and the mean."""
         known = {
             label: np.stack([mine.score, _likely(mine)], axis=1)[np.argsort(self.order(label))]
             for label, mine in ((label, self.answered[label]) for label in whole)
@@ -197,28 +196,28 @@ class Contest:
         return bets.refutes(error)
 
     def mean(self, label: str) -> float:
-        """The score so far."""
+        """A checkpoint's mean score so far."""
         return float(self.answered[label].score.mean())
 
     @property
     def asked(self) -> int:
-        """Questions asked of all together."""
+        """Number of questions asked so far, over all checkpoints."""
         return sum(len(scores.score) for scores in self.answered.values())
 
     @property
     def best(self) -> str | None:
-        """The highest score among those that were asked everything, the first of equal ones."""
+        """Label of the highest score among those asked everything, the first of equal ones; else None."""
         return next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[str]:
-        """Those that were asked everything, the best first."""
+        """Labels of those asked everything, the best first."""
         whole = [label for label, standing in self.standing.items() if standing == "complete"]
         return sorted((label for label in whole if label != self.reference), key=self.mean, reverse=True)
 
 
 def _likely(scores: Scores) -> Array:
-    """The probabilities of the right answers, the scores where there are none."""
+    """The probabilities of the right answers, or the scores where there are none."""
     return np.where(np.isnan(scores.probability), scores.score, scores.probability)
 
 
@@ -227,7 +226,7 @@ Ask = Callable[[int, int], Scores]
 
 
 def run(contest: Contest, label: str, ask: Ask, block: int = BLOCK, known: Scores = NOTHING) -> Standing:
-    """Ask a checkpoint, from its ``known`` answers on, until it is dropped or was asked everything."""
+    """Ask a checkpoint, after its ``known`` answers, until it is dropped or was asked everything."""
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))
     contest.begin(label)

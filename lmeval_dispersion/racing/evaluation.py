@@ -1,8 +1,8 @@
-"""Checkpoints evaluated block by block: lm-eval's own evaluation, and a folder that keeps every block.
+"""Checkpoints evaluated block by block by lm-eval's own evaluation, and a folder that keeps every block.
 
-An :class:`Entrant` is all that a process needs to run one checkpoint: it loads it, asks it, and keeps what it
-answered. Its folder holds what ``lm_eval --log_samples`` writes. A block counts once the results file, which
-is replaced as a whole, says how long the samples' files are; what a killed run left behind that is cut off.
+An :class:`Entrant` runs one checkpoint in any process: it loads it, asks it, and keeps its answers. Its
+folder holds what ``lm_eval --log_samples`` writes. A block counts once the results file, which is replaced as
+a whole, gives the lengths of the samples' files; anything after that, from a killed run, is cut off.
 The states of dispersion tasks are kept by block next to them, until all questions are in a store.
 """
 
@@ -48,7 +48,7 @@ from lmeval_dispersion.store.samples import (
     split_judge,
 )
 
-_KEPT = ("configs", "versions", "n-shot", "higher_is_better")  # of lm-eval's results, task by task
+_KEPT = ("configs", "versions", "n-shot", "higher_is_better")  # keys of lm-eval's results, kept by task
 
 
 Question = tuple[str, int]  # task and document
@@ -71,7 +71,7 @@ def _digest(values: Iterable[Any]) -> str:
 class CheckpointError(DispersionError):
     """One checkpoint could not be loaded or asked; the race goes on without it.
 
-    ``asked`` says whether it was loaded before.
+    ``asked``: whether it was loaded.
     """
 
     asked = False
@@ -80,19 +80,19 @@ class CheckpointError(DispersionError):
 class Evaluation:
     """Questions of one or several tasks, drawn at random.
 
-    ``seed`` is of the draw, ``limit`` the most questions of a checkpoint, ``metric`` METRIC or
-    FILTER/METRIC; the others are lm-eval's own.
+    ``seed`` draws them, ``limit`` is the most questions of a checkpoint, ``metric`` METRIC or
+    FILTER/METRIC; the other arguments are lm-eval's.
 
     Attributes:
-        questions: Task and document of each, as drawn. Their mean score is that of a checkpoint.
-        available: How many questions the tasks have.
+        questions: (task, document) of each, as drawn. A checkpoint's score is their mean score.
+        available: Number of questions in the tasks.
         places: Task -> places of its questions, ascending.
         judges: Filter and metric of each task that was asked.
         recorded: The dispersion tasks, whose hidden states are kept.
-        blocks: Label -> question -> what a first block asked more, as :func:`block.complete` gives it.
+        blocks: Label -> question -> the first block's probabilities, by :func:`block.complete`.
         odd: Label -> questions whose log-probabilities are not finite numbers.
         others: Label -> questions that the chat template gave another prompt than an earlier checkpoint had.
-        models: What is loaded; adapters share their base.
+        models: The loaded model; adapters share their base.
 
     Raises:
         UsageError: lm-eval has no such task, or the task no metric to race by.
@@ -134,7 +134,7 @@ class Evaluation:
 
     @property
     def metric(self) -> str:
-        """What scored, as audits call it: the metric, with the filter where a task has several."""
+        """The metrics that scored, by audits' names: with the filter where a task has several."""
         names = dict[str, None]()
         for name, task in self.tasks.items():
             if name in self.judges:
@@ -145,7 +145,7 @@ class Evaluation:
     def identity(self) -> dict[str, dict[str, str]]:
         """Each task's version, and hashes of its requests (examples included), documents and scoring.
 
-        Of a chat the requests are hashed as they are without the template, which is each model's own.
+        Chat requests are hashed without the template, which is each model's own.
         """
         found, asked = {}, dict(self.questions)
         for name, task in self.tasks.items():
@@ -163,7 +163,7 @@ class Evaluation:
         return found
 
     def prompts(self, name: str, chat_template: str | None) -> dict[str, Any]:
-        """The manifest's keys about a task's prompts, by the hash of the model's chat template."""
+        """The manifest's keys on a task's prompts; ``chat_template`` is the template's hash."""
         return prompt_manifest(
             vars(self.tasks[name].config),
             fewshot_seed=seams.DEFAULT_OTHER_SEED,
@@ -173,7 +173,7 @@ class Evaluation:
         )
 
     def ask(self, lm: Any, places: Sequence[int]) -> dict[str, Any]:
-        """lm-eval's results of a model on the questions at some places, samples included."""
+        """lm-eval's results, with samples, for a model on the questions at ``places``."""
         if self._built_for() is not lm:
             self._built_for = weakref.ref(lm)
             if self.chat or not self._requests:
@@ -187,16 +187,16 @@ class Evaluation:
             for name, found in groupby(chosen, key=lambda question: question[0])
         }
         for task in self.recorded.values():
-            task.take()  # of a block that another model did not finish
+            task.take()  # records of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
-        """The task of a question, and its requests to the model that was asked last."""
+        """A question's task, and its requests as the last model got them."""
         name, i = question
         return self.tasks[name], self._requests[name][i]
 
     def template_of(self, lm: Any) -> str | None:
-        """Hash of the chat template that a model's prompts are built with; None without one."""
+        """Hash of the chat template in a model's prompts; None without one."""
         template = lm.chat_template(self.chat) if self.chat else None
         return hashed(template) if template else None
 
@@ -210,13 +210,13 @@ class Evaluation:
     def scores(
         self, label: str, template: str | None, texts: Mapping[str, str], configs: Mapping[str, Any]
     ) -> Scores:
-        """The scores of all questions, NaN without an answer, by the lines of each task's file of samples.
+        """Scores of all questions, NaN without an answer, from the text of each task's file of samples.
 
         ``template`` is the hash of the checkpoint's chat template.
 
         Raises:
             UsageError: The metric gives no number from 0 to 1 for a question, or a lower one is better.
-            HarnessError: The task has no such metric, a line is broken, or a prompt is not the others'.
+            HarnessError: The task has no such metric, a line is broken, or a prompt differs from the others'.
         """
         samples = {
             task: by_filter(text, Path(f"samples of {task}"), configs[task]) for task, text in texts.items()
@@ -249,11 +249,11 @@ class Evaluation:
         return found
 
     def unasked(self) -> Scores:
-        """No answer yet to any question."""
+        """Scores without any answer: NaN for every question."""
         return Scores(*np.full((2, len(self.questions)), np.nan))
 
     def notes(self) -> list[str]:
-        """Sentences on answers that may not compare."""
+        """Sentences on answers that may not be comparable."""
         found = [
             f"{label}: the log-probabilities of {len(odd)} questions are not finite; its weights may be "
             "damaged, or try model_args dtype=float32."
@@ -281,7 +281,7 @@ class Evaluation:
         )
 
     def _judge(self, task: str, filters: Mapping[str, Mapping[int, Sample]]) -> tuple[str, str]:
-        """The filter and the metric that score."""
+        """The filter and metric that score a task."""
         metrics = next(iter(next(iter(filters.values())).values())).metrics
         check_judge(task, self._named, list(filters), metrics)
         chosen, named = split_judge(self._named)
@@ -292,19 +292,19 @@ class Evaluation:
 
 
 class Entrant:
-    """One checkpoint of a race, loaded when a question is new, and its folder, which keeps all answers.
+    """One checkpoint in a race, loaded when a question is new, and its folder, which keeps all answers.
 
-    ``arguments`` of the backend, such as ``pretrained``, come before ``model_args``; ``settings`` are
-    ``batch_size`` and ``device``; ``date`` stands in the names of the files; ``order`` has the places of the
-    questions as it is asked them.
+    The backend's ``arguments``, such as ``pretrained``, come before ``model_args``; ``settings`` are
+    ``batch_size`` and ``device``; ``date`` is in the files' names; ``order`` (N,) has the places of the
+    questions in its order.
 
     Attributes:
-        seconds: To load and ask it, earlier runs included.
-        loading: Seconds that loading it took now.
+        seconds: Time to load and ask it, earlier runs included.
+        loading: Seconds of the latest loading.
         as_base: Whether it is an adapter that changes no answer of its base.
 
     Raises:
-        HarnessError: What the folder holds was changed.
+        HarnessError: The folder's answers were changed.
     """
 
     def __init__(
@@ -330,19 +330,19 @@ class Entrant:
         self._halved = self.as_base = False
         self._template: str | None = None  # hash of its chat template
         self._results: dict[str, Any] = {"date": time.time(), **{key: {} for key in _KEPT}}
-        self._sizes: dict[str, int] = {}  # task -> bytes of its samples that count
+        self._sizes: dict[str, int] = {}  # task -> bytes of its samples that are valid
         self._weights: list[Any] = []  # sizes and times of the weight files at load
-        self._manifest: dict[str, Any] = {}  # of stores, about the model
+        self._manifest: dict[str, Any] = {}  # keys of the stores' manifests on the model
         self._read()
 
     def ask(self, begin: int, end: int, more: More | None = None) -> Scores:
-        """The answers to the questions ``begin`` to ``end``, or as many of them as the folder has.
+        """The answers to the questions ``begin`` to ``end`` in its order; new ones are asked and kept.
 
         ``more`` adds to lm-eval's samples, as :func:`block.complete` does.
 
         Raises:
             CheckpointError: It could not be loaded or asked.
-            UsageError: Of the whole race: no such backend, or a metric that cannot be raced by.
+            UsageError: For the whole race: no such backend, or a metric that cannot be raced by.
             DispersionError: A block could not be written.
         """
         places = self._order[begin:end]
@@ -357,20 +357,20 @@ class Entrant:
 
     @property
     def known(self) -> Scores:
-        """The answers in its order, up to the first question that it was not asked yet."""
+        """The kept answers in its order, up to the first question without one."""
         asked = ~np.isnan(self._answers.score[self._order])
         return self._answers.at(self._order[: np.append(asked, False).argmin()])
 
     @property
     def _count(self) -> int:
-        """Questions that it was asked, in whatever order."""
+        """Number of questions that it was asked."""
         return int((~np.isnan(self._answers.score)).sum())
 
     def _scores(self, *given: Any) -> Scores:
         return self.evaluation.scores(self.label, self._template, *given)
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         if self._lm is not None:
             self._lm = None
             seams.free_memory()
@@ -428,7 +428,7 @@ class Entrant:
         lm = self.evaluation.models.loaded(self._model, self._given, check, **self._settings)
         self._weights = weights
         self._template = self.evaluation.template_of(lm)
-        name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
+        name = self._given.get("pretrained") or self._given["model"]  # a server has the latter
         if commit := commit_of(name, lm, self._given):
             self._given["revision"] = commit
         if named:
@@ -482,10 +482,10 @@ class Entrant:
             save_states(self._states(begin), states)
 
     def store(self) -> None:
-        """Make a store of all documents of each dispersion task that were asked so far, unless it is there.
+        """Write each dispersion task's store of all documents asked so far, unless it exists.
 
         Raises:
-            HarnessError: The states are not as the race left them.
+            HarnessError: The kept states were changed.
             DispersionError: A store could not be written.
         """
         n, records = self._count, defaultdict[tuple[str, str | None], list[DocRecord]](list)
@@ -516,7 +516,7 @@ class Entrant:
             shutil.rmtree(self._states(0).parent)
 
     def _described(self, known: Scores) -> dict[str, Any]:
-        """What lm-eval's results say of the run, each task's figures so far, and where the race stands."""
+        """lm-eval's results entries of the run, each task's figures so far, and the race's own."""
         asked, figures, counts = known.score[~np.isnan(known.score)], {}, {}
         for task, (chosen, metric) in self.evaluation.judges.items():
             found = known.score[self.evaluation.places[task]]

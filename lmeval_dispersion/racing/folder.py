@@ -1,4 +1,4 @@
-"""A race and its folder: all that a process needs to run one of its checkpoints."""
+"""A race's folder: its settings, list and answers, from which any process can run its checkpoints."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation, More
 
 SETTINGS, MANIFEST, SCHEMA = "race.json", "manifest.json", "dispersion-race-folder/1"
-MANY = 2000  # questions, of which a random part is enough
-LONG, LEAST = 24, 5  # of so many on, the first block leaves a third, at least so many
+MANY = 2000  # questions from which a random part is enough
+LONG, LEAST = 24, 5  # from so many checkpoints on, a first block leaves a third, at least so many
 LINES = 30.0  # seconds between two lines of progress in a log
 _BACKEND = ("model", "model_args", "batch_size", "device")
-_OWN = ("pretrained", "model", "revision")  # of --model_args, each checkpoint's
+_OWN = ("pretrained", "model", "revision")  # keys of --model_args that differ by checkpoint
 _PARTS = {"prompts": "prompts or examples"}
 _SETTINGS = {"questions": "another number of questions", "lm_eval": "another lm-eval"}
 
 
 @dataclass
 class Limits:
-    """How much a race may spend now: new questions of all checkpoints, and hours."""
+    """A race's allowance for this call: new questions over all checkpoints, and hours."""
 
     questions: int | None = None
     hours: float | None = None
@@ -61,35 +61,35 @@ class Limits:
 
 
 class Spent(Exception):
-    """The allowance is used up before a question that is not answered yet."""
+    """The allowance is used up, and the next question has no answer yet."""
 
 
 @dataclass
 class RaceFolder:
-    """A race in its folder."""
+    """A race and the folder that keeps it."""
 
     tasks: str
     options: Mapping[str, Any]  # arguments of the evaluation
     backend: Mapping[str, Any]  # model, model_args, batch_size and device
     path: Path
     lineup: Lineup
-    date: str  # in the names of the files of results
+    date: str  # in the results files' names
     failed: dict[str, str] = field(default_factory=dict)  # label -> why it could not be loaded or asked
-    seconds: dict[str, float] = field(default_factory=dict)  # label -> to load and ask it
+    seconds: dict[str, float] = field(default_factory=dict)  # label -> time to load and ask it
     as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
     kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
     allowance: Limits = field(default_factory=Limits)
-    more: More | None = None  # that a first block asks; None: as :func:`block.complete`
+    more: More | None = None  # adds a first block's probabilities; None: as :func:`block.complete`
     forecast_said: bool = False
 
     @classmethod
     def opened(cls, tasks: str, path: str | Path | None, **options: Any) -> RaceFolder:
-        """The folder at ``path`` (None: ``race-TASKS``), new or with its answers to these tasks.
+        """Open the folder at ``path`` (None: ``race-TASKS``), new or with its answers to these tasks.
 
         ``options`` are lm-eval's and those of :class:`Evaluation`.
 
         Raises:
-            UsageError: They cannot be used as given, or the answers are to something else.
+            UsageError: The options cannot be used as given, or the answers belong to other tasks or settings.
         """
         path = Path(path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
         if own := [key for key in key_values(options["model_args"]) if key in _OWN]:
@@ -127,7 +127,7 @@ class RaceFolder:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All that the answers depend on."""
+        """Everything on which the answers depend."""
         given = {**self.options, **self.backend}
         return {
             "tasks": self.tasks,
@@ -144,7 +144,7 @@ class RaceFolder:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """The questions; another process loads the tasks itself."""
+        """The race's questions; another process loads the tasks itself."""
         from lmeval_dispersion.racing.evaluation import Evaluation
 
         return Evaluation(self.tasks, **self.options)
@@ -153,7 +153,7 @@ class RaceFolder:
         return {key: value for key, value in vars(self).items() if key != "evaluation"}
 
     def entrant(self, entry: Entry, contest: Contest) -> Entrant:
-        """A checkpoint with what the folder has of it."""
+        """The Entrant for a list's entry, with its answers in the folder."""
         from lmeval_dispersion.racing.evaluation import Entrant
 
         place = self.path / self._names[entry.label]
@@ -174,7 +174,7 @@ class RaceFolder:
         return names
 
     def expected(self, questions: int) -> tuple[int, int]:
-        """The fewest and the most questions of a race in which each may be asked so many."""
+        """Fewest and most questions in all, if each checkpoint may be asked ``questions``."""
         raced = sum(entry.chosen != "base" for entry in self.raced)
         going = (going_on(self.raced) if self.lineup.by == "block" else None) or raced
         block, base = min(BLOCK, questions), (len(self.raced) - raced) * questions
@@ -182,7 +182,7 @@ class RaceFolder:
         return base + fewest, base + questions * going + block * (raced - going)
 
     def forecast(self, questions: int, load: float, ask: float) -> str:
-        """What a race takes, by the seconds to load a checkpoint and those to ask it a question."""
+        """The race's cost in words, from ``load`` seconds per checkpoint and ``ask`` seconds per question."""
         few, many = self.expected(questions)
         loads = len(self.raced)
         if self.lineup.by == "block":  # adapters share their base, others are loaded again
@@ -192,9 +192,9 @@ class RaceFolder:
         return f"{counted(loads, 'load')}, {few:,} to {many:,} questions, at most about {most}"
 
     def run(self, contest: Contest, *, quiet: bool, probed: Sequence[Entry] | None = None) -> None:
-        """Race, one checkpoint after the other; where a first block orders them, that of all comes first.
+        """Race one checkpoint after the other; a first block that orders them is asked of all before.
 
-        Those that are ``probed`` are asked that block alone.
+        ``probed`` entries are asked that block alone.
         """
         self.forecast_said = quiet or probed is not None
         entries = {entry.label: entry for entry in (self.raced if probed is None else probed)}
@@ -248,14 +248,14 @@ class RaceFolder:
             entrant.store()
 
     def ended(self, entrant: Entrant) -> None:
-        """Take what is known of a checkpoint that is asked no more."""
+        """Record an entrant's time, and whether it answers as its base, once it is asked no more."""
         self.seconds[entrant.label] = entrant.seconds
         if entrant.as_base and entrant.label not in self.as_base:
             self.as_base.append(entrant.label)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Make the folder, and keep other races out of it."""
+        """Create the folder, and lock it against other races."""
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -274,7 +274,7 @@ class RaceFolder:
             lock.release()
 
     def _check(self) -> None:
-        """Refuse to go on with answers to something else than is asked now."""
+        """Raise UsageError if the kept answers belong to other tasks or settings."""
         now = json.loads(json.dumps(self.settings)) if self.kept else {}
         if other := next((key for key in now if self.kept.get(key) != now[key]), None):
             raise UsageError(
@@ -284,12 +284,12 @@ class RaceFolder:
             )
 
     def write(self, **more: Any) -> None:
-        """Keep more of the race in its folder."""
+        """Add entries to the folder's settings file."""
         self.kept |= {"schema": SCHEMA, **more}
         write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
 
     def keep(self, lineup: Lineup, **more: Any) -> None:
-        """Keep the list, and what is said of it."""
+        """Write the list, its manifest and the drawn questions to the folder."""
         self.lineup = lineup
         if lineup.manifest is not None:
             write_whole(self.path / MANIFEST, json.dumps(lineup.manifest, indent=1).encode())
@@ -311,7 +311,7 @@ class RaceFolder:
         ]
 
     def result(self, contest: Contest, wall: float, plan: str = "") -> Race:
-        """The race so far, or what a dry run has as its plan."""
+        """The race so far; ``plan`` is a dry run's forecast."""
         return race_of(
             contest,
             self.lineup.entries,
@@ -334,7 +334,7 @@ class RaceFolder:
 
 
 def going_on(entries: Sequence[Entry]) -> int | None:
-    """How many of a long list go on after a first block of all; None for all of them."""
+    """Number of a long list's checkpoints that go on after a first block; None for all."""
     why = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
     if len(why) < LONG or "named" in why or "audit" in why:
         return None
@@ -342,7 +342,7 @@ def going_on(entries: Sequence[Entry]) -> int | None:
 
 
 def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:
-    """Notes on a race that goes on otherwise than it began."""
+    """Notes on settings that changed since the race began, and on checkpoints that joined."""
     found = []
     if kept.get("times", 1) > 1:
         found.append("Checkpoints joined this race later; the error holds for each time by itself.")
@@ -353,7 +353,7 @@ def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:
 
 
 def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
-    """Questions asked, the most that there may be by now, and who is asked, in words."""
+    """Questions asked, the most that there may be by now, and the current checkpoint in words."""
     out = [name for name, standing in contest.standing.items() if standing not in ("running", "complete")]
     asked = {name: len(scores.score) for name, scores in contest.answered.items()}
     most = sum(asked.get(name, 0) for name in out) + contest.questions * (raced - len(out))
@@ -364,7 +364,7 @@ def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
 
 
 def take_out(failed: dict[str, str], contest: Contest, label: str, error: CheckpointError) -> None:
-    """Take out a checkpoint that could not be loaded or asked; where the fault is the task's, end the race.
+    """Take out a checkpoint that could not be loaded or asked; end the race if the task is at fault.
 
     Raises:
         DispersionError: All that were asked so far failed, and one before it in the same way.
@@ -377,7 +377,7 @@ def take_out(failed: dict[str, str], contest: Contest, label: str, error: Checkp
 
 
 def _difference(key: str, before: Any, now: Any) -> str:
-    """To what else the answers are, in a few words."""
+    """The setting that the kept answers differ in, in a few words."""
     if key == "identity":
         task = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         old, new = before.get(task, {}), now.get(task, {})
@@ -387,7 +387,7 @@ def _difference(key: str, before: Any, now: Any) -> str:
 
 
 def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
-    """The race in a folder, ``older`` ones too; empty without one.
+    """Read a folder's race, also an ``older`` version's; empty without one.
 
     Raises:
         UsageError: The folder holds something else.

@@ -1,4 +1,4 @@
-"""Which checkpoints race, in which order: those of a screening's short list, or all that are named."""
+"""A race's checkpoints in order: a screening's short list, or all named checkpoints."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ _BLOCK_IS_BETTER = ["Where loading is cheap, as here, a first block of all is th
 
 
 class Entry(NamedTuple):
-    """One checkpoint of a list.
+    """One checkpoint in a race's list.
 
-    It races by ``rank``, as ``audit``, as ``named`` or by the ``block``; the ``base`` cannot be the best.
+    ``chosen`` says why it races: by ``rank``, as ``audit``, as ``named``, for a ``block``; the ``base``
+    cannot be the best.
     """
 
     label: str
-    arguments: Mapping[str, str]  # with which lm-eval loads it
+    arguments: Mapping[str, str]  # lm-eval's arguments for loading it
     rank: int | None  # in the screen's order, from 1
     chosen: str | None  # None: it does not race
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Which weights it is, whatever its name in a list."""
+        """The weights' identity, whatever their label: folder or name, adapter, revision, file."""
         keys = ("pretrained", "model", "peft", "revision", "gguf_file")
         return tuple(self.arguments[key] for key in keys if key in self.arguments)
 
 
 class Lineup(NamedTuple):
-    """The checkpoints of a race in its order, then the others; what could not be screened; the manifest.
+    """A race's checkpoints in its order, then the others; names that could not be screened; the manifest.
 
-    ``by`` is what orders those that race: the ``rows``, or a first ``block`` of questions. ``bytes`` are
-    those of the weights to load, about, 0 where the screen does not know them.
+    ``by`` orders those that race: ``rows``, or a first ``block`` of questions. ``bytes`` is the approximate
+    size of their weights, 0 where the screen does not know it.
     """
 
     entries: Sequence[Entry]
@@ -68,7 +69,7 @@ class Lineup(NamedTuple):
         return next((entry.label for entry in self.entries if entry.chosen == "base"), "")
 
     def joined(self, later: Lineup) -> Lineup:
-        """With the checkpoints of a ``later`` list; who raced before races on, under the same name."""
+        """This list with a ``later`` one's checkpoints; those that raced before keep their labels."""
         entries = {entry.place: entry for entry in self.entries}
         labels = {entry.label for entry in self.entries}
         for entry in later.entries:
@@ -82,9 +83,9 @@ class Lineup(NamedTuple):
         return self._replace(entries=found, notes=later.notes, manifest=later.manifest, failed=later.failed)
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
-        """The same by what is named; where the rows give no order, by a block, and adapters with their base.
+        """The list with its order: ``by``, else a block where all were named or rows give no order.
 
-        Adapters have their ``shared`` base with them, unless they race side by side.
+        Adapters that race by a block get their ``shared`` base as an entry.
         """
         named = all(entry.chosen in ("named", "base") for entry in self.entries)
         order = by or ("block" if named or any(e.chosen == "block" for e in self.entries) else "rows")
@@ -102,7 +103,7 @@ class Lineup(NamedTuple):
 
 
 def names_of(named: Sequence[str] | Result, family: str | None, *, taken: bool) -> list[str]:
-    """The names of all that is named now, before it is screened; ``taken`` as they are, as a server's."""
+    """The names of all checkpoints, before a screen; ``taken`` as they are, such as a server's."""
     if content := manifest_in(named):
         return [c.target.name for c in shortlist_manifest(content, FILE).candidates]
     if isinstance(named, Result) or taken:
@@ -111,7 +112,7 @@ def names_of(named: Sequence[str] | Result, family: str | None, *, taken: bool) 
 
 
 def manifest_in(named: Sequence[str] | Result) -> dict[str, Any]:
-    """The manifest of the folder that alone is named, one of ``--emit`` or of a race; empty for another."""
+    """The manifest in a single named folder, of ``--emit`` or of a race; else empty."""
     if isinstance(named, Result) or len(named) != 1:
         return {}
     path = Path(named[0]).expanduser()
@@ -133,12 +134,12 @@ def lineup(
     api: bool,
     count: Callable[[], tuple[Counter[str], int]],
 ) -> Lineup:
-    """Screen what is named and take its short list; or take the list of a manifest, or all.
+    """Screen the named checkpoints and take the short list; or take a manifest's list, or all.
 
-    Of those whose rows are equal all are taken, and of those that a block is to order.
+    Of checkpoints with equal rows, and of those that a block will order, all are taken.
 
-    With ``api``, ``all`` are those that a server knows by the names. ``count`` gives the tasks' answers, and
-    the number of their documents.
+    With ``api``, a server knows ``all`` by their names. ``count`` gives the tasks' answers, and the number of
+    their documents.
 
     Raises:
         UsageError: Nothing is named, or the tasks' answers have no tokens to screen by.
@@ -177,7 +178,7 @@ def lineup(
 
 
 def _bytes(entries: Sequence[Entry], screened: Result) -> int:
-    """About how many bytes of weights those that race load, adapters of one base once; 0 if not known."""
+    """Approximate bytes of weights that the race loads, adapters of one base once; 0 if not known."""
     known = {c.label: (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8 for c in screened.checkpoints}
     loads = {
         json.dumps(_base(entry.arguments) or entry.arguments, sort_keys=True): known.get(entry.label, 0)
@@ -197,15 +198,15 @@ def _base(arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
-    """Of the models of finished evaluations those that a manifest lists, in its order.
+    """The models of finished evaluations that a manifest lists, in its order.
 
     Raises:
-        UsageError: No manifest is named, a model is not in it, or one that it lists was not evaluated.
+        UsageError: No manifest is named, a model is not in it, or a listed one was not evaluated.
     """
     if not (content := manifest_in(named)):
         raise UsageError(f"expected a short list's folder or a race's to replay, got {', '.join(named)}")
     candidates = _in_order(content)
-    # Matched as supplied accuracies are: in place of one, each has its position.
+    # Matched like supplied accuracies; the number in place of an accuracy is the model's position.
     rated = [
         Rated(model, None, position, FILE, label=model.rpartition(f"{DOWNLOADED}/")[2])
         for position, model in enumerate(models)
@@ -221,7 +222,7 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
 
 
 def _in_order(content: Mapping[str, Any]) -> list[Candidate]:
-    """The best of a manifest's groups first; what was drawn at random comes last, then the others."""
+    """A manifest's candidates: the best of its groups first, the random sample last, then the others."""
     last = {"audit": 1, None: 2}
     candidates = shortlist_manifest(content, FILE).candidates
     return sorted(candidates, key=lambda c: (last.get(c.chosen, 0), c.rank))
@@ -260,7 +261,7 @@ def _screened(selected: Selected, domain: TokenSet, base: str | None) -> Result:
 
 
 def all_named(names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named") -> Lineup:
-    """All that is named, in the order given; with ``api`` those that a server knows by the names."""
+    """A list of all named checkpoints, in that order; with ``api`` a server knows them by name."""
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
         return Lineup(entries, by="block")

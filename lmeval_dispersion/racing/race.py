@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_settings(error: float, margin: float, seed: int, limit: int | None = None, top: int = 1) -> None:
-    """Raise UsageError for a number out of its range."""
+    """Raise UsageError for the first number that is out of its range."""
     for name, value, fits, wanted in (
         ("error", error, 0 < error < 1, "above 0 and below 1"),
         ("margin", margin, 0 <= margin < 1, "from 0 to below 1"),
@@ -74,8 +74,8 @@ def race(
 
     The checkpoints are screened, and as many of each group as hold the best with a chance of 90 % are raced
     in the screen's order (`Group.first_for`; all where no chance is known). Each is loaded once and asked the
-    same questions, in a random order of its own; what is clearly not better than the best so far is asked no
-    more. Where rows give no order all answer one block of questions first, and race in the order of their
+    same questions, in a random order of its own; one that is clearly not better than the best so far is
+    dropped. Where rows give no order all answer one block of questions first, and race in the order of their
     mean probability of the right answer. Every block of answers is kept: the same call goes on.
 
     Args:
@@ -86,22 +86,22 @@ def race(
         domain: Token set of the screen. Default: the answer tokens of the first task that has known ones,
             else those of the tasks' own documents.
         base: The checkpoint that the others were trained from.
-        all: Whether all race; those that are named, without a screen.
-        by: What orders those that race: ``rows`` (the screen's order; with ``all`` the order given) or a
+        all: Whether all named checkpoints race, without a screen.
+        by: Order of those that race: ``rows`` (the screen's order; with ``all`` the order given) or a
             first ``block`` of questions that all answer. Default: rows where they differ.
-        audit_sample: How many others of each group race as well, drawn at random.
+        audit_sample: Number of others in each group that race as well, drawn at random.
         error: Chance, at most, over the whole race that the best of those raced is dropped for one that is
             worse by more than ``margin``.
         margin: Smallest difference in score that counts, in [0, 1).
-        top: How many of the best are wanted; nobody is dropped before so many were asked everything.
+        top: Number of best checkpoints wanted; none is dropped before so many were asked everything.
         budget: The most questions to ask now, of all checkpoints together; then the best so far is named.
-        hours: The longest to go on, likewise.
+        hours: The longest time to go on, likewise.
         output_path: Folder that keeps the answers. Default: ``race-TASKS``.
         dry_run: Whether to screen alone, and say what would be loaded and asked.
         engine: ``ray`` for checkpoints side by side, on the cluster of ``RAY_ADDRESS`` or of this machine.
-        gpus_per_checkpoint: Of the cluster's; by default 1 where it has GPUs.
+        gpus_per_checkpoint: GPUs of the cluster for each checkpoint; by default 1 where it has GPUs.
         quiet: Whether to show no progress.
-        seed: Of the questions' orders.
+        seed: Seed of the questions' orders.
         limit: The most questions of a checkpoint.
         metric: ``METRIC`` or ``FILTER/METRIC``. Default: ``acc``, ``exact_match`` and their like.
         model: lm-eval's backend; so are all below lm-eval's.
@@ -154,14 +154,15 @@ def race(
     known, kept, count = folder.lineup, dict(folder.kept), len(folder.evaluation.questions)
     if kept.get("turns") and by not in (None, known.by):
         raise UsageError(
-            f"expected {known.by}, by which the race in {folder.path} began, got {by}", argument="by"
+            f"expected {known.by}, by which the race in {folder.path} began, got {by}; leave it out",
+            argument="by",
         )
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
     chosen, names = known, list[str]()
     try:
         names = names_of(named, family, taken=all and folder.api and not family)
-    except DispersionError:  # nobody joins while what is named cannot be listed
+    except DispersionError:  # no checkpoint joins while the names cannot be listed
         if not kept:
             raise
     if which != kept.get("which") or not {*names} <= {*kept.get("seen", ())}:
@@ -203,7 +204,7 @@ def race(
 
 
 def _counted(folder: RaceFolder) -> tuple[Counter[str], int]:
-    """The answers of the tasks' documents, and how many documents there are."""
+    """Counts of the answers in the tasks' documents, and the number of documents."""
     from lmeval_dispersion.harness.answers import counted_answers
 
     return counted_answers([*folder.evaluation.tasks.values()])

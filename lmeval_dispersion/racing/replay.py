@@ -1,4 +1,4 @@
-"""Races on answers that are there already: what a race would have named, and with how many questions."""
+"""Races on recorded answers: what a race would have named, and after how many questions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDERS = 200
 
 @dataclass(frozen=True)
 class Replayed:
-    """One checkpoint: its score on all questions, and its share of them, as a mean over the orders."""
+    """One checkpoint: its score on all questions, and the share that the races asked it."""
 
     label: Annotated[str, Col("Checkpoint")]
     score: Annotated[float, Col("Score", ".3f")]
@@ -38,7 +38,7 @@ class Replayed:
 
 @dataclass(frozen=True, repr=False)
 class Replay(Report):
-    """Races on finished evaluations over random orders of the questions; checkpoints are by score."""
+    """Races on finished evaluations over random orders of the questions; highest score first."""
 
     template: ClassVar[str] = "replay.jinja"
     schema: ClassVar[str] = "dispersion-replay/1"
@@ -48,23 +48,23 @@ class Replay(Report):
     tasks: Sequence[str]
     questions: int  # that all models answered
     orders: int
-    loaded: int  # of all checkpoints: those that a screen lists, or all
+    loaded: int  # checkpoints that a screen lists, or all
     same: int  # orders in which the best was named, or another of its score
-    lost: float  # of the score, at most, where another was named
-    share: Sequence[float]  # of all questions, that was asked: median, 5th and 95th percentile
-    shuffled: bool  # the checkpoints as well
+    lost: float  # largest loss of score, where another was named
+    share: Sequence[float]  # asked share of all questions: median, 5th and 95th percentile
+    shuffled: bool  # whether the checkpoints' order is random as well
     seed: int
     checkpoints: Sequence[Replayed]
     notes: Sequence[str]
 
     def tables(self) -> dict[str, Table]:
-        """The checkpoints."""
+        """The checkpoints, highest score first."""
         caption = f"{self.questions:,} questions, {self.orders} orders"
         return {"checkpoints": Table.of(self.checkpoints, caption)}
 
 
 def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], list[str]]:
-    """Read lm-eval's results or stores, one a model, for the questions that all were asked.
+    """Read results or stores, one per model, for the questions that all of them answered.
 
     Returns the answers by model, the tasks, and notes.
 
@@ -103,9 +103,9 @@ def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], l
 
 
 def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | None:
-    """A race's folder judged anew by its answers; None for another folder, or one of an older version.
+    """Judge a race's folder anew from its answers; None for another folder, or an older version's.
 
-    Who needs more questions to be judged is undecided.
+    A checkpoint that would need more questions is undecided.
     """
     path = Path(place).expanduser()
     kept = kept_race(path, older=True) if (path / SETTINGS).is_file() else {}
@@ -145,7 +145,7 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
 
 
 def _asked_everything(place: str) -> list[str] | None:
-    """The checkpoints' folders of a race, those that were asked everything; None for another folder."""
+    """A race's checkpoint folders with all answers; None for another folder."""
     path = Path(place).expanduser()
     if not (path / SETTINGS).is_file():
         return None
@@ -166,9 +166,9 @@ def replay(
     answers: Mapping[str, Scores], tasks: Sequence[str], notes: Sequence[str] = (), *, orders: int = ORDERS,
     listed: Sequence[str] = (), shuffled: bool = False, seed: int = 0, quiet: bool = True, **settings: Any,
 ) -> Replay:  # fmt: skip
-    """Race on answers over random orders of the questions; ``settings`` are those of the contest.
+    """Race on answers over random orders of the questions; ``settings`` are the contest's.
 
-    Those that a screen has ``listed`` race in its order, and the others are not loaded; without it all do.
+    Checkpoints that a screen has ``listed`` race in its order, without the others; by default all race.
     """
     rng, labels = np.random.default_rng(seed), list(listed or answers)
     count = len(answers[labels[0]].score)
@@ -198,10 +198,10 @@ def replay(
 def raced(
     answers: Mapping[str, Scores], *, seed: int = 0, keep: int | None = None, **settings: Any
 ) -> Contest:
-    """The contest of recorded answers, one after the other; ``keep`` go on after a first block of all."""
+    """A contest on recorded answers, one checkpoint after the other; ``keep`` go on after a first block."""
     count = len(next(iter(answers.values())).score)
     contest, drawn = Contest(count, seed=seed, **settings), np.arange(count)
-    if contest.block:  # which questions those of the first block are
+    if contest.block:  # the first block's questions are random too
         drawn = np.random.default_rng(seed).permutation(count)
     mine = {label: scores.at(drawn[contest.order(label)]) for label, scores in answers.items()}
     for label in answers if contest.block else ():
@@ -211,7 +211,7 @@ def raced(
         def ask(begin: int, end: int, label: str = label) -> Scores:
             return mine[label].at(np.arange(begin, end))
 
-        # The first to answer everything is compared with nobody.
+        # The first checkpoint to answer everything is not compared.
         run(contest, label, ask, BLOCK if contest.best else count)
     return contest
 

@@ -1,4 +1,4 @@
-"""A race as a result: its best checkpoint, and how far each got."""
+"""The report of ``dispersion race``: its best checkpoint, and how far each got."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lmeval_dispersion.report.vega import mark, names_apart, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 
 #: ``undecided``: was still in, or not asked yet, when the race was interrupted.
-#: ``left out``: not among the first by the first block of all. ``base``: of the adapters, cannot be the best.
+#: ``left out``: not among the best after a first block. ``base``: the adapters' base, cannot be the best.
 Status = Literal[
     "best", "behind", "within", "not better", "left out", "base", "undecided", "not loaded", "failed"
 ]
@@ -39,7 +39,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Raced:
-    """One checkpoint of a race; the score is the mean over the questions that it was asked."""
+    """One checkpoint in a race; the score is the mean over the questions that it was asked."""
 
     rank: Annotated[int | None, Col("Screen", "d", short="#", drop=1)]  # from 1; None without a screen
     label: Annotated[str, Col("Checkpoint")]
@@ -48,13 +48,13 @@ class Raced:
     se: float | None  # standard error over questions
     status: Status
     outcome: Annotated[str, Col("Status")]  # the same in words
-    seconds: float | None  # to load it and ask it
+    seconds: float | None  # time to load and ask it
     message: str  # why it failed
 
 
 @dataclass(frozen=True, repr=False)
 class Race(Report):
-    """The best of a race; of the checkpoints, those asked come first, then those that failed or were not."""
+    """A race's best checkpoint, and all: those asked first, then those that failed or were not loaded."""
 
     template: ClassVar[str] = "race.jinja"
     schema: ClassVar[str] = "dispersion-race/1"
@@ -68,23 +68,23 @@ class Race(Report):
     metric: str
     error: float  # chance, at most, that a checkpoint better by more than the margin was dropped
     margin: float
-    loaded: int  # of all ``of`` on the list
+    loaded: int  # checkpoints loaded, out of ``of`` on the list
     of: int
-    questions: int  # asked of all together
-    questions_all: int  # that all on the list, and the base, could be asked
-    questions_each: int  # that one could be asked
-    questions_there: int  # that the tasks have; more than each could be asked where --limit drew some
-    tasks: int  # of lm-eval; the score is the mean over the questions of all
+    questions: int  # questions asked, over all checkpoints
+    questions_all: int  # most questions for all on the list and the base
+    questions_each: int  # most questions for one checkpoint
+    questions_there: int  # questions in the tasks; more than ``questions_each`` with --limit
+    tasks: int  # number of tasks; the score is the mean over all their questions
     seconds: float | None
-    seed: int  # of the orders of the questions
+    seed: int  # seed of the questions' orders
     checkpoints: Sequence[Raced]
     audit_sample: Sequence[str]  # labels of random others, raced with the list
     notes: Sequence[str]
-    plan: str = ""  # of a dry run, in a sentence
+    plan: str = ""  # a dry run's forecast, in a sentence
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
     def tables(self) -> dict[str, Table]:
-        """The checkpoints; on a terminal those that were asked or failed, and others up to a dozen."""
+        """The checkpoints; a terminal shows those that were asked or failed, and others up to a dozen."""
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
         marks = {
@@ -93,7 +93,7 @@ class Race(Report):
         return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else (), marks=marks)}
 
     def charts(self) -> dict[str, Chart]:
-        """The mean so far against the questions asked, a line a checkpoint, with an interval at its end."""
+        """Running mean score against questions asked, a line per checkpoint, with an interval at its end."""
         asked = [row for row in self.checkpoints if row.label in self._answered]
         if not asked:
             return {}
@@ -136,7 +136,7 @@ class Race(Report):
         return {"race": Chart(drawn, "Score against questions asked", numbers, meaning)}
 
     def context(self) -> dict[str, Any]:
-        """The parts of the sentences."""
+        """Template values: the parts of the sentences."""
         best = self._answered[self.best].score if self.best else np.zeros(1)
         right = bool(np.isin(best, (0, 1)).all())
         rivals = [row for row in self._judged() if row.label != self.best]
@@ -163,7 +163,7 @@ class Race(Report):
         }
 
     def _saved(self) -> float:
-        """Seconds that all other questions would have taken, as long as those that were asked."""
+        """Seconds that the unasked questions would have taken, by the asked ones' time."""
         spent = sum(row.seconds or 0.0 for row in self.checkpoints)
         return spent / max(1, self.questions) * max(0, self.questions_all - self.questions)
 
@@ -171,7 +171,7 @@ class Race(Report):
         return [row for row in self.checkpoints if row.questions and row.status not in ("failed", "base")]
 
     def _sampled(self) -> str:
-        """How those that were not loaded compare, by random others raced with the list."""
+        """A sentence on checkpoints that were not loaded, by random others raced with the list."""
         others = [row for row in self._judged() if row.label in self.audit_sample]
         whole = [row for row in self._judged() if row.questions == self.questions_each]
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
@@ -182,9 +182,9 @@ class Race(Report):
         more = f" by more than {self.margin:g}" if self.margin else ""
         if better:
             return f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
-        if sum(row.rank == 1 for row in self.checkpoints) > 1:  # of each group as many, small or large
+        if sum(row.rank == 1 for row in self.checkpoints) > 1:  # equally many per group, small or large
             return f"None of {n} random others did better{more}."
-        # The most that a sample without any does not rule out (hypergeometric).
+        # The most better ones that a sample without any does not rule out (hypergeometric).
         most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
         of = f"of the {left} that the screen left out at most {most} would ({100 * LEVEL:.0f} % confidence)"
         return f"None of {n} random others did better{more}; {of}."
@@ -195,11 +195,11 @@ def race_of(
     seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE, there: int | None = None,
     tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (), plan: str = "",
 ) -> Race:  # fmt: skip
-    """Build the Race from a contest, finished or interrupted, of some of a list's ``entries``.
+    """Build the Race from a contest, finished or interrupted, over some of a list's ``entries``.
 
-    By label, ``seconds`` are those to load and ask, and ``failed`` says why, in a sentence. ``there`` are
-    questions of ``tasks`` tasks, by default as many as the contest's; ``as_base`` are adapters that answer
-    as their base. The other arguments are named as the Race's attributes.
+    By label, ``seconds`` is the time to load and ask, and ``failed`` a sentence on the failure. ``there``
+    is the number of questions in the ``tasks`` tasks, by default the contest's; ``as_base`` are adapters
+    that answer as their base. The other arguments are named as the Race's attributes.
     """
     best, rows, answered = contest.best, [], contest.answered
     for entry in entries:
@@ -242,7 +242,7 @@ def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str
 
 
 def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:
-    """Of a checkpoint that was asked something; that a dropped one is not much better says no more."""
+    """The status of a checkpoint that was asked something, and its words."""
     standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
         return "undecided", "undecided"

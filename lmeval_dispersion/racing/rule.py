@@ -1,17 +1,17 @@
-"""When a checkpoint is asked no more: a test that may be looked at after every answer.
+"""When a race drops a checkpoint: a test that may be looked at after every answer.
 
 N questions are asked of a checkpoint in random order; its scores lie in [0, 1]. The test bets, question by
 question, that their mean over all N lies below a level (Waudby-Smith & Ramdas 2020, *Confidence sequences
 for sampling without replacement*; 2024, *Estimating means of bounded random variables by betting*). Were the
-mean the level or more, the scores that are left would have a mean of at least (N * level - seen) / left;
-what the bets have made of 1 then has an expectation of at most 1 after every question, so the chance that it
-ever reaches 1 / error is at most ``error`` (Ville 1939). No approximation is involved: it holds for scores
+mean the level or more, the remaining scores would have a mean of at least (N * level - seen) / left;
+a stake of 1 then has an expectation of at most 1 after every question, so the chance that it ever reaches
+1 / error is at most ``error`` (Ville 1939). No approximation is involved: it holds for scores
 of every kind and any number of looks, and knows that at the last question nothing is uncertain.
 
-Each bet is on what is left of a score after a prediction (a ridge regression on the answers of others, by
+Each bet is on the residual of a score after a prediction (a ridge regression on the answers of others, by
 those seen before the block). The prediction is of all N questions and fixed before the block, so it may be
-wrong without harm to the error. Neither it nor the stakes know the level, but for what a question left is
-worth at the least (``fair``): so the bets against a lower level never win more.
+wrong without harm to the error. Neither it nor the stakes know the level, except for a question's least worth
+(``fair``): so the bets against a lower level never win more.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ Array = NDArray[np.float64]
 BLOCK = 25
 _STAKES = np.array(
     [0.08, 0.2, 0.35, 0.5, 0.7, 0.9]
-)  # shares of what may be staked; an equal part is bet by each
-_RIDGE, _START, _PRETENDED = 25.0, 0.6, 5  # of the regression: its penalty, sum of weights, answers pretended
+)  # shares of the largest stake; each gets an equal part of the bet
+_RIDGE, _START, _PRETENDED = 25.0, 0.6, 5  # regression: penalty, starting sum of weights, pseudo-answers
 
 
 class Bets:
-    """Bets against "the mean of all is the level or more", as scores come in.
+    """Bets against "the mean of all scores is the level or more", as scores come in.
 
     Args:
-        of: How many questions there are in all, N.
-        level: Of the mean.
-        columns: What is known of each question beforehand, in the order asked; the first column is a score.
-            None for nothing. Shape (N, c).
-        plain: The first questions, which are bet on without the columns.
+        of: Number of questions in all, N.
+        level: The level, a mean score.
+        columns: Predictors of each question, in the order asked; the first column is a score. None for none.
+            Shape (N, c).
+        plain: Number of first questions, which are bet on without the columns.
 
     Attributes:
-        taken: Questions bet on.
-        most: Logarithm of the most that the bets have made of 1, at any question; infinite from where the
-            mean can no longer reach the level.
+        taken: Number of questions bet on.
+        most: Logarithm of the highest value that a stake of 1 reached; infinite once the mean can no longer
+            reach the level.
     """
 
     def __init__(self, of: int, level: float, columns: Array | None = None, plain: int = 0) -> None:
@@ -53,7 +53,7 @@ class Bets:
         self._won = np.zeros(len(_STAKES))
 
     def take(self, scores: Array) -> float:
-        """Bet on the next scores, block by block; returns the most that was won so far."""
+        """Bet on the next scores, block by block; returns ``most``."""
         step = len(scores) if self._columns is None else BLOCK
         for begin in range(0, len(scores), step or 1):
             self.most = max(self.most, self._bet(scores[begin : begin + step]))
@@ -68,7 +68,7 @@ class Bets:
         predicted = self._predicted()
         mine, totals = predicted[: len(scores)], self._scores.sum() + np.cumsum(scores)
         ahead = predicted.sum() - np.cumsum(mine) + mine
-        # The mean of the residuals left, at the least, if the mean of all reaches the level.
+        # Least mean of the remaining residuals if the mean of all scores reaches the level.
         fair = (self.of * self.level - totals + scores - ahead) / left
         most = np.maximum((1 - predicted).max() - fair, 1e-9)
         gains = np.log1p(np.maximum(_STAKES[:, None] * (fair - scores + mine) / most, 1e-12 - 1))

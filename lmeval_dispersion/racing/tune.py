@@ -26,7 +26,7 @@ from lmeval_dispersion.racing.rule import BLOCK
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.folder import RaceFolder
 
-_RETRIES = 2  # of a checkpoint whose worker or node was lost
+_RETRIES = 2  # retries of a checkpoint whose worker or node was lost
 _SILENCE = 20.0  # seconds in which a cluster must answer
 # No files of results but ours, and Ctrl-C ends the race at once.
 _TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
@@ -37,8 +37,8 @@ def race_on_ray(
 ) -> None:
     """Race a folder's checkpoints, begun in its order, on the cluster of ``RAY_ADDRESS`` or of this machine.
 
-    A checkpoint has a CPU core and so many GPUs of a node: whole ones or a part of 1; None for 1 where the
-    cluster has any.
+    Each checkpoint gets a CPU core and ``gpus`` GPUs of one node: whole ones or a part of 1; None for 1 where
+    the cluster has any.
 
     Raises:
         UsageError: No node has so many GPUs, one does not see the folder, or a worker refuses the race.
@@ -163,7 +163,7 @@ def _cluster() -> Iterator[float]:
 
     os.environ.update(_TUNE)
     if not os.environ.get("DISPERSION_DEBUG"):
-        logging.getLogger("ray").setLevel(logging.CRITICAL)  # tracebacks of what a sentence says
+        logging.getLogger("ray").setLevel(logging.CRITICAL)  # no tracebacks: a sentence has the reason
     address = os.environ.get("RAY_ADDRESS") or "local"
     host, _, port = address.rpartition(":")
     try:

@@ -1,7 +1,7 @@
 """Reports: results as data, and their formats: terminal, Markdown, CSV, JSON and page.
 
 A result declares its rows, charts and sentences (:class:`Report`; its docstring shows a template);
-every format comes from these three. The modules are private; the names are here.
+every format is made from these. The modules are private; the names are here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values as text, as dots on an axis, and as JSON, equal in every format; names of charts."""
+"""Table values as text, as dots on an axis and as JSON, equal in every format; short names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AXIS = (12, 32)  # characters of an axis on a terminal, at least and at most
 
 
 def cell(row: Row, column: Column) -> str:
-    """The text of a cell: the value, with ``± error`` where both are numbers."""
+    """A cell's text: the value, with ``± error`` where both are numbers."""
     value = row.get(column.key)
     text = shown(value, column.format)
     error = row.get(column.error) if column.error else None
@@ -53,13 +53,13 @@ def shown(value: Any, spec: str = "") -> str:
 
 
 def plain(value: Any) -> Any:
-    """A Python value for numpy's and pandas' scalars; None for pandas' missing values."""
+    """A Python value for a scalar of numpy or pandas; None for pandas' missing values."""
     value = value.item() if hasattr(value, "item") else value
     return None if type(value).__name__ in ("NAType", "NaTType") else value
 
 
 def number(value: Any) -> int | float | None:
-    """A finite number, or None for anything else."""
+    """``value`` if it is a finite number, else None."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
@@ -67,7 +67,7 @@ def number(value: Any) -> int | float | None:
 
 
 def text_rows(table: Table) -> tuple[list[Row | None], str]:
-    """The rows that a text shows, None at gaps, and a sentence with their number."""
+    """The rows that terminal and Markdown show, None at gaps, and a sentence with their number."""
     if not table.excerpt:
         return list(table.rows), table.more
     rows: list[Row | None] = []
@@ -111,7 +111,7 @@ def _size(count: float) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON has it: public fields of dataclasses, tuples as lists, null for NaN and infinity."""
+    """A value as JSON: public fields of dataclasses, tuples as lists, null for NaN and infinity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {name: item for name, item in fields_of(value).items() if not name.startswith("_")}
     value = plain(value)
@@ -126,13 +126,13 @@ def json_value(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Axis:
-    """One line of characters on which values are drawn as dots.
+    """A line of characters on which values are drawn as dots.
 
     Attributes:
-        low: The value of its first character.
-        high: The value of its last one.
-        width: Its characters.
-        heading: Its ends, as the column's head shows them; empty where they have no room.
+        low: The value at its first character.
+        high: The value at its last character.
+        width: Number of characters.
+        heading: Its ends, for the column's heading; empty where they have no room.
     """
 
     low: float
@@ -141,7 +141,7 @@ class Axis:
     heading: str
 
     def drawn(self, value: float, below: float, above: float) -> str:
-        """A dot at a value, a whisker to each side, and a bar at zero where the axis has it.
+        """The axis with a dot at ``value``, whiskers, and a bar at zero where the axis has it.
 
         A value beyond the axis is an arrow at its edge.
 
@@ -160,7 +160,7 @@ class Axis:
         return "".join(signs)
 
     def share(self, value: float) -> float:
-        """The place of a value, from 0 at the low end to 1; values beyond an end are at it."""
+        """A value's place from 0 at the low end to 1 at the high end, clipped to these."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
     def _place(self, value: float) -> int:
@@ -187,7 +187,7 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
 
 
 def whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
-    """A value and its whisker's length below and above; None without a number."""
+    """A row's value and its whisker's lengths below and above; None without a number."""
     value = number(row.get(column.key))
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Charts of a page: a Vega-Lite specification as a picture (SVG) in the page's colours."""
+"""Charts for pages: a Vega-Lite specification as a picture (SVG) in the page's colours."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 
 
 def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
-    """The specification in the page's colours and in a width; see :func:`chart_svg`."""
+    """The chart's Vega-Lite specification in the page's colours and one width; see :func:`chart_svg`."""
     spec = chart.specification()
     layers = spec.get("layer", [])
     if width == "narrow" and not any(_is(layer, "line") for layer in layers):

@@ -89,7 +89,7 @@ class Report:
         return len(self._items())
 
     def __bool__(self) -> bool:
-        return True  # without an item too
+        return True  # a result without items is true as well
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items())
@@ -120,7 +120,7 @@ class Report:
         return {}
 
     def context(self) -> Mapping[str, Any]:
-        """Further names for the template."""
+        """Further values for the template, by name."""
         return {}
 
     def rows(self) -> Sequence[Row]:
@@ -128,12 +128,12 @@ class Report:
         return next((table.rows for table in self.tables().values()), ())
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract: schema, answer, and the fields of the result; NaN and infinity are null."""
+        """The JSON contract: schema, answer, and the result's fields; NaN and infinity are null."""
         content = {name: value for name, value in fields_of(self).items() if not name.startswith("_")}
         return {"schema": self.schema, "answer": self.answer(), **json_value(content)}
 
     def answer(self) -> list[str]:
-        """The sentences of the answer."""
+        """The answer's sentences."""
         return list(self.document().answer)
 
     def document(self) -> Document:
@@ -324,7 +324,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 
 def listed(items: Sequence[Any], last: str = "and") -> str:
-    """Items in a sentence.
+    """Items joined as words of a sentence.
 
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
@@ -343,7 +343,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """Names in a sentence, the first few of many.
+    """The first ``most`` names in a sentence, and the number of others.
 
     >>> some(["a", "b", "c"], 2), some(["a", "b"])
     ('a, b and 1 other', 'a and b')

@@ -19,9 +19,9 @@ from typing import Any, Literal, get_type_hints
 from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
-Mark = Literal["pick", "control"]  # of a row: to look at first; only checks, or sums up
+Mark = Literal["pick", "control"]  # a row's mark: look at it first; or it only checks or sums up
 SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/"
-LIMITS = "Limits"  # above `Document.limits`, where a format has headings
+LIMITS = "Limits"  # heading of `Document.limits`
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ Col = functools.partial(Column, "")
 
 @functools.cache
 def columns_of(row_type: type) -> Mapping[str, Column]:
-    """The shown columns of a row class by key: its fields that are annotated with a `Col`, in order."""
+    """A row class's shown columns by key: its fields that are annotated with a `Col`, in order."""
     hints = get_type_hints(row_type, include_extras=True)
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     return {name: mark for name, marks in marks.items() for mark in marks if isinstance(mark, Column)}
@@ -109,17 +109,17 @@ class Table:
         hide: Sequence[str] = (),
         headings: Mapping[str, str] = types.MappingProxyType({}),
     ) -> Table:
-        """A table without its empty columns.
+        """Build a table, without its empty columns.
 
         Args:
             rows: Objects of one dataclass, or mappings.
-            caption: As the attribute, as are ``name``, ``more`` and ``excerpt``.
+            caption: See the attribute.
             columns: Columns by key; default: the fields of the dataclass with a `Col`.
-            name: See there.
-            more: See there.
-            excerpt: See there.
+            name: See the attribute.
+            more: See the attribute.
+            excerpt: See the attribute.
             hide: Keys of columns to leave out.
-            headings: Other headings, by key.
+            headings: Headings that replace the columns', by key.
         """
         values = [row if isinstance(row, Mapping) else fields_of(row) for row in rows]
         if columns is None:
@@ -144,7 +144,7 @@ class Chart:
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.
-        caption: Its content in one line.
+        caption: The chart's content in one line.
         description: The same for screen readers, with the important numbers.
         meaning: How to read it and its limits; may be empty.
         name: Anchor on a page and name of a saved picture; empty for one made from the caption.
@@ -244,7 +244,7 @@ class Document:
         return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Table)}
 
     def origin(self) -> dict[str, str]:
-        """Link to the guide, the versions that made the report, and the day."""
+        """Link to the guide, versions that made the report, and the day, by label."""
         import platform
         from importlib import metadata  # importing it takes as long as numpy's arrays
 
@@ -273,7 +273,7 @@ class Names:
         self._taken: set[str] = set()
 
     def of(self, name: str, heading: str) -> str:
-        """The anchor of a part: ``name``, or one made from ``heading``, numbered if it is taken."""
+        """A part's anchor: ``name``, or one made from ``heading``, numbered if it is taken."""
         wanted = name or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "part"
         anchor, count = wanted, 1
         while anchor in self._taken:

@@ -1,4 +1,4 @@
-"""A report's formats: JSON, CSV and Markdown; terminal and page have their own modules."""
+"""A report as JSON, CSV and Markdown, and the choice of its format; terminal and page have own modules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SUFFIXES: dict[str, Format] = {
 
 
 def form_of(path: Path) -> Format:
-    """The format that a file's suffix names; UsageError for another suffix."""
+    """The format for a file's suffix; UsageError for an unknown suffix."""
     try:
         return _SUFFIXES[path.suffix.lower()]
     except KeyError:

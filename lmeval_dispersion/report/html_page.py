@@ -67,7 +67,7 @@ def html_text(document: Document) -> str:
         .render(
             fragment=False,
             document=document,
-            # The heading is the first sentence: of several groups the answer's lines hold more than one.
+            # The heading is one sentence, though a line of the answer may hold several, one per group.
             answer=[
                 *(part for line in document.answer[:1] for part in _SENTENCE_END.split(line, maxsplit=1)),
                 *document.answer[1:],
@@ -84,7 +84,7 @@ def html_text(document: Document) -> str:
 
 
 def html_fragment(document: Document) -> str:
-    """The report for a notebook: its text and tables, without styles, scripts and charts."""
+    """The report's text and tables for a notebook, without styles, scripts and charts."""
     sections = [
         replace(section, parts=[part for part in section.parts if not isinstance(part, Chart)])
         for section in document.sections

@@ -63,14 +63,14 @@ def terminal_text(
         document: The report.
         width: Columns of the terminal.
         colour: Whether to use escape sequences.
-        encoding: Of the terminal; missing characters are spelled out before tables are laid out.
+        encoding: The terminal's; missing characters are spelled out before tables are laid out.
         details: Whether to show details and limits too.
     """
     return _Writer(width, colour, encoding, details).text(document)
 
 
 def spelled(text: str, encoding: str) -> str:
-    """The same text in characters of an encoding: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
+    """``text`` in an encoding's characters: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

@@ -17,39 +17,39 @@ SAYS: Spec = {channel: {"field": "says", "type": "nominal"} for channel in ("des
 
 
 def numeric(field: str, title: str | None = None, *, axis: Spec | None = None, **scale: Any) -> Spec:
-    """A channel of numbers; its axis need not include zero, unless ``scale`` says otherwise."""
+    """A quantitative channel; its axis need not include zero, unless ``scale`` says otherwise."""
     channel = {"field": field, "type": "quantitative", "title": title, "scale": scale or {"zero": False}}
     return channel if axis is None else {**channel, "axis": axis}
 
 
 def name(field: str, order: Sequence[Any] | None = None, **more: Any) -> Spec:
-    """A channel of words, in the given order or that of the rows."""
+    """A nominal channel, sorted by ``order`` or as the rows come."""
     return {"field": field, "type": "nominal", "title": None, "sort": order, **more}
 
 
 def mark(kind: str | Spec, **encoding: Any) -> Spec:
-    """A mark and its channels."""
+    """A mark with its encoding channels."""
     return {"mark": kind, "encoding": encoding}
 
 
 def span(axis: str, low: Spec, high: str) -> Spec:
-    """The two channels of a bar or band along ``axis``, ``x`` or ``y``."""
+    """The two channels for a bar or band along ``axis`` (``x`` or ``y``), from ``low`` to field ``high``."""
     return {axis: low, f"{axis}2": {"field": high}}
 
 
 def values_of(rows: Rows, field: str) -> list[Any]:
-    """The different values of a field, in the rows' order."""
+    """A field's different values, in the rows' order."""
     return list(dict.fromkeys(row[field] for row in rows))
 
 
 def colour(rows: Rows, field: str, **more: Any) -> Spec:
-    """A colour for each value of a field; no channel for a single value."""
+    """The colour channel by ``field``; empty if all rows have one value."""
     order = values_of(rows, field)
     return {"color": name(field, order, **more)} if len(order) > 1 else {}
 
 
 def tooltip(rows: Rows, *fields: str) -> list[Spec]:
-    """The fields shown on hover, numbers in the page's digits."""
+    """Channels for values on hover, numbers in the page's digits."""
     first = next(iter(rows), {})
     kinds = {field: "nominal" if isinstance(first.get(field), str) else "quantitative" for field in fields}
     return [{"field": field, "type": kind, "title": field.replace("_", " ")} for field, kind in kinds.items()]
@@ -58,7 +58,7 @@ def tooltip(rows: Rows, *fields: str) -> list[Spec]:
 def names_apart(
     values: Rows, x: str, y: str, *, length: float, line: float, most: float
 ) -> list[dict[str, Any]]:
-    """The rows with ``place``: y of the name to the right of a point, lower where another is in its way.
+    """The rows with ``place``, the y of each point's name at its right: lower where another is in the way.
 
     ``length`` and ``line`` are a name's width and height in units of ``x`` and ``y``. None: it would be
     further than ``most`` lines from its point.
@@ -79,7 +79,7 @@ def names_apart(
 def dots(
     rows: Sequence[Any], named: str, value: str, bounds: tuple[str, str], title: str, axis: Spec | None
 ) -> Spec:
-    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright line at 0."""
+    """One dot per dataclass row at ``value``, a bar between ``bounds``, and a dashed upright line at 0."""
     return {
         "data": {"values": json_value(rows)},
         "height": 18 * len(rows) + 20,
@@ -93,9 +93,9 @@ def dots(
 
 
 def accuracy_points(rows: Rows, figure: str, title: str, **marks: Any) -> Spec:
-    """Accuracy against a figure of checkpoints: rows with ``label``, ``group``, the figure and ``accuracy``.
+    """Accuracy against a figure, a point per row with ``label``, ``group``, the figure and ``accuracy``.
 
-    Several groups have a colour each; else ``marks`` are further channels of the points.
+    Each group has a colour; for a single group ``marks`` are further channels of the points.
     """
     says = "{label}; {group}; " + f"{figure} {{{figure}:.3f}}" + "; accuracy {accuracy:.3g}"
     rows = [{**row, "says": says.format(**row)} for row in rows]
@@ -122,7 +122,7 @@ def facets(
     title: str | None = None,
     independent: Sequence[str] = (),
 ) -> Spec:
-    """One panel for each value of ``field``, so many in a row, with ``independent`` axes or shared ones."""
+    """One panel per value of ``field``, ``columns`` in a row, with ``independent`` axes or shared ones."""
     names = values_of(rows, field)
     return {
         "data": {"values": rows},

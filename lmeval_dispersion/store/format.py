@@ -1,4 +1,4 @@
-"""The store's format and writer: at every moment a folder is complete or refused as partial."""
+"""The store's format and its writer, which leaves a folder complete or refused as partial."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
 
 
 def begin_store(folder: Path) -> None:
-    """Mark ``folder`` as an unfinished run's store, so that a killed run is recognised."""
+    """Mark ``folder`` as an unfinished run's store, so that readers refuse it after a kill."""
     if (folder / MANIFEST).exists():
         raise UsageError(
             f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
@@ -58,7 +58,7 @@ def begin_store(folder: Path) -> None:
 
 
 def make_folder(folder: Path, kind: str = "store") -> None:
-    """Create the folder of a store (or study), if missing, or refuse a place that cannot be written."""
+    """Create a folder for a store (or another ``kind``); UsageError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

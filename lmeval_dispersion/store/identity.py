@@ -33,7 +33,7 @@ def prompt_manifest(
     multiturn: bool,
     system: str | None,
 ) -> dict[str, Any]:
-    """The manifest's keys about a task's prompts, and the keys of its ``identity`` that apply.
+    """The manifest's keys on a task's prompts, and the keys of its ``identity`` that apply.
 
     ``config`` is the task's; ``chat_template`` is a hash. All values are the same in every process.
     """
@@ -69,7 +69,7 @@ def prompt_manifest(
 
 
 def source_text(value: Any) -> str:
-    """A template unchanged; a function as its source, as lm-eval writes it to results, or its name."""
+    """A template as it is; a function as its source, as in lm-eval's results, else its name."""
     if isinstance(value, partial):
         words = [*map(repr, value.args), *(f"{key}={word!r}" for key, word in sorted(value.keywords.items()))]
         return f"{source_text(value.func)}({', '.join(words)})"
@@ -83,12 +83,12 @@ def source_text(value: Any) -> str:
 
 
 def hashed(text: str) -> str:
-    """Hex digest of a text."""
+    """SHA-256 of a text as hex."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def check_one_model(parts: Sequence[StorePart]) -> None:
-    """Refuse to read stores as one if their models or prompt settings differ."""
+    """Raise MixedStoresError if stores to be read as one differ in model or prompt settings."""
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
         differing = _differences(first, manifest, ("model", "revision"))
@@ -108,10 +108,10 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def check_comparable(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """Notes for a comparison of two runs on how their models differ. Other prompts are refused.
+    """How the models of two runs differ, as sentences without a full stop; none if they do not.
 
-    Returns:
-        Sentences without a full stop; none for equal identities and for older stores.
+    Raises:
+        MixedStoresError: The runs' prompts differ.
     """
     a, b = first[0][1].get("identity"), other[0][1].get("identity")
     if a is None and b is None:
@@ -144,7 +144,7 @@ def check_comparable(first: Sequence[StorePart], other: Sequence[StorePart]) -> 
 
 
 def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
-    """Identity of stores read as one: their common values, and a hash of those that differ between tasks."""
+    """The identity of stores read as one: shared values, and a hash where tasks differ."""
     joint = dict(identities[0])
     for key in TASK_KEYS:
         values = sorted({identity.get(key, "") for identity in identities})

@@ -65,13 +65,13 @@ class Store:
 
     @property
     def default_layer(self) -> str:
-        """The layer used by default."""
+        """Name of the layer that is used by default."""
         return str(self.manifest["default_layer"])
 
     def vectors(self, layer: str | None = None) -> NDArray[np.float32]:
         """Unit rows of one layer, shape (n, d), float32; a row without a direction is NaN.
 
-        Read from disk at every call.
+        Each call reads them from disk.
 
         Raises:
             StoreError: No such layer, or the file is not the one that the manifest describes.
@@ -127,7 +127,7 @@ class Store:
         return file
 
     def layer_name(self, layer: str | None = None) -> str:
-        """The stored name of a layer, which may be counted from the end, such as ``layer.-1``.
+        """The stored name of ``layer``, such as ``layer.-1`` from the end; default: the default layer.
 
         Raises:
             StoreError: No such layer.
@@ -143,14 +143,14 @@ class Store:
 
 
 def read_store(path: str | Path) -> Store:
-    """The store in the folder ``path``, or all stores in its sub-folders read as one.
+    """Read the store in the folder ``path``, or all stores in its sub-folders as one.
 
     Sub-folders are those directly in it, and the tasks of ``dispersion_DATE`` folders that runs with
     ``--output_path`` leave in it or one folder below; no other folder is entered.
 
-    Several stores need one model and revision, one identity of model and run, and at least one layer in
-    common. Their joint manifest keeps what they agree on; ``prompt_format`` is then a hash over all of
-    theirs, and so is what tasks of one run may differ in.
+    Several stores need one model and revision, one identity of model and run, and at least one shared layer.
+    Their joint manifest keeps their common values; ``prompt_format``, and other values that differ between
+    tasks of one run, become a hash over all.
 
     Raises:
         StoreError: No store exists there, or it is damaged; :class:`PartialStoreError`: its run did not

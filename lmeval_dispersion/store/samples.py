@@ -1,4 +1,4 @@
-"""The samples of a finished lm-eval run (``--log_samples``), of any backend: read, checked and judged.
+"""The samples of a finished lm-eval run (``--log_samples``) on any backend: read, checked and scored.
 
 No model, torch or lm-eval is needed. :func:`read_logged` gives them as a store without vectors.
 """
@@ -38,27 +38,27 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class Sample:
-    """One document under one filter: prompt, answer and judgement."""
+    """One document under one filter: prompt, answer and score."""
 
     doc: Any
-    arguments: list[tuple[Any, ...]]  # of its requests
-    columns: dict[str, Any]  # of :func:`document_columns`
+    arguments: list[tuple[Any, ...]]  # its requests' arguments
+    columns: dict[str, Any]  # from :func:`document_columns`
     answer: float | str  # to the first request: log-probability or text
-    metrics: dict[str, Any]  # of lm-eval's own
-    correct: float = math.nan  # the metric that judges
-    block: Mapping[str, Any] = field(default_factory=dict)  # that a race's first block asked more
+    metrics: dict[str, Any]  # lm-eval's own
+    correct: float = math.nan  # value of the scoring metric
+    block: Mapping[str, Any] = field(default_factory=dict)  # a first block's probabilities, in a race
 
     def likely(self, score: float) -> float:
-        """The probability of the right answer, of a text that has it as its target the mean with its score.
+        """Probability of the right answer; for generated text its mean with ``score``. NaN if unknown.
 
-        A worked answer has a target that no model writes; its score then orders. NaN if unknown.
+        No model writes the exact target of a worked answer, so the score orders these.
         """
         known = float(self.block.get("probability", self.columns["probability"]))
         return (known + score) / 2 if isinstance(self.answer, str) else known
 
 
 class Scored(NamedTuple):
-    """One document's score, with what identifies the document: its hash and its target."""
+    """One document's score, with the hash and the target that identify the document."""
 
     document: tuple[str, str]
     score: float
@@ -66,20 +66,20 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class JudgedTask:
-    """One task's samples under the judged filter."""
+    """One task's samples under the filter that scores them."""
 
     config: Mapping[str, Any]
     samples: dict[int, Sample]  # by index, in order
     filter: str
     correct_by: str | None  # the metric that decides correct answers; of several filters, with the filter
-    prompts: dict[str, Any]  # of :func:`~lmeval_dispersion.store.identity.prompt_manifest`
+    prompts: dict[str, Any]  # from :func:`~lmeval_dispersion.store.identity.prompt_manifest`
     category: str | None  # alias of the group that holds it
     version: Any
-    notes: list[str]  # facts missing from the file
+    notes: list[str]  # sentences on facts that the file lacks
 
 
 def find_run(place: str | Path) -> LoggedRun:
-    """The run with the results file or folder ``place``."""
+    """Find the run in a folder, or of a results file; HarnessError if there is none or several."""
     path = Path(place).expanduser()
     if not path.exists():
         raise HarnessError(f"{path} does not exist; name the folder that lm-eval wrote (output_path)")
@@ -113,7 +113,7 @@ def find_run(place: str | Path) -> LoggedRun:
 def judged_task(
     run: LoggedRun, task: str, judge: str | None = None, *, allow_holes: bool = False
 ) -> JudgedTask:
-    """The samples of one task, checked against the run's results and against themselves."""
+    """One task's samples, checked against the run's results and for consistency."""
     results, file = run.results, run.samples[task]
     config = (results.get("configs") or {}).get(task)
     if not isinstance(config, dict) or "output_type" not in config:
@@ -218,7 +218,7 @@ def read_logged(place: str | Path) -> Store:
 
 
 def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[int, Scored]]:
-    """The judging ``FILTER/METRIC`` of a task's samples, and each document's score by its index.
+    """Read a task's samples: the scoring ``FILTER/METRIC``, and each document's score by its index.
 
     Args:
         file: ``samples_TASK_DATE.jsonl``; the run's results are not needed.
@@ -252,7 +252,7 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
 
 
 def by_filter(text: str, file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
-    """Filter -> index -> sample, of the lines of a file."""
+    """The samples in a file's ``text``: filter -> document index -> sample."""
     filters: dict[str, dict[int, Sample]] = {}
     for logged in _lines(text, file):
         samples, doc_id = filters.setdefault(str(logged["filter"]), {}), int(logged["doc_id"])
@@ -330,11 +330,10 @@ def document_columns(
     alias: str | None,
     encode: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
-    """A store's columns from a document's requests and answers.
+    """A store's columns for one document, from its requests and answers.
 
-    ``answers`` are the filtered answers to all requests. ``options`` are the texts of which the most probable
-    is the answer, or empty; ``target`` is a text or an index into
-    them. ``encode`` makes JSON of a document's values that are not plain.
+    ``answers`` are the filtered answers to all requests. ``options`` are the choices' texts, empty without
+    choices; ``target`` is a text or an index into them. ``encode`` makes JSON of values that are not plain.
     """
     pairs = [a for a in answers if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], float)]
     logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
@@ -362,7 +361,7 @@ def document_columns(
 
 
 def right_probability(logprobs: Sequence[float], right: Sequence[int]) -> float:
-    """Probability of the right answers, by their indices, among choices; NaN if unknown.
+    """Probability that the choices give to the right ones, by index; NaN if unknown.
 
     The choices' probabilities are scaled to sum to one (softmax).
 
@@ -377,7 +376,7 @@ def right_probability(logprobs: Sequence[float], right: Sequence[int]) -> float:
 
 
 def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
-    """The choices of a document's requests; empty if its contexts differ (Winogrande)."""
+    """A document's choices, from its requests; empty if its contexts differ (Winogrande)."""
     several_contexts = len({context for context, *_ in arguments if context}) > 1
     chooses = output_type == "multiple_choice" and not several_contexts
     return [continuation for _, continuation, *_ in arguments] if chooses else []
@@ -424,7 +423,7 @@ def split_judge(named: str | None) -> tuple[str | None, str | None]:
 
 
 def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: Iterable[str]) -> None:
-    """Raise HarnessError unless the task has the filter and the metric that ``named`` names."""
+    """Raise HarnessError unless the task has the filter and metric in ``named``."""
     chosen, metric = split_judge(named)
     metrics = list(metrics)
     if (chosen is None or chosen in filters) and (metric is None or metric in metrics):
@@ -434,7 +433,7 @@ def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: I
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
-    """Name and value of the metric that judges an answer: ``named``, or the first known; else (None, NaN)."""
+    """Name and value of the metric that scores an answer: ``named``, else the first known; or (None, NaN)."""
     for name in (named,) if named else JUDGES:
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])

@@ -244,7 +244,7 @@ def __dir__() -> list[str]:
 
 
 class DispersionLoss(nn.Module):
-    """A loss with fixed options.
+    """A loss with fixed options, as a module.
 
     >>> DispersionLoss("angular_spread", tau=0.5)
     DispersionLoss(angular_spread, tau=0.5)
@@ -315,7 +315,7 @@ class DispersionLoss(nn.Module):
         return torch.stack(values)
 
     def extra_repr(self) -> str:
-        """The name and the options."""
+        """The loss's name and options."""
         return ", ".join([self.name, *(f"{name}={value!r}" for name, value in self.options.items())])
 
 

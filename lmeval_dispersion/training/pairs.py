@@ -1,4 +1,4 @@
-"""Points of a loss and means over their pairs, with gradients formed in the same pass.
+"""A loss's points, and means over their pairs, with gradients formed in the same pass.
 
 States have shape (l, b, t, d): l layers of one batch, so that a GPU can process all layers together. Pairs
 are formed inside a *group*: one sequence, one packed document of it, or the whole batch, always of one layer.
@@ -43,7 +43,7 @@ Means: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Points:
-    """Vectors in rows, and the group of each.
+    """Vectors in rows, with the group of each.
 
     Attributes:
         z: (g, t, d), float32 or float64, zero where ``real`` is false.
@@ -60,18 +60,18 @@ class Points:
     layers: int
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Sums of a value a point, (g, t) -> (groups,)."""
+        """Sum of one value per point over each group, (g, t) -> (groups,)."""
         if self.owner is None:
             return rows.sum(-1)
         sums = torch.zeros(self.groups, dtype=rows.dtype, device=rows.device)
         return sums.index_add_(0, self.owner.flatten(), rows.flatten())
 
     def counts(self, ok: Tensor) -> Tensor:
-        """Number of points of every group where ``ok`` (g, t) is true, (groups,)."""
+        """Number of points in each group where ``ok`` (g, t) is true, (groups,)."""
         return self.sums(ok.to(self.z.dtype))
 
     def layer_means(self, values: Tensor, counted: Tensor) -> Tensor:
-        """Mean over the groups that count, for each layer: (groups,) -> (layers,); 0 where none does."""
+        """Each layer's mean over its ``counted`` groups, (groups,) -> (layers,); 0 where none counts."""
         counted = counted.view(self.layers, -1).to(values.dtype)
         total = torch.where(counted > 0, values.view(self.layers, -1), 0.0).sum(-1)
         return total / counted.sum(-1).clamp(min=1.0)
@@ -142,9 +142,9 @@ def points(
 
 
 def mean_cosine(p: Points, *, across_ranks: bool = False) -> Means:
-    """Mean cosine over the pairs of each group: (|s|^2 - n) / (n (n - 1)), s the sum of n unit vectors.
+    """Mean cosine over each group's pairs: (|s|^2 - n) / (n (n - 1)), s the sum of n unit vectors.
 
-    With ``across_ranks`` over those of all ranks of the default process group. Gradients are then those of
+    ``across_ranks`` takes the pairs of all ranks of the default process group. Gradients are then those of
     one process with the whole batch once a wrapper such as DDP has averaged them over ranks.
     """
     z, ranks = p.z, 1
@@ -185,7 +185,7 @@ def cross_domain_cosine(p: Points, domains: Tensor) -> Means:
 
 
 def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
-    """Mean squared correlation over pairs of different features, or of different tokens, of each group.
+    """Mean squared correlation over each group's pairs of different features, or of different tokens.
 
     With X (n, d) standardised so that every column has length one, C = X^T X holds the correlations of the
     columns, and the sum of C_mn^2 over all m, n is |X^T X|^2 = |X X^T|^2: the smaller side is formed, and the
@@ -217,7 +217,7 @@ def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
 
 
 def angular_exponentials(p: Points, tau: float) -> Means:
-    """Log of the mean of exp(-D/tau) of each group, D = arccos(cosine)/pi."""
+    """Log of each group's mean of exp(-D/tau) over pairs, D = arccos(cosine)/pi."""
     slope = 1.0 / (math.pi * tau)
 
     def terms(cosine: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,7 +232,7 @@ def angular_exponentials(p: Points, tau: float) -> Means:
 
 
 def angular_hinges(p: Points, margin: float) -> Means:
-    """Mean of max(0, margin - D)^2 of each group, D = arccos(cosine)/pi."""
+    """Each group's mean of max(0, margin - D)^2 over pairs, D = arccos(cosine)/pi."""
 
     def terms(cosine: Tensor) -> tuple[Tensor, Tensor]:
         steepness = _steepness(cosine)
@@ -245,7 +245,7 @@ def angular_hinges(p: Points, margin: float) -> Means:
 
 
 def distance_exponentials(p: Points, rate: Tensor) -> Means:
-    """Log of the mean of exp(-|z_i - z_j|^2 rate) of every group, with ``rate`` (groups,)."""
+    """Log of each group's mean of exp(-|z_i - z_j|^2 rate) over pairs, with ``rate`` (groups,)."""
     needs_gradient = _needs_gradient(p.z)
     with torch.no_grad(), full_precision(p.z.device):
         ok, owner = p.real, _pair_owner(p, p.real)
@@ -283,9 +283,10 @@ def distance_exponentials(p: Points, rate: Tensor) -> Means:
 
 
 def median_distance(p: Points, most: int = 128) -> Tensor:
-    """Median squared distance over the pairs of each group, (groups,), NaN where it has none.
+    """Median squared distance over each group's pairs, (groups,), NaN where it has none.
 
-    Over ``most`` evenly spaced points of a group that has more; of an even number of pairs the lower middle.
+    Of more than ``most`` points, so many are taken, evenly spaced; of an even number of pairs, the lower
+    middle.
     """
     z, real = p.by_group()
     z = z.detach()
@@ -388,7 +389,7 @@ class _Block(NamedTuple):
     rows: tuple[slice, slice]
     columns: tuple[slice, slice]
     later: tuple[slice, slice]
-    is_last: bool  # of its groups
+    is_last: bool  # whether it is its groups' last block
 
 
 def _blocks(x: Tensor) -> Iterator[_Block]:
@@ -442,7 +443,7 @@ def _pair_owner(p: Points, ok: Tensor) -> Tensor | None:
 
 
 def _group_max(p: Points, rows: Tensor) -> Tensor:
-    """Largest value of every group, 0 where it has no pair."""
+    """Each group's largest value, 0 where it has no pair."""
     if p.owner is None:
         top = rows.amax(-1)
     else:
@@ -452,7 +453,7 @@ def _group_max(p: Points, rows: Tensor) -> Tensor:
 
 
 def _at(owner: Tensor | None, values: Tensor) -> Tensor:
-    """A value a group, (groups,), at each of its points: (g, t), or (g, 1) where rows are groups."""
+    """Each group's value, (groups,), at each of its points: (g, t), or (g, 1) where rows are groups."""
     return values.unsqueeze(-1) if owner is None else values[owner]
 
 
@@ -474,7 +475,7 @@ def unit_scale(z: Tensor) -> Tensor:
 
 
 def unit_sums(p: Points, scale: Tensor) -> Tensor:
-    """Sum of unit vectors of every group, (groups, d) in float64."""
+    """Each group's sum of unit vectors, (groups, d) in float64."""
     z = p.z
     g, t, d = z.shape
     with full_precision(z.device):
@@ -493,7 +494,7 @@ def unit_sums(p: Points, scale: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Products in the operands' own precision: no autocast, no TF32."""
+    """Compute products in the operands' own precision: no autocast, no TF32."""
     with torch.autocast(device.type, enabled=False):
         before = torch.get_float32_matmul_precision()
         if device.type == "cuda":

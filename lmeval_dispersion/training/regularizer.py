@@ -118,12 +118,12 @@ class DispersionRegularizer:
         self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
         self.values: dict[str, Tensor] = {}
         self._armed, self._forward = False, "none"
-        self._idle = False  # inside a forward pass that is not a training one
+        self._idle = False  # inside a forward pass without training, which hooks ignore
         self._states: dict[str, Tensor] = {}
-        self._arguments: dict[str, Any] = {}  # of the latest training pass
+        self._arguments: dict[str, Any] = {}  # the decoder's in the latest training pass
         self._idle_arguments: dict[str, Any] = {}
         self._next: dict[str, Tensor | None] = {}  # the described layout of the next pass
-        self._described: dict[str, Tensor | None] = {}  # of the latest
+        self._described: dict[str, Tensor | None] = {}  # the described layout of the latest pass
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
         self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []  # losses being copied from a GPU
@@ -195,7 +195,7 @@ class DispersionRegularizer:
         """Measure every chosen layer over the evaluation passes inside the block, also after :meth:`detach`.
 
         Yields:
-            By layer the dispersion so far, of all real tokens (by ``attention_mask``) of all passes other
+            By layer the dispersion so far, over all real tokens (by ``attention_mask``) of all passes other
             than training.
         """
         detached = not self._handles
@@ -343,10 +343,10 @@ class DispersionRegularizer:
 
 
 class TokenDispersion:
-    """Mean cosine distance over all pairs of tokens that were added, batch by batch.
+    """Mean cosine distance over all pairs of added tokens, batch by batch.
 
-    Only the sum and the number of unit vectors are kept: batches do not matter, and several processes' add
-    up.
+    It keeps only the sum and number of unit vectors: how tokens are batched does not matter, and processes
+    can add theirs.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ DOMAINS = "domains"  # column of the training data with each sequence's domain, 
 
 @dataclass(frozen=True)
 class DispersionConfig:
-    """The losses that the trainer adds to its own.
+    """The dispersion loss that the trainer adds to its own.
 
     Attributes:
         loss: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
@@ -78,7 +78,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         self._regularize(self.model, dispersion)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's new model, of ``model_init``, with the loss on it."""
+        """The parent's new model, from ``model_init``, with the loss attached."""
         model = super().call_model_init(*args, **kwargs)
         chosen = getattr(self, "dispersion", None)  # not yet while the parent is constructed
         if chosen is not None:
@@ -86,7 +86,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return model
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's; always removes the hooks afterwards."""
+        """Train as the parent does; the hooks are always removed afterwards."""
         if self.regularizer is None:
             return super().train(*args, **kwargs)
         self.regularizer.attach()
@@ -123,7 +123,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's, and the dispersion of the chosen layers among its metrics."""
+        """The parent's evaluation, with the chosen layers' dispersion among its metrics."""
         if self.regularizer is None:
             return super().evaluation_loop(*args, **kwargs)
         name = f"{kwargs.get('metric_key_prefix', 'eval')}_dispersion"
@@ -137,7 +137,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return result
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """The parent's log, with the parts of ``loss``."""
+        """Log as the parent does, with ``loss`` split into its parts."""
         if "loss" in logs and self._sums:
             steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():
@@ -176,7 +176,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
 
 
 class DispersionTrainer(DispersionTrainerMixin, Trainer):  # type: ignore[misc]
-    """transformers' Trainer with :class:`DispersionTrainerMixin`."""
+    """transformers' Trainer with a dispersion loss: see :class:`DispersionTrainerMixin`."""
 
 
 class _Resumed(TrainerCallback):  # type: ignore[misc]

@@ -22,7 +22,7 @@ from lmeval_dispersion.statistics import LEVEL
 FORMAT = "dispersion-watch/2"  # 1 had warnings too
 FILE = "dispersion_watch.jsonl"
 MEASURES = ("dispersion", "condensation", "effective_rank")
-_SHOWN = 12  # measurements of a table on a terminal
+_SHOWN = 12  # measurements in a terminal's table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement of a domain; the change since the first has a paired error over tokens."""
+    """One measurement of a domain's G; its change since the first has a paired error over tokens."""
 
     step: Annotated[int, Col("Step")]
     domain: Annotated[str, Col("Domain")]
@@ -58,7 +58,7 @@ class Measurement:
         ),
     ]
     change_se: float | None
-    change_p: float | None  # two-sided, of no change
+    change_p: float | None  # two-sided p-value of no change
     dispersion: Annotated[
         float | None, Col("Dispersion", ".4f", hint="of the last tokens of the fixed texts")
     ]
@@ -73,7 +73,7 @@ class Measurement:
 
 @dataclass(frozen=True, repr=False)
 class Watched(Report):
-    """A watched run: its measurements, and changes larger than their errors."""
+    """A watched run's measurements, and changes larger than their errors."""
 
     template: ClassVar[str] = "watched.jinja"
     schema: ClassVar[str] = "dispersion-watched/1"
@@ -86,7 +86,7 @@ class Watched(Report):
 
     @classmethod
     def of(cls, folder: str | Path) -> Watched:
-        """The run with this output folder."""
+        """Build it from a run's output folder."""
         records = read_records(folder)
         rows = [
             _measurement(record, name, records)
@@ -97,12 +97,12 @@ class Watched(Report):
         return cls(str(folder), rows)
 
     def domains(self) -> dict[str, list[Measurement]]:
-        """The measurements of each domain, in the order of their steps."""
+        """Each domain's measurements, in the order of their steps."""
         names = dict.fromkeys(row.domain for row in self.measurements)
         return {name: [row for row in self.measurements if row.domain == name] for name in names}
 
     def tables(self) -> dict[str, Table]:
-        """G of each domain and its change, then the spread of the fixed batch."""
+        """Each domain's G and its change, then the spread of the fixed batch."""
         domains = self.domains()
         tables = {}
         for name, rows in domains.items():
@@ -116,7 +116,7 @@ class Watched(Report):
         return [vars(row) for row in self.measurements]
 
     def charts(self) -> dict[str, Chart]:
-        """The change of G of each domain with its paired error, and the spread of the fixed batch."""
+        """Each domain's change of G with its paired error, and the spread of the fixed batch."""
         charts = {}
         for name, rows in self.domains().items():
             if len(rows) > 1:
@@ -130,7 +130,7 @@ class Watched(Report):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """The first and last measurement of each domain, and whether G moved between them."""
+        """Template values: each domain's first and last measurement, and whether G moved between them."""
         ends = []
         for rows in self.domains().values():
             p = rows[-1].change_p
@@ -184,7 +184,7 @@ def _chart(points: Sequence[tuple[int, Any, Any]], caption: str) -> Chart:
 
 
 def append_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Add one line; first ends a line left incomplete by a killed process."""
+    """Append one JSON line, after ending a line that a killed process left incomplete."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     torn = False
@@ -197,7 +197,7 @@ def append_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_records(folder: str | Path) -> list[dict[str, Any]]:
-    """The measurements of a run in the order of their steps; a resumed run's replace the old ones."""
+    """A run's measurements in the order of their steps; those of a resumed run replace older ones."""
     path = Path(folder)
     path = path / FILE if path.is_dir() else path
     try:
@@ -225,7 +225,7 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) -> FigureDifference:
-    """G of a domain in one record minus that in an earlier one, with the paired error over the tokens."""
+    """G of a domain in ``later`` minus that in ``earlier``, with the paired error over the tokens."""
     a, b = later["domains"][domain], earlier["domains"][domain]
     if a["tokens"] != b["tokens"]:
         raise UsageError(

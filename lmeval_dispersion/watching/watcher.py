@@ -1,4 +1,4 @@
-"""Measures a model in memory: the screener's G on the rows of its head, and the spread of a fixed batch."""
+"""Measures a model in memory: the screener's G on the head's rows, and the spread of a fixed batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lmeval_dispersion.geometry import dispersion, effective_rank
 from lmeval_dispersion.model.capture import Decoder, capture, head, unwrapped
 from lmeval_dispersion.watching.report import FORMAT, append_record
 
-# The fixed batch where none is given: short, of several kinds, the same for every run.
+# The default fixed batch: short texts of several kinds, the same for every run.
 TEXTS = (
     "The weather was fine, and the two of them walked along the river until it was dark.",
     "A train leaves at 9:40 and arrives at 12:15; the journey takes 155 minutes.",
@@ -35,7 +35,7 @@ TEXTS = (
     "The parties agree that any dispute shall be settled by the courts of the seller's country.",
     "Bread is made of flour, water, salt and yeast.",
 )
-_TOKENS = 32  # of a text
+_TOKENS = 32  # most tokens of a text
 
 
 class Watcher:
@@ -131,7 +131,7 @@ class Watcher:
         return {f"watch/{name}": value for name, value in {**logs, **spread}.items()}
 
     def gaps(self) -> dict[str, Gap]:
-        """G of every domain on the current head, by the screener's formula (cosine)."""
+        """Every domain's G on the current head, by the screener's formula (cosine)."""
         sides = {name: (t.domain_ids, t.reference_ids) for name, t in self.resolutions.items()}
         ids = sorted({i for pair in sides.values() for side in pair for i in side})
         rows = self._rows(ids)
@@ -139,10 +139,10 @@ class Watcher:
         return {name: gap(rows[domain], rows[reference]) for name, (domain, reference) in places.items()}
 
     def spread(self) -> dict[str, float]:
-        """Of the fixed batch's last states: dispersion and effective rank of texts and tokens, condensation.
+        """Three figures of the fixed batch's last states, by name.
 
-        ``dispersion`` is that of the last tokens of the texts, ``condensation`` the mean similarity of the
-        tokens of one text averaged over texts, ``effective_rank`` that of all tokens together.
+        ``dispersion``: of the texts' last tokens; ``condensation``: mean similarity of one text's tokens,
+        averaged over texts; ``effective_rank``: of all tokens together.
         """
         texts = list(self._states())
         return {
@@ -210,7 +210,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
     """Measures at every step at which the trainer logs, evaluates or saves.
 
     ``watch/gap_DOMAIN`` (with ``_se``), ``watch/dispersion``, ``watch/condensation`` and
-    ``watch/effective_rank`` go to whatever the trainer reports to, and to its ``log_history``;
+    ``watch/effective_rank`` go to all trackers of the trainer, and to its ``log_history``;
     ``dispersion_watch.jsonl`` in the folder has more. A measurement at a save describes the saved
     checkpoint. Add it to the same trainer::
 
@@ -218,11 +218,11 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         trainer: transformers' Trainer or one derived from it.
-        domains: As of :func:`~lmeval_dispersion.watch`, as are ``reference`` and ``texts``.
-        reference: See there.
-        texts: See there.
+        domains: As in :func:`~lmeval_dispersion.watch`.
+        reference: As in :func:`~lmeval_dispersion.watch`.
+        texts: As in :func:`~lmeval_dispersion.watch`.
         processing_class: The tokenizer; default: the trainer's own.
-        folder: Of the JSONL; default: the trainer's output folder.
+        folder: Folder of the JSONL; default: the trainer's output folder.
 
     Raises:
         UsageError: The trainer has no tokenizer, or the model no output projection.

@@ -1,4 +1,4 @@
-"""How likely the order by ratio is the order of accuracy.
+"""The probability that an order by ratio is the order by accuracy.
 
 Ranks transfer from study to study, differences of ratios do not. The model is Thurstone's (Psychological
 Review 34, 1927): in a group, accuracies are normal on some scale and correlate by ρ with the normal scores z
@@ -7,10 +7,10 @@ of the ranks by ratio. So
     chance(i is better than j) = Φ(k (z_i - z_j)),    k = ρ / √(2 (1 - ρ²)),
 
 for two whose accuracies differ by more than `NEAR`. The slope k is measured, kind by kind
-(`evidence.SLOPES`), or fitted on a user's own results (:func:`fitted`). The same k says how many places to
-evaluate (:meth:`Chances.first_for`).
+(`evidence.SLOPES`), or fitted on a user's own results (:func:`fitted`). The same k gives the number of places
+to evaluate (:meth:`Chances.first_for`).
 
-All that holds only where the rows of checkpoints differ: see :func:`is_noise`.
+All this holds only where the rows of checkpoints differ: see :func:`is_noise`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ NEAR = 0.01  # accuracies that differ by no more are taken as equal
 WITHIN = 0.9  # chance with which the places to evaluate hold the best
 _GRID = np.arange(
     -6.0, 8.0, 0.05
-)  # of accuracies and ratios, in standard deviations; the best of 10^6 is at 4.9
+)  # grid of accuracies and ratios, in standard deviations; the best of 10^6 is at 4.9
 _TAIL = np.geomspace(1e-9, 0.5, 300)
-_BINS = np.concatenate([_TAIL, 1 - _TAIL[-2::-1]])  # of probabilities
+_BINS = np.concatenate([_TAIL, 1 - _TAIL[-2::-1]])  # bins of probabilities
 _LEAST = 1e-12  # ratio; all rows of T may be equal
-LEAST_SLOPE, MOST_SLOPE = -1.0, 3.0  # of own results
+LEAST_SLOPE, MOST_SLOPE = -1.0, 3.0  # range of slopes from a user's results
 _SLOPES = np.arange(LEAST_SLOPE, MOST_SLOPE, 0.01)
-_STEPS = np.linspace(-10.0, 10.0, 401)  # of differences of normal scores
+_STEPS = np.linspace(-10.0, 10.0, 401)  # grid of differences of normal scores
 SCHEMA = "screen-checkpoints-slope/1"
 _HINT = "`dispersion verify … --keep FILE` writes one"
 
@@ -57,7 +57,7 @@ def normal_scores(places: int) -> Array:
     >>> normal_scores(3).round(2).tolist()
     [0.87, 0.0, -0.87]
     """
-    tails = (np.arange(places) + 0.625) / (places + 0.25)  # above each
+    tails = (np.arange(places) + 0.625) / (places + 0.25)  # share above each place
     # Tukey's lambda, then Newton's steps.
     scores: Array = (np.power(1 - tails, 0.135) - np.power(tails, 0.135)) / 0.1975
     for _ in range(5):
@@ -67,13 +67,13 @@ def normal_scores(places: int) -> Array:
 
 @dataclass(frozen=True)
 class Chances:
-    """The chances of a group's order, whose ranks are 1 to ``places``; equal rows share a place."""
+    """The chances of a group's order, with ranks 1 to ``places``; equal rows share a place."""
 
     places: int
     slope: Slope
 
     def between(self, better: int, worse: int) -> float:
-        """Chance that a checkpoint of one rank is more accurate than that of another; in [0, 1]."""
+        """Chance that rank ``better`` is more accurate than rank ``worse``, in [0, 1]."""
         z = normal_scores(self.places)
         return math.erfc(self.slope.k * float(z[worse - 1] - z[better - 1]) / math.sqrt(2)) / 2
 
@@ -83,7 +83,7 @@ class Chances:
         return _holds_best(self.places, self.slope.k)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """How many places to evaluate so that they hold the best with at least this chance, in (0, 1]."""
+        """Fewest first places that hold the best with at least this chance, in (0, 1]."""
         return min(1 + int(np.searchsorted(self.holds_best, chance)), self.places)
 
 
@@ -125,7 +125,7 @@ def _above(k: float) -> tuple[Array, Array]:
 
 
 def _phi(values: Array) -> Array:
-    """The normal distribution function."""
+    """The standard normal distribution function."""
     tails: Array = np.vectorize(math.erfc, otypes=[float])(-values / math.sqrt(2))
     return tails / 2
 
@@ -135,7 +135,7 @@ def _phi(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Own(Slope):
-    """The slope of a user's own results, on checkpoints of a ``kind``; ``groups`` of them were evaluated.
+    """The slope of a user's own results: ``groups`` evaluated checkpoints of a ``kind``.
 
     ``subject`` is the task of their screening, else its domain.
     """
@@ -152,7 +152,7 @@ class Own(Slope):
         }
 
     def said(self) -> str:
-        """Whose it is and how sure, to begin a sentence with."""
+        """The slope with its interval and source, as the beginning of a sentence."""
         return (
             f"By your own results (k {self.k:.2f}, {self.low:.2f} to {self.high:.2f}, of {self.groups} "
             f"evaluated; {self.subject})"
@@ -160,16 +160,16 @@ class Own(Slope):
 
 
 def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEAR) -> Slope:
-    """The slope by one's own results, shrunk to ours as far as groups differ.
+    """The slope fitted to a user's results, shrunk to ``ours`` as far as groups differ.
 
     Probit of the order of accuracies on differences of normal scores, over the pairs whose accuracies differ
-    by more than ``near``. Pairs share checkpoints: together they weigh as much as there are checkpoints, with
-    which the interval covers (simulated). The prior is normal: mean ``ours.k``, deviation ``ours.spread``.
+    by more than ``near``. Pairs share checkpoints, so all pairs weigh as much as there are checkpoints;
+    simulated intervals then cover. The prior is normal: mean ``ours.k``, deviation ``ours.spread``.
 
     Args:
-        groups: Normal scores of each group's evaluated checkpoints in their whole group, and accuracies.
+        groups: Each group's normal scores of its evaluated checkpoints, in the whole group, and accuracies.
         ours: The slope measured on checkpoints of their kind.
-        near: Difference of accuracies that is none.
+        near: Largest difference of accuracies that counts as none.
     """
     logs, count = -np.square((_SLOPES - ours.k) / ours.spread) / 2, 0
     for scores, accuracies in groups:
@@ -198,7 +198,7 @@ def _log_chances() -> Array:
 
 
 def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
-    """Write a slope, new or in place of an older one; another file is refused."""
+    """Write a slope to a new file or over an older slope; UsageError for any other file."""
     if path.exists():
         read_slope(path, "name a new file")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -208,7 +208,7 @@ def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
 
 
 def read_slope(path: str | Path, hint: str = _HINT) -> Own:
-    """The slope in a file; ``hint`` says what to do where there is none."""
+    """Read a slope from its file; ``hint`` is the advice in the UsageError for any other file."""
     content = read_json(Path(path), "a kept slope", SCHEMA, hint)
     try:
         kind = str(content["kind"])

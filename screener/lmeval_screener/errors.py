@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be screened: one exception with a stable word for each reason."""
+"""The error of a checkpoint that cannot be screened, and a stable code for each reason."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
     would hide real differences.
 
     Raises:
-        GeometryError: They are two kinds of figure, in different metrics, or over different tokens.
+        GeometryError: A gap and a ratio, different metrics, or different tokens.
     """
     check_same_tokens(a, b)
     return paired_difference(
@@ -132,7 +132,7 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
 
 
 def check_same_tokens(a: Gap | Ratio, b: Gap | Ratio) -> None:
-    """Check that two figures have the same metric and numbers of tokens; a GeometryError if not."""
+    """Raise GeometryError unless both figures have the same metric and numbers of tokens."""
     same = a.left_out_domain.shape == b.left_out_domain.shape
     same = same and a.left_out_reference.shape == b.left_out_reference.shape
     if getattr(a, "metric", None) != getattr(b, "metric", None) or not same:
@@ -142,7 +142,7 @@ def check_same_tokens(a: Gap | Ratio, b: Gap | Ratio) -> None:
 
 
 def paired_difference(mean: float, *left_out: Array) -> FigureDifference:
-    """A difference with its error, from its values without each token of T and of R."""
+    """A difference with its error, from its leave-one-token-out values over T and over R."""
     return FigureDifference(mean, jackknife_se(*left_out), min(map(len, left_out)) - 1)
 
 
@@ -157,12 +157,12 @@ def rank_places(means: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Ratio:
-    """The ratio of a checkpoint.
+    """A checkpoint's ratio within(T) / within(R).
 
     Attributes:
         mean: within(T) / within(R).
         se: Its jackknife standard error over tokens of both sets; γ is held fixed.
-        rounding: How far the stored element type may have moved it, three standard deviations.
+        rounding: Largest move by rounding to the stored element type, three standard deviations.
         left_out_domain: The figure without domain token i, shape (|T|,).
         left_out_reference: The figure without reference token j, shape (|R|,).
         shares: The parts of ``rounding`` over ``mean``: of T's rows, of R's, and of γ with a scale, (3,).
@@ -179,11 +179,11 @@ class Ratio:
     marks: Array = field(default_factory=lambda: _NONE)
 
     def above(self, other: Ratio) -> bool:
-        """Whether it exceeds another checkpoint's by more than the rounding of both."""
+        """Whether it exceeds another checkpoint's ratio by more than the rounding of both."""
         return self.mean - self.rounding > other.mean + other.rounding
 
     def rounding_from(self, base: Ratio) -> float:
-        """How far stored types may have moved the difference from its base, three standard deviations.
+        """Largest move by rounding of the difference from a base, three standard deviations.
 
         A fine-tune begins at its base's numbers: rows, or γ, that are equal bit for bit have no rounding
         between them; for the others the coarser of the two types decides.
@@ -196,7 +196,7 @@ class Ratio:
 
 
 def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
-    """The ratio of rows of T (n, d) and R (m, d), as stored, behind a final norm whose weight is known."""
+    """The ratio from rows of T (n, d) and R (m, d), stored as ``dtype``, behind a norm of known weight."""
     seen = norm.effective(domain), norm.effective(reference)
     inside, control = (within(rows, "euclidean") for rows in seen)
     if not control.mean > 0:
@@ -227,11 +227,11 @@ def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> flo
 
 
 def storage_error(rows: NDArray[Any], dtype: str) -> Array:
-    """Standard deviation of the rounding of each number of the rows."""
+    """Standard deviation of each number's rounding, shape of ``rows``."""
     values: Array = np.abs(rows.astype(np.float64))
     if _significand(dtype) is not None:
         return values * relative_error(dtype)
-    # Integers of some bits, times a scale per block.
+    # Other types hold integers times a scale per block.
     count, width = values.shape
     padded = np.pad(values, ((0, 0), (0, -width % _BLOCK)))
     largest = padded.reshape(count, -1, _BLOCK).max(axis=2, keepdims=True)
@@ -245,7 +245,7 @@ def _significand(dtype: str) -> int | None:
 
 
 def relative_error(dtype: str) -> float:
-    """Standard deviation of rounding to nearest, as a share of the number."""
+    """Standard deviation of rounding to the nearest ``dtype``, relative to the number."""
     bits = _significand(dtype)
     return math.ldexp(1 / math.sqrt(3), -(_bits(dtype) if bits is None else bits))
 
@@ -259,7 +259,7 @@ def _bits(dtype: str) -> int:
 
 
 def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
-    """The figures as float64, one after another, each with its values without a token of T, then of R.
+    """The figures as one float64 array, each with its leave-one-out values over T, then over R.
 
     First G in each metric of ``METRICS`` with its parts, then the ratio, NaN if it is not known; last its
     shares of rounding and marks, which earlier versions omitted.
@@ -280,9 +280,9 @@ def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
 def figures_of(
     numbers: Array, domain: int, reference: int, of_ratio: int
 ) -> tuple[dict[Metric, Gap], Ratio | None]:
-    """The figures from :func:`numbers_of`, without the errors of G's parts.
+    """The figures in an array of :func:`numbers_of`, without the errors of G's parts.
 
-    The counts are the tokens of T and R, and of T of the ratio.
+    ``domain`` and ``reference`` are the numbers of tokens in T and R, ``of_ratio`` in the ratio's T.
     """
     sizes = [*(14, domain, reference) * len(METRICS), 3, of_ratio, reference, 3]
     arrays = iter(np.split(numbers, np.cumsum(sizes)))

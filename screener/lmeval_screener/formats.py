@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of weights.
+    """A format of weights files.
 
     Attributes:
         suffix: End of its files' names.
@@ -33,7 +33,7 @@ class Format:
     index: str = ""
 
     async def read_header(self, file: WeightFile) -> Header:
-        """The header of a file."""
+        """Read a file's header with the format's module."""
         module = importlib.import_module(f"lmeval_screener.weights.{self.module}")
         header: Header = await module.read_header(file)
         return header
@@ -57,12 +57,12 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.
 
 
 def format_of(path: str) -> Format:
-    """The format of a weights file, by its name."""
+    """The format with the suffix of ``path``, a weights file."""
     return next(kind for kind in FORMATS if path.endswith(kind.suffix))
 
 
 def holds_weights(files: Iterable[str]) -> bool:
-    """Whether a file may hold weights, of a model or of an adapter, in a supported format or another."""
+    """Whether any file may hold a model's or an adapter's weights, also in an unsupported format."""
     ends = (*SUFFIXES, *UNREAD)
     return any(path.endswith(ends) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
 
@@ -76,5 +76,5 @@ def own_weights(files: Iterable[str]) -> list[str]:
 
 
 def safetensors_files(files: Iterable[str]) -> list[str]:
-    """The safetensors files of a model's own weights, whatever their names."""
+    """The safetensors files with a model's own weights, whatever their names."""
     return sorted(p for p in files if p.endswith(SAFETENSORS.suffix) and not re.search("^adapter_|/", p))

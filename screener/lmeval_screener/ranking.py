@@ -1,7 +1,7 @@
-"""Groups of comparable checkpoints, their places, and paired differences from one of them.
+"""Groups of comparable checkpoints, their places, and paired differences from a base.
 
-A group is one tokenizer and one scale, ordered by the ratio; `chance` has the probability that accuracy
-orders it alike.
+A group has one tokenizer and one scale, and is ordered by the ratio; `chance` has the probability that
+accuracy orders it alike.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 class CommonTokenizer(NamedTuple):
-    """A common tokenizer: the first checkpoint that has it, and its rows."""
+    """A tokenizer that checkpoints share: the first reading with it, and its (piece, row id) pairs."""
 
     first: Reading
     rows: frozenset[tuple[str, int]]
 
 
 def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, CommonTokenizer | None]:
-    """For each tokenizer, the common tokenizer that its checkpoints are compared on; None if none fits.
+    """Tokenizer -> the common tokenizer for comparing its checkpoints; None if none fits.
 
     A family's tokenizer is that of most of its checkpoints. Checkpoints given by name (``family`` is None)
     may have any number of tokenizers. One tokenizer can replace another if each of its compared tokens is
@@ -68,7 +68,7 @@ def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[st
 
 
 def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningError:
-    """Why a checkpoint is left out of its family's ranking."""
+    """The error for a checkpoint whose tokenizer differs from its family's."""
     missing = _rows(common.resolution) - _rows(member.resolution)
     pieces = sorted(piece for piece, _ in missing)
     shown = ", ".join(pieces[:5]) + (", ..." if len(pieces) > 5 else "")
@@ -109,7 +109,7 @@ def ranked(
 
 
 def named_base(members: Sequence[Reading]) -> str:
-    """The ``place`` that all others of a group, two or more, name as their base; empty for none."""
+    """The ``place`` that all others in a group, two or more, name as their base; empty for none."""
     for base in sorted({member.base for member in members} - {""}):
         others = [member.base for member in members if member.place != base]
         if len(others) > 1 and set(others) == {base}:
@@ -209,7 +209,7 @@ def _sides(gaps: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
 
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
-    """The first place after which no two figures differ, at the two-sided level of one comparison."""
+    """The first place after which no two figures differ, each pair tested two-sided at ``level``."""
     sides = _sides(gaps)
     means = np.array([gap.mean for gap in gaps])
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
@@ -240,7 +240,7 @@ _SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN}
 
 
 def scale_names(readings: Sequence[Reading]) -> list[str]:
-    """The scale of each of some checkpoints of one tokenizer, such as ``0.5B`` or ``70M``; ``unknown``.
+    """The scales of checkpoints with one tokenizer, such as ``0.5B`` or ``70M``; ``unknown``.
 
     The rule, first match first:
 
@@ -280,7 +280,7 @@ def _counts(reading: Reading) -> tuple[int, ...]:
 
 
 def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
-    """The size in a name nearest to the count; None if there is none within a factor of two."""
+    """The size in a name nearest to the count; None if none is within a factor of two."""
     sizes: list[tuple[float, str]] = []
     for experts, number, unit in _IN_NAME.findall(re.split(r"[/\\]", name.rstrip("/\\"))[-1]):
         value = float(number) * _UNITS[unit.upper()] * int(experts or 1)
@@ -323,11 +323,11 @@ def _spelled(value: float) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two orders of the same checkpoints agree, by Spearman's rank correlation in [-1, 1].
+    """Spearman's rank correlation between two orders of the same checkpoints, in [-1, 1].
 
     Scope *within groups* compares all groups, each only inside; *overall* is across groups, which the
     published evidence does not support. ``spearman_p`` is two-sided: the share of all orders of the
-    accuracies whose correlation is at least as large; beyond nine checkpoints of orders drawn with a fixed
+    accuracies whose correlation is at least as large; beyond nine checkpoints, of orders drawn with a fixed
     seed, as (1 + as large) / (1 + drawn). Two checkpoints always give 1, three at least 1/3, reported
     as is.
     """

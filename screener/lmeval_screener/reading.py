@@ -1,4 +1,4 @@
-"""Reads one checkpoint: its output projection, the rows of T and R, and from them gap and ratio."""
+"""Reads one checkpoint: its output projection, the rows of T and R, and from them G and the ratio."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reader:
         reference: TokenSet,
         known: Known | None = None,
     ) -> None:
-        self.reached: asyncio.Event | None = None  # the Hub
+        self.reached: asyncio.Event | None = None  # set once the Hub answered
         if hub is not None:
             import asyncio
 
@@ -62,16 +62,16 @@ class Reader:
         self._bodies = known is not None  # a registry compares them with those of later runs
         self.sources = Sources(hub)
         self._domain, self._reference = domain, reference
-        self.account = Account() if hub is None else hub.account  # of the whole run
+        self.account = Account() if hub is None else hub.account  # the whole run's account
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def read(self, target: Target, account: Account, *, over: Resolution | None = None) -> Reading:
-        """Read one checkpoint on an account of its own, over its own rows or those of ``over``."""
+        """Read one checkpoint on its own account, by its own tokenizer's rows or those of ``over``."""
         return await account.bounded(self._read(target, account, over))
 
     async def body(self, target: Target, account: Account) -> bytes:
-        """The body of a checkpoint in brief: of all tensors on this machine, else of a few."""
+        """A checkpoint's body in brief: over all tensors on this machine, else over a few."""
         snapshot = await account.bounded(self._open(target, account))
         return await account.bounded(read_body(snapshot, None if snapshot.is_local else MOST))
 
@@ -88,7 +88,7 @@ class Reader:
             try:
                 base = await self._open(at, account)
             except ScreeningError as error:
-                # Not found: the base, not the checkpoint.
+                # The base is missing, not the checkpoint.
                 code = "BaseNotFound" if error.code.endswith("NotFound") else error.code
                 raise ScreeningError(code, f"the base of the adapter: {error}") from error
             named = at.place if at.local else label(base.repo, at.revision)
@@ -207,7 +207,7 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
 
 
 async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Target] | None:
-    """The adapter that was opened and the target of its base; None for a whole model."""
+    """The adapter in a snapshot and its base's target; None for a whole model."""
     if target.file is not None or "adapter_config.json" not in snapshot.files:
         return None
     from lmeval_screener.weights.adapters import is_adapter, read_adapter

@@ -1,6 +1,6 @@
-"""The types of a screening: a checkpoint as read, as ranked or as failed, and a group of them.
+"""A screening's types: a checkpoint as read, ranked or failed, and a group of checkpoints.
 
-Their forms for programs are in ``columns.py``.
+Their JSON and CSV are in ``columns.py``.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ class Reading:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy that somebody supplied, None otherwise."""
+        """Supplied accuracy, or None."""
         return self.target.accuracy
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks that a reader of the number should know: contradictions, dropped words."""
+        """Remarks for readers of the figures: contradictions, dropped words."""
         tokens, notes = self.resolution, list(self.warnings)
         if tokens.never_made:
             more = len(tokens.never_made) - 5
@@ -189,24 +189,24 @@ class Screened(Reading):
 
     @property
     def equals(self) -> str | None:
-        """The label of another that it is a copy of, or has equal rows with."""
+        """Label of the checkpoint that it copies or whose rows it shares; else None."""
         return self.copy_of or self.equal_rows_with
 
     @property
     def figure(self) -> Gap | Ratio:
-        """The figure that reports give first: the ratio, or G if it ranks."""
+        """The figure that ranks: the ratio, or G."""
         return self.ratio if self.ratio is not None and self.ranked_by == "ratio" else self.gap
 
     @property
     def training_and_step(self) -> tuple[str, str | None]:
-        """Its training run and step name, from its revision or its folder; itself and None if it has none."""
+        """Its training run and step's name, by revision or folder; itself and None without a training."""
         if self.revision is None:
             return run_and_step(self.repo) or (self.repo, None)
         return self.repo, self.target.revision
 
     @property
     def step(self) -> str | None:
-        """The name of its step in a training; None for none."""
+        """Name of its step in a training; else None."""
         return self.training_and_step[1]
 
     def __repr__(self) -> str:
@@ -219,7 +219,7 @@ class Screened(Reading):
 
 @dataclass(frozen=True)
 class Failed:
-    """One checkpoint that was not screened: the target, a stable word, and a sentence."""
+    """One checkpoint that was not screened: its target, an error code and a sentence."""
 
     target: Target
     error: str
@@ -261,7 +261,7 @@ class Group:
 
     @cached_property
     def trajectory(self) -> tuple[Screened, ...]:
-        """The members in the order of their steps if all belong to one training, else none.
+        """The members in the order of their steps if all belong to one training; else empty.
 
         They are revisions of one repository, or folders of one local run, whose own folder holds the last.
         """
@@ -274,13 +274,13 @@ class Group:
 
     @cached_property
     def steps(self) -> tuple[Screened, ...]:
-        """The members of a training that have a step, in order; empty if the group is not a training."""
+        """A training's members with a step, in order; empty if the group is not a training."""
         members = tuple(c for c in self.trajectory if c.step is not None)
         return members if len(members) > 1 else ()
 
     @cached_property
     def neighbours(self) -> dict[Screened, Screened]:
-        """The first member of the next place, of each; along a training, the step before."""
+        """Member -> the first member of the next place; along a training, the step before."""
         if self.steps:
             return dict(pairwise(reversed(self.steps)))
         first = {c.rank: c for c in reversed(self.placed)}
@@ -288,23 +288,23 @@ class Group:
 
     @property
     def figure(self) -> Literal["G", "ratio"]:
-        """The figure that ranks, which its reports give first."""
+        """Name of the figure that ranks."""
         return "ratio" if self.checkpoints[0].ranked_by == "ratio" else "G"
 
     # --- chances --------------------------------------------------------------------------------------
 
     @cached_property
     def is_noise(self) -> bool:
-        """Whether noise of the tokens may explain how far the ratios differ: then there is no order."""
+        """Whether the choice of tokens may explain the differences of ratios: then there is no order."""
         ratios = {c.rank: c.ratio for c in reversed(self.placed) if c.ratio is not None}
         return self.figure == "ratio" and not self.trajectory and is_noise([*ratios.values()])
 
     @cached_property
     def kind(self) -> str:
-        """The checkpoints of `evidence.SLOPES` that they are like; empty where no chance is known.
+        """The kind of `evidence.SLOPES` that fits the group; empty where no chance is known.
 
-        Without a sign they count as fine-tunes, whose chances are smaller. They were trained from scratch if
-        a family's file calls each of them a base, and nothing names a base of theirs.
+        Fine-tunes, whose chances are smaller, by default; from scratch if a family's file calls each of
+        them a base, and nothing names a base of theirs.
         """
         if self.figure != "ratio" or self.trajectory or self.is_noise:
             return ""
@@ -313,26 +313,26 @@ class Group:
 
     @property
     def slope(self) -> Slope | None:
-        """How far its ranks order accuracies: by the user's own results of its kind, else by ours."""
+        """How well ranks order accuracies: by the user's own results for its kind, else by our studies'."""
         return self.own if self.own and self.own.kind == self.kind else SLOPES.get(self.kind)
 
     @cached_property
     def chances(self) -> Chances | None:
-        """The chances of its order; None where none are known: of G, of steps, of noise."""
+        """The order's chances; None where none are known: for G, for training steps, for noise."""
         return Chances(self.places, self.slope) if self.slope and self.places > 1 else None
 
     @cached_property
     def places(self) -> int:
-        """How many places its members take."""
+        """Number of places that its members take."""
         return max((c.rank for c in self.placed), default=0)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """How many places to evaluate so that they hold the best with a chance; all where none is known."""
+        """Fewest first places that hold the best with this chance; all where no chance is known."""
         return self.chances.first_for(chance) if self.chances else self.places
 
     @cached_property
     def by_rows(self) -> dict[int, list[Screened]]:
-        """The members without copies by their ``same_rows``, each list best first."""
+        """Members that are not copies, by their ``same_rows``, each list best first."""
         alike: dict[int, list[Screened]] = {}
         for c in self.checkpoints:
             if c.copy_of is None:
@@ -340,12 +340,12 @@ class Group:
         return alike
 
     def holds_best(self, c: Screened) -> float | None:
-        """The chance that the best is among the places down to that of a member; None if it is not known."""
+        """Chance that the places from 1 to this member's hold the best; None if unknown."""
         known = self.chances is not None and self.has_place(c)
         return float(self.chances.holds_best[c.rank - 1]) if known and self.chances else None
 
     def chance(self, better: Screened, worse: Screened) -> float | None:
-        """The chance that one candidate is more accurate than another, if they differ by more than 0.01."""
+        """Chance that one candidate is more accurate than another, if they differ by more than 0.01."""
         known = self.has_place(better) and self.has_place(worse)
         return self.chances.between(better.rank, worse.rank) if known and self.chances else None
 
@@ -353,12 +353,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Family and scale."""
+        """Family and scale, in one text."""
         return f"{self.family} · {self.scale}"
 
     @cached_property
     def title(self) -> str:
-        """Its name in reports: a family, the shared part of its checkpoints' names, or a training's model."""
+        """Name in reports: a family, the shared part of its checkpoints' names, or a training's model."""
         if not self.trajectory:
             return title_of(self.family, self.scale, [c.target for c in self.checkpoints], self.tokenizer)
         training, _ = self.trajectory[0].training_and_step
@@ -367,12 +367,12 @@ class Group:
 
     @property
     def anchor(self) -> str:
-        """Its name in a page's addresses."""
+        """Name in a page's addresses."""
         return re.sub(r"[^\w-]+", "-", f"{self.family}-{self.scale}")
 
     @cached_property
     def names(self) -> dict[Screened, str]:
-        """The name of each member in its tables: the step of a training, else the label."""
+        """Member -> its name in the group's tables: a training's step, else the label."""
         if self.trajectory:
             last = "default branch" if self.trajectory[0].revision else "final model"
             return {c: c.step or last for c in self.trajectory}
@@ -384,7 +384,7 @@ class Group:
         return tuple(c for c in self.checkpoints if not c.is_base)
 
     def has_place(self, c: Screened) -> bool:
-        """Whether a member is ranked: the base, and those with its rows, are not."""
+        """Whether a member is ranked: a base, and members with its rows, are not."""
         return not c.is_base and (
             self.base is None or c.same_rows is None or c.same_rows != self.base.same_rows
         )
@@ -396,19 +396,19 @@ class Group:
 
     @cached_property
     def base(self) -> Screened | None:
-        """The base of the others; None if it is unknown, or in another group."""
+        """The others' base; None if it is unknown, or in another group."""
         return next((c for c in self.checkpoints if c.is_base), None)
 
 
 def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer") -> str:
-    """A group's name for readers; for checkpoints given by name, the shared part of their names."""
+    """A group's name for readers: family and scale, or the shared part of names, scale and tokenizer."""
     if not family.startswith(TOKENIZER):
         return f"{family} · {scale}"
     return " · ".join(filter(None, (shared_name(targets), scale, tokenizer)))
 
 
 def grouped(checkpoints: Iterable[Screened], own: Own | None = None) -> tuple[Group, ...]:
-    """The groups of ranked checkpoints, in their order, with unique titles; ``own`` as in `Group`."""
+    """Groups of ranked checkpoints, in their order, with unique titles; ``own`` as in `Group`."""
     members: dict[tuple[str, str], list[Screened]] = {}
     for checkpoint in checkpoints:
         members.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)

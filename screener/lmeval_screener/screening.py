@@ -1,4 +1,4 @@
-"""Many checkpoints, read concurrently.
+"""Screening many checkpoints, read concurrently.
 
 Each checkpoint is read over the rows of its own tokenizer, and tokenizers are compared only when all readings
 have ended: a slow or a failed checkpoint does not hold up the others.
@@ -52,7 +52,7 @@ _IN_TURN = 64  # folders up to which reading them in turn is faster than startin
 _SIDE_BY_SIDE = 16  # checkpoints that are read at a time, for each quota
 _SCOUTS = 3  # checkpoints that are tried first; if none can reach the Hub, no others are tried
 
-#: Called when a checkpoint ends, with its reading or failure, how many have ended, and how many there are.
+#: Called when a checkpoint ends: its reading or failure, the number ended, the number of all.
 OnDone = Callable[[Reading | Failed, int, int], None]
 
 
@@ -150,7 +150,7 @@ def prepared(
     slope: str | Path | None,
     **settings: Any,
 ) -> Screening:
-    """The screening that options describe, whose files are read before anything else."""
+    """A Screening with these options; token sets, accuracies and slope are read from files first."""
     accuracies = own = None
     if accuracy is not None:
         from lmeval_screener.shortlist.accuracies import read_accuracies
@@ -165,7 +165,7 @@ def prepared(
 def floor_among(
     targets: Sequence[Target], text: str, tokenizer: str | None = None, argument: str = "fail_if_below"
 ) -> Target:
-    """The checkpoint that an option names: by its label among the targets, or by its name."""
+    """The target that an option names by label or name; UsageError for a mistyped label or several."""
     by_label = {target.label: target for target in labelled(targets)}
     if text in by_label:
         return by_label[text]
@@ -184,8 +184,8 @@ class Screening:
     """One screening: its settings, those of :func:`screen`, and its state while it runs.
 
     Attributes:
-        fail_if_below: The checkpoint that no other may fall behind, by its label or name.
-        base: The checkpoint that the others were trained from, likewise.
+        fail_if_below: Label or name of the checkpoint that no other may fall behind.
+        base: Label or name of the checkpoint that the others were trained from.
         session: The registry's session, which gives known readings and keeps new ones.
         notice: Called with a server's name and seconds when its rate limit makes the run wait.
         slope: The slope of the user's own results.
@@ -226,9 +226,9 @@ class Screening:
     def recorded(
         self, registry: str | Path | None, since: str | None, command: str
     ) -> Iterator[Session | None]:
-        """Keep the results in a registry, or nowhere; with ``since``, which is checked first, there are news.
+        """Keep results in a registry, if one is given; ``since``, checked first, adds news to them.
 
-        The news count as announced once the block has ended without an error: else they must be sent again.
+        News count as announced once the block has ended without an error: else they must be sent again.
         """
         if registry is None:
             yield None
@@ -253,7 +253,7 @@ class Screening:
                 session.connection.close()
 
     def result(self, selected: Selected) -> Result:
-        """Screen what was selected."""
+        """Screen the selected checkpoints; UsageError if there are none."""
         if not selected.targets:
             raise UsageError(
                 "expected a checkpoint, got none: name a folder of checkpoints, ORG/NAME or a family; "
@@ -373,7 +373,7 @@ class Screening:
         return every, {name: labels[target] for name, target in found.items()}
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], dict[str, str]]:
-        """See `named`, with globs expanded and accuracies."""
+        """The targets of `named`, with globs expanded and accuracies."""
         lists = await side_by_side(map(self._revisions, targets))
         expanded, by_option = self.named([target for revisions in lists for target in revisions])
         return self.accuracies.of(expanded) if self.accuracies else expanded, by_option
@@ -592,7 +592,7 @@ def _quota_of(target: Target) -> str:
 
 
 def _slots() -> AbstractAsyncContextManager[object]:
-    """Lets `_SIDE_BY_SIDE` works in at a time."""
+    """A semaphore that lets `_SIDE_BY_SIDE` works in at a time."""
     if not in_loop():
         return contextlib.nullcontext()
     import asyncio

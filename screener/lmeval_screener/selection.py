@@ -1,4 +1,4 @@
-"""The checkpoints to screen: names, lists, families, listings of the Hub.
+"""Selecting checkpoints to screen: names, lists, families, listings of the Hub.
 
 One request lists commit, file names, parameters and gating of up to 1,000 repositories. A repository then
 costs no further request if its commit is cached, or if it has no weights or may not be read.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # `--help` needs this module's options at once: other modules are imported where they are used.
 
 _PAGE = 1000  # repositories that one request may list
-_SECONDS = 60.0  # for one page
+_SECONDS = 60.0  # time budget for one page of a listing
 _EXPAND = ("sha", "siblings", "safetensors", "gated", "private", "lastModified", "tags")
 _NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -50,7 +50,7 @@ class Query:
     Attributes:
         author: Organisation or user.
         tags: Tags that every model has.
-        pattern: Glob that the name without its author has to match.
+        pattern: Glob for the name without its author.
     """
 
     author: str | None = None
@@ -64,7 +64,7 @@ class Query:
         return ", ".join([*parts, *(f"tag {tag}" for tag in self.tags)])
 
     def address(self, size: int) -> str:
-        """Path and query of its first page, most recently changed repositories first."""
+        """Path and query of the listing's first page, most recently changed repositories first."""
         from urllib.parse import urlencode
 
         order = {"sort": "lastModified", "limit": size, "expand": _EXPAND}
@@ -74,14 +74,14 @@ class Query:
 
 @dataclass(frozen=True)
 class CompleteList:
-    """All repositories of an organisation whose names match a glob, as far as the token shows them."""
+    """All repositories of an organisation that match a glob and that the token may see."""
 
     query: Query
     repos: frozenset[str]
     without_weights: frozenset[str]
 
     def missing(self, repo: str) -> str:
-        """Why a repository that it should have cannot be screened any more, as a clause; empty if it can."""
+        """Why a repository that matches the query is not screened any more, as a clause; else empty."""
         author, _, name = repo.partition("/")
         if author != self.query.author or not fnmatch.fnmatchcase(name, self.query.pattern):
             return ""
@@ -92,7 +92,7 @@ class CompleteList:
 
 @dataclass
 class Selected:
-    """The checkpoints of a selection; ``left_out`` are neighbouring folders without a model."""
+    """A selection's checkpoints; ``left_out`` are neighbouring folders without a model."""
 
     targets: list[Target] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Selected:
 
     @property
     def sentence(self) -> str:
-        """How many were selected and why others were not; empty if nothing was listed or left out."""
+        """Number of selected repositories, and reasons for the others; empty without any of these."""
         if self.left_out and not self.listed:
             some = printable(", ".join(self.left_out[:5])) + (", …" if self.left_out[5:] else "")
             return f"left out, without config.json and weights: {some}"
@@ -116,7 +116,7 @@ class Selected:
 
 
 def add_selection_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options that select checkpoints of the Hub; `select` has them as arguments."""
+    """Add the options that select Hub checkpoints by listing; `select` has them as arguments."""
     add = parser.add_argument
 
     def several(option: str, metavar: str, what: str) -> None:
@@ -235,8 +235,8 @@ def _first_day(since: str | None) -> datetime.date | None:
 def read_list(file: TextIO) -> list[str]:
     """Read the names in a list, as a user would write each.
 
-    One a line; empty lines and text after ``#`` are ignored. Of CSV the first column is read; with a header,
-    the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.
+    One per line; empty lines and text after ``#`` are ignored. CSV gives its first column; with a header, the
+    column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.
     """
     import csv
 

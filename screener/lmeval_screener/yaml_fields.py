@@ -25,7 +25,7 @@ _NAMES = {
 
 
 def mistake(source: object, key: str, expected: str, given: object, step: str = "") -> UsageError:
-    """The error of a key with a wrong value."""
+    """The error for a key with a wrong value."""
     place, end = f"`{key}`: " if key else "", f"; {step}" if step else ""
     kind, shown = _NAMES.get(type(given), type(given).__name__), repr(given)
     value = "" if given is None else f" {shown if len(shown) <= 60 else shown[:57] + '...'}"
@@ -45,7 +45,7 @@ def nearest(name: str, names: Collection[str]) -> str:
 
 
 def bundled_yaml(path: Path) -> Any:
-    """The content of a bundled file, parsed by libyaml where PyYAML has it: ten times as fast.
+    """A bundled file's content, parsed by libyaml where PyYAML has it: ten times as fast.
 
     Not for users' files: deeply nested brackets crash libyaml and with it the process.
     """
@@ -55,9 +55,9 @@ def bundled_yaml(path: Path) -> Any:
 
 
 def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE) -> T:
-    """A YAML file as the dataclass that describes its layout.
+    """Read a YAML file as the dataclass that describes its layout.
 
-    ``elsewhere`` says of a file with another ``role`` what it holds and which option takes it.
+    ``elsewhere`` maps another ``role`` to the advice for a file that has it.
     Fields may be ``str`` (not empty), ``bool``, ``Annotated[int, low]``, ``Literal``, ``tuple[str, ...]``
     (different strings, at least one), ``tuple`` or ``dict`` of dataclasses, and ``Any``; those with a default
     may be left out.
@@ -123,7 +123,7 @@ def _fields(source: Path, layout: Any, value: Any, where: str) -> Any:
         **{
             name: _value(source, kinds[name], given.get(name), _inside(where, name))
             for name, field in fields.items()
-            if name in given or field.default is field.default_factory  # both missing
+            if name in given or field.default is field.default_factory  # both are MISSING: no default
         }
     )
 

@@ -1,1 +1,1 @@
-"""Accuracy without labels: a calibrator learned from labelled documents, and what it predicts."""
+"""Accuracy without labels: a calibrator learned from labelled documents, and its predictions."""

@@ -49,13 +49,13 @@ from lmeval_dispersion.statistics import (
     student_quantile,
 )
 
-_ROUNDING = 1e-9  # of the dispersion: closer values count as equal
+_ROUNDING = 1e-9  # share of the dispersion: closer values count as equal
 _HALF_WIDTH = 0.05  # half width that `labels_enough` aims at
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Errors in points of one estimate of slices that its fit did not see, and its worth in labels.
+    """Held-out errors of one estimator of slice accuracy, in points, and its worth in labels.
 
     The mean of k labels of n, drawn without replacement, has the variance v (1/k - 1/n), v that of the scores
     (Cochran, Sampling Techniques, 1977, 2.6). Worth k labels: k = mean v / (mean squared error + mean v / n),
@@ -77,7 +77,7 @@ class Estimator:
 
     @classmethod
     def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
-        """From estimates of left-out slices (S,)."""
+        """Build it from estimates of left-out slices, shape (S,)."""
         ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, pairs.trivial))
         mae, n = float(np.abs(ours).mean()), len(ours)
         gain = np.square(theirs) - np.square(ours)
@@ -93,7 +93,7 @@ class Estimator:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A slice with its estimate by the fit to the others, whose errors are printed."""
+    """A held-out slice with its accuracy and its estimate by the fit to the other slices, in [0, 1]."""
 
     slice: str
     documents: int
@@ -139,18 +139,18 @@ class Calibration(RunReport):
 
     @property
     def calibrator(self) -> Calibrator:
-        """The fit, which ``dispersion predict`` reads from a file."""
+        """The fitted calibrator, which ``dispersion predict`` reads from a file."""
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
-        """Every estimate with its errors and worth."""
+        """The estimators with their errors and worth."""
         smallest, largest = self.documents_a_slice
         sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
         caption = f"Errors on {self.where} of {sizes} documents, held out"
         return {"estimators": Table.of(self.estimators, caption, name="estimators")}
 
     def charts(self) -> dict[str, Chart]:
-        """The estimate of every slice against its accuracy."""
+        """Every slice's estimate against its accuracy."""
         if self.cautions:
             return {}
         ours, trivial = self.calibrator.errors
@@ -167,13 +167,13 @@ class Calibration(RunReport):
 
     @property
     def where(self) -> str:
-        """The number of slices in words."""
+        """The slices in words, such as ``12 subjects``."""
         if self.by == CLUSTERS:
             return f"{self.slices} clusters of vectors"
         return count(self.slices, self.by, "categories" if self.by == "category" else "")
 
     def context(self) -> dict[str, Any]:
-        """Words for the sentences."""
+        """Template values: our estimator, the labelled accuracy's, another that beats it, and the refusal."""
         ours, *others, alone = self.estimators
         other = next((row for row in others if row.better), None)
         return {"ours": ours, "alone": alone, "other": other, "no_gain": no_gain(self._calibrator)}
@@ -228,7 +228,7 @@ def calibrate(
 
 
 def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[Estimator]]:
-    """The fit to a run's labelled slices, and every estimate of them: its own first, the trivial one last."""
+    """The calibrator of a run's labelled slices, and all estimators: its own first, the trivial one last."""
     check_labels(run, "calibration needs")
     made_by, parts = labelled_slices(run, by, seed=seed)
     scores = [run.score[part.rows] for part in parts]
@@ -239,7 +239,7 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
     ]
     pairs = Pairs.of(slices)
     if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
-        raise UsageError("every slice has the same dispersion, so it tells no accuracy")
+        raise UsageError("expected slices of different dispersion, got equal ones; slice by another column")
     ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
     about, rows = run.describe(), run.labelled
     calibrator = Calibrator(
@@ -274,6 +274,6 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Labels of the whole run for a mean within 5 points in 95 % of draws, by the normal law."""
+    """Number of random labels that puts a run's mean score within 5 points at 95 % (normal approximation)."""
     n, variance = len(scores), float(scores.var(ddof=1))
     return min(n, math.ceil(variance / ((_HALF_WIDTH / NORMAL_975) ** 2 + variance / n)))

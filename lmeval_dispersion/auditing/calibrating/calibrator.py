@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 FORMAT = "dispersion-calibrator/3"
 TRIVIAL = "labelled accuracy alone"
-CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column makes enough
+CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column gives enough
 FEWEST_SLICES = 8
-FEWEST_DOCUMENTS = 5  # labelled documents of a fitted slice
+FEWEST_DOCUMENTS = 5  # fewest labelled documents in a fitted slice
 
-_CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
-_MARGIN = 0.25  # of the fitted range, on either side
-_SHIFT = 0.01  # how often similar slices may be called different
+_CLUSTER, _MOST_CLUSTERS = 25, 40  # documents per cluster; most clusters in a calibration
+_MARGIN = 0.25  # share of the fitted range, on either side
+_SHIFT = 0.01  # chance that similar slices are called different
 
 # Key of `AuditRun.describe` -> its name in messages. `tasks` and `identity` have their own rules.
 MUST_AGREE = {
@@ -93,13 +93,13 @@ def labelled_slices(run: AuditRun, by: str | None = None, *, seed: int = 0) -> t
 
 
 def among(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
-    """The slices with the documents of ``rows`` only; empty ones are left out."""
+    """The slices cut to the documents of ``rows``; empty slices are left out."""
     parts = [Slice(part.name, np.intersect1d(part.rows, rows)) for part in slices]
     return [part for part in parts if len(part.rows)]
 
 
 def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> list[Slice]:
-    """k-means clusters of these documents by their vectors."""
+    """k-means clusters of the documents ``rows`` by their vectors, as slices."""
     labels, _ = clustered(run.vectors.rows[rows], max(count, 1), seed=seed)
     return [
         Slice(f"cluster {k + 1}", np.sort(rows[labels == label])) for k, label in enumerate(np.unique(labels))
@@ -111,7 +111,7 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
 
 @dataclass(frozen=True)
 class FittedSlice:
-    """A labelled slice: its documents, their mean score and its variance, and the slice's dispersion."""
+    """A labelled slice: its documents, mean and variance of their scores, and its dispersion."""
 
     slice: str
     documents: int
@@ -143,15 +143,15 @@ class Pairs(NamedTuple):
 
     @property
     def trivial(self) -> Array:
-        """The labelled accuracy of the other slices, shape (S,)."""
+        """The trivial estimate of each slice: the mean score of all other slices' documents, shape (S,)."""
         right = self.documents * self.accuracy
         return np.asarray((right.sum() - right) / (self.documents.sum() - self.documents))
 
 
 def isotonic(dispersion: Array, accuracy: Array, documents: Array | None = None) -> IsotonicRegression:
-    """Accuracy as it only rises, or only falls, with dispersion; (S,) each, slices weighted by documents.
+    """Isotonic regression of accuracy on dispersion, (S,) each, weighted by documents; flat beyond the ends.
 
-    Spearman's correlation sets the direction, and the ends continue flat.
+    Spearman's correlation decides whether it rises or falls.
     Source: Barlow et al., Statistical Inference under Order Restrictions, 1972.
     """
     from sklearn.isotonic import IsotonicRegression
@@ -162,7 +162,7 @@ def isotonic(dispersion: Array, accuracy: Array, documents: Array | None = None)
 
 
 def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
-    """For every slice the fit to the others, and its estimate by that fit, shape (S,)."""
+    """For every slice the fit to the other slices, and its estimate by that fit, shape (S,)."""
     others = ~np.eye(len(pairs.accuracy), dtype=bool)
     fits = [isotonic(pairs.dispersion[rest], pairs.accuracy[rest], pairs.documents[rest]) for rest in others]
     own = zip(fits, pairs.dispersion, strict=True)
@@ -170,10 +170,10 @@ def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
 
 
 def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
-    """Standard errors of estimates of slices with these numbers n of documents, (s,).
+    """Standard errors (s,) of the estimates for slices with ``documents`` (s,) documents.
 
     sqrt(between + within / n): ``within`` is the mean variance of scores inside a slice, ``between`` the mean
-    squared error of ``estimate`` (S,), by fits that did not see the slices, beyond their sampling noise.
+    squared error of the held-out estimates ``estimate`` (S,) beyond their sampling noise.
     """
     within = float(pairs.variance.mean())
     excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
@@ -182,7 +182,7 @@ def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
 
 
 def conformal_rank(slices: int, level: float) -> int:
-    """Rank, from 1, of the held-out error that bounds a new slice's interval."""
+    """Rank (from 1, ascending) of the held-out error that bounds a new slice's interval at ``level``."""
     return min(math.ceil((slices + 1) * level - 1e-9), slices)
 
 
@@ -199,7 +199,7 @@ def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Ar
 
 @dataclass(frozen=True)
 class Labelled:
-    """The documents that a calibrator was fitted to: ids by task, such as ``0-99,120``, and their digest."""
+    """The documents of a calibrator's fit: number, mean score, ids by task such as ``0-99,120``, digest."""
 
     documents: int
     accuracy: float
@@ -233,12 +233,12 @@ class Calibrator:
     version: str = __version__
 
     def to_json(self) -> str:
-        """The file."""
+        """The calibrator as JSON, for a file."""
         content = {"format": FORMAT, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the file, which `predict` reads."""
+        """Write the JSON to a file, which `predict` reads."""
         write_whole(Path(path), self.to_json().encode())
 
     @classmethod
@@ -267,7 +267,7 @@ class Calibrator:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The slices that are fitted."""
+        """The labelled slices' dispersions and accuracies, to which the regression is fitted."""
         return Pairs.of(self.slices)
 
     @cached_property
@@ -277,25 +277,25 @@ class Calibrator:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Mean absolute errors in points on slices held out: its own, and the labelled accuracy's."""
+        """Held-out mean absolute errors in points: the calibrator's, and the labelled accuracy's."""
         both = (self.held_out[1], self.pairs.trivial)
         ours, trivial = (100 * float(np.abs(values - self.pairs.accuracy).mean()) for values in both)
         return ours, trivial
 
     @property
     def documents_a_slice(self) -> list[int]:
-        """Documents of the smallest and of the largest slice."""
+        """Number of documents in the smallest and in the largest slice."""
         sizes = [part.documents for part in self.slices]
         return [min(sizes), max(sizes)]
 
     @property
     def level(self) -> float:
-        """Level of the intervals: 95 %, from 19 slices on; S / (S + 1) below."""
+        """Level of the intervals: 0.95 from 19 slices on; S / (S + 1) with fewer."""
         return LEVEL if len(self.slices) >= 19 else len(self.slices) / (len(self.slices) + 1)
 
     @property
     def range(self) -> Bounds:
-        """The dispersions that have an estimate: the slices' range, wider by a quarter on either side."""
+        """Dispersions that get an estimate: the labelled slices' range, a quarter wider on either side."""
         low, high = self.pairs.dispersion.min(), self.pairs.dispersion.max()
         return Bounds(float(low - _MARGIN * (high - low)), float(high + _MARGIN * (high - low)))
 
@@ -310,7 +310,7 @@ class Calibrator:
         return bool(len(dispersions) and ks_2samp(ours, dispersions, method="asymp").pvalue < _SHIFT)
 
     def applied(self, dispersions: Array, documents: Array) -> Applied:
-        """Estimates of slices with these dispersions and numbers of documents, (s,) each."""
+        """Estimates for slices with these dispersions and numbers of documents, (s,) each."""
         fits, estimate = self.held_out
         errors = np.abs(estimate - self.pairs.accuracy)
         errors = errors / error_sizes(self.pairs, estimate, self.pairs.documents)
@@ -327,12 +327,12 @@ class Calibrator:
 
 
 class Applied(NamedTuple):
-    """A calibrator's estimates of s slices, from S labelled ones.
+    """A calibrator's estimates for s slices, from S labelled ones.
 
     Attributes:
         value, low, high: Estimates with their intervals, shape (s,).
-        half_width: About half an interval, shape (s,).
-        size: Size of the estimates' errors, shape (s,).
+        half_width: Approximate half widths of the intervals, shape (s,).
+        size: Standard errors of the estimates, shape (s,).
         folds: Estimates by the fits that each leave out a labelled slice, shape (S, s).
     """
 
@@ -345,7 +345,7 @@ class Applied(NamedTuple):
 
 
 def confidence_threshold(confidence: Array, accuracy: float) -> float:
-    """ATC's threshold: above it lies a share of these documents (n,) that equals their accuracy.
+    """ATC's threshold: the share ``accuracy`` of the confidences (n,) lies above it.
 
     Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
     """
@@ -362,7 +362,7 @@ def documents_digest(run: AuditRun) -> str:
 
 
 def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
-    """The documents of ``rows`` by task, their ids as ranges such as ``0-99,120``."""
+    """Ids of the documents ``rows`` by task, as ranges such as ``0-99,120``."""
     ids = pd.Series(run.documents["doc_id"].to_numpy()[rows])
     return {
         str(task): _ranges(np.unique(numbers.to_numpy(dtype=np.int64)))
@@ -422,7 +422,7 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
 
 
 def fitted_elsewhere(reason: str) -> UsageError:
-    """The error for a run that a calibrator does not apply to."""
+    """The error for a run to which a calibrator does not apply, for ``reason``."""
     return UsageError(
         f"this calibrator was fitted {reason}; a calibration does not carry over, so label some documents "
         "of this run and calibrate on them"
@@ -440,7 +440,7 @@ def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks
 
 
 def check_worth(calibrator: Calibrator, name: str | Path) -> None:
-    """Raise UsageError if the calibrator did not beat the labelled accuracy when it was validated."""
+    """Raise UsageError if the calibrator did not beat the labelled accuracy on held-out slices."""
     if not calibrator.beats_trivial:
         raise UsageError(
             f"{name} should not be used: {no_gain(calibrator)}; take the labelled accuracy "
@@ -449,7 +449,7 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
 
 
 def no_gain(calibrator: Calibrator) -> str:
-    """Why a calibrator that did not beat the labelled accuracy alone should not be used."""
+    """The refusal of a calibrator that does not beat the labelled accuracy alone, with both errors."""
     ours, trivial = calibrator.errors
     verdict = "worse than" if ours > trivial + 0.05 else "not reliably better than"
     return (

@@ -1,4 +1,4 @@
-"""The accuracy of a run's slices, estimated by a calibrator, or why a slice has no estimate."""
+"""The report of ``dispersion predict``: each slice's estimated accuracy, or why it has none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lmeval_dispersion.store import read_store
 
 @dataclass(frozen=True)
 class Prediction:
-    """One slice; ``reason`` explains a missing estimate."""
+    """One slice's estimate and interval; ``reason`` explains a missing estimate."""
 
     slice: Annotated[str, Col("Slice")]
     documents: Annotated[int, Col("Documents", "d", drop=4)]
@@ -52,10 +52,10 @@ class Predictions(RunReport):
     """The estimated accuracy of every slice; of several, the whole first.
 
     Attributes:
-        level: Of the intervals, in (0, 1).
+        level: Level of the intervals, in (0, 1).
         exchangeable: Whether the slices were made like the labelled ones, as the intervals require.
         shifted: Whether the slices as a whole differ from the labelled ones; then none has an estimate.
-        mae, trivial_mae: The calibrator's errors in points on held-out slices, and the labelled accuracy's.
+        mae, trivial_mae: Held-out errors in points: the calibrator's, and the labelled accuracy's.
     """
 
     template = "predictions.jinja"
@@ -83,7 +83,7 @@ class Predictions(RunReport):
         return {"slices": replace(table, brief=replace(table, excerpt=both_ends(len(self.slices))))}
 
     def context(self) -> dict[str, Any]:
-        """Words for the sentences."""
+        """Template values: the level in words, slices of known accuracy, and those inside their interval."""
         known = [row for row in self.slices if row.true is not None and row.reason is None]
         inside = sum((row.low or 0) <= (row.true or 0) <= (row.high or 0) for row in known)
         return {"level": f"{100 * self.level:.0f} %", "known": len(known), "inside": inside}
@@ -101,7 +101,7 @@ def predict(
     The calibrator's own documents are left out; a slice without an estimate has a reason.
 
     Args:
-        calibrator: Of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
+        calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
         run: Folder of the store, or a folder that holds the stores of one run.
         where: Estimate only documents that satisfy this.
         by: Column of the documents that makes the slices; default: that of the calibrator.

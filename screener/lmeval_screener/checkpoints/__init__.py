@@ -1,1 +1,1 @@
-"""Checkpoints wherever they lie: each is a `Snapshot` (snapshot.py), opened by `Sources` (source.py)."""
+"""Checkpoints in any storage: each is a `Snapshot` (snapshot.py), opened by `Sources` (source.py)."""

@@ -1,4 +1,4 @@
-"""The account of a checkpoint: the time that it may take, its attempts and traffic, and the cache."""
+"""The account of reading one checkpoint: its time budget, attempts, traffic and cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 #: Attempts without progress before giving up; the backoff between retries doubles from `FIRST_BACKOFF` (s).
 ATTEMPTS = 5
 FIRST_BACKOFF = 0.25
-#: Likewise for an answer that contradicts the request, until a range of the same file is correct.
+#: Attempts after answers that contradict the request, until a range of the same file is correct.
 CONTRADICTIONS = 3
 #: Ranges of one checkpoint at a time: alone, and the minimum when several are read.
 RANGES, FEWEST_RANGES = 64, 16
@@ -34,18 +34,18 @@ class RetryError(Exception):
 
 
 def contradiction(what: str, code: str = "BadResponse") -> RetryError:
-    """An answer that contradicts the request, the listing or an earlier answer."""
+    """The error of an answer that contradicts the request, the listing or an earlier answer."""
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
     return RetryError(ScreeningError(code, what), attempts=CONTRADICTIONS)
 
 
 class Account:
-    """The account of one checkpoint, or of a whole run, which counts the traffic of its checkpoints too.
+    """The account of one checkpoint, or of a whole run, which counts its checkpoints' traffic too.
 
     Attributes:
-        seconds: The time that it may take; the clock runs only while it is worked on.
-        cache: Where bytes are kept; by default this user's.
+        seconds: Time budget; the clock runs only while the checkpoint is worked on.
+        cache: Cache of bytes; by default this user's.
         bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
         requests: HTTP requests, retries and redirect hops included.
         trouble: Why the last attempt failed; None if it did not.
@@ -60,13 +60,13 @@ class Account:
         self.trouble: ScreeningError | None = None
         self.refusals: dict[object, int] = {}
         self._run = run or self
-        self._readers = 0  # of a run's checkpoints, which share its connections
+        self._readers = 0  # number of checkpoints being read, which share connections
         self._spent = 0.0
         self._since: float | None = None
         self._pauses = 0
 
     def part(self, seconds: float) -> Account:
-        """The account of a checkpoint of the same run."""
+        """A checkpoint's account in the same run."""
         return Account(seconds, self.cache, self._run)
 
     def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
@@ -77,7 +77,7 @@ class Account:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[int]:
-        """How many ranges it may request at a time, given how many other checkpoints are being read.
+        """Number of ranges that it may request at a time, fewer while other checkpoints are read.
 
         A request that waits for a connection costs a fifth more than one that is not yet made.
         """
@@ -94,7 +94,7 @@ class Account:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A span of time that does not count, such as the wait for a server's quota."""
+        """Stop the clock inside this context, such as during the wait for a server's quota."""
         if not self._pauses:
             self._spent = self._elapsed()
         self._pauses += 1
@@ -106,7 +106,7 @@ class Account:
                 self._since = time.monotonic()
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of some work, if it ends in time; one piece of work at a time, in turn without a limit."""
+        """A coroutine's result, if it ends in time; one at a time. No limit without an event loop."""
         if not in_loop():
             return await work
         import asyncio

@@ -14,7 +14,7 @@ _TOKEN, _NUMBERS = os.urandom(4).hex(), itertools.count()
 
 
 def usual_cache() -> Cache:
-    """The cache of this user, below huggingface_hub's folder for assets."""
+    """This user's cache, below huggingface_hub's folder for assets."""
     from huggingface_hub import constants
 
     return Cache(Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
@@ -36,7 +36,7 @@ class Cache:
         return f"{self.folder}/{kind}/{name[:2]}", name
 
     def read(self, kind: str, key: str) -> bytes | None:
-        """Content of an entry; None if there is none, or it is damaged."""
+        """An entry's content; None if it is missing or damaged."""
         try:
             with open("/".join(self._place(kind, key)), "rb") as file:
                 raw = file.read()
@@ -52,7 +52,7 @@ class Cache:
         return content if entry.get("sha256") == hashlib.sha256(content).hexdigest() else None
 
     def write(self, kind: str, key: str, *content: bytes) -> None:
-        """Keep content, in one piece or several; on a full or read-only disk nothing is kept."""
+        """Write an entry, its content in one piece or several; a full or read-only disk is ignored."""
         (folder, name), digest = self._place(kind, key), hashlib.sha256()
         for piece in content:
             digest.update(piece)

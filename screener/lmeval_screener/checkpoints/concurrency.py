@@ -1,4 +1,4 @@
-"""Works side by side in an event loop; in turn where none runs.
+"""Coroutines run concurrently in an event loop, or one after the other without a loop.
 
 A few folders are read without a loop: importing asyncio, with its servers, takes longer than reading them.
 """
@@ -22,7 +22,7 @@ def in_loop() -> bool:
 
 
 def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
-    """The result of some work, in an event loop of its own, or in turn, where it may not wait.
+    """The result of a coroutine, in a new event loop, or ``in_turn`` without one, where it may not wait.
 
     A thread that already runs a loop, as a notebook's, gets a second thread.
     """
@@ -48,7 +48,7 @@ def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
 
 
 def lock() -> AbstractAsyncContextManager[object]:
-    """A lock; works in turn need none."""
+    """A lock in an event loop; without one, a context that does nothing."""
     if not in_loop():
         return contextlib.nullcontext()
     import asyncio
@@ -57,7 +57,7 @@ def lock() -> AbstractAsyncContextManager[object]:
 
 
 async def side_by_side(works: Iterable[Any], most: int | None = None) -> list[Any]:
-    """Results of concurrent coroutines (or, in a loop, tasks), in their order.
+    """Results of coroutines (or, in a loop, tasks), in their order, run concurrently in a loop.
 
     If one fails, the others are stopped before its error is raised.
     """

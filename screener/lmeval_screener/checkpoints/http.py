@@ -39,7 +39,7 @@ PATIENCE = 8
 _ROUNDING = 0.5
 #: Waits shorter than this, in seconds, are not reported.
 _REPORTED_WAIT = 2.0
-#: Redirects of one request.
+#: Most redirects that a request follows.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
 SILENCE = 15.0
@@ -54,7 +54,7 @@ Notice = Callable[[str, float], None]
 
 
 def url_of(address: str, *, encoded: bool = True) -> URL:
-    """An address; one that is ``encoded`` stays as written, as quoting it again would break a signature."""
+    """An address; ``encoded`` leaves it as written, as quoting it again would break a signature."""
     from yarl import URL  # not imported for folders
 
     return URL(address, encoded=encoded)
@@ -75,7 +75,7 @@ def misdirected(host: str | None, where: str) -> ScreeningError:
 
 
 class Quota:
-    """The rate limit of one host for one kind of request.
+    """One host's rate limit for one kind of request.
 
     The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
     answer states the rest of its quota (``RateLimit: "api";r=12;t=87``) and its size. A request is sent when
@@ -91,7 +91,7 @@ class Quota:
         self._changed = asyncio.Event()
 
     def available(self) -> float:
-        """How many requests may be sent now."""
+        """Number of requests that may be sent now."""
         now = time.monotonic()
         if now < self._throttled_until:
             return 0
@@ -104,8 +104,8 @@ class Quota:
     async def acquire(self, account: Account) -> None:
         """Wait until one request may be sent; `release` must follow.
 
-        The account's clock stops meanwhile, unless the quota was refused `PATIENCE` times since the
-        account met it.
+        The account's clock stops meanwhile, unless the server refused this quota `PATIENCE` times since the
+        account first used it.
         """
         while self.available() <= 0:
             now = time.monotonic()
@@ -132,7 +132,7 @@ class Quota:
         self._changed.set()
 
     def throttle(self, seconds: float) -> None:
-        """Send no request of this quota for some seconds, as the server asks."""
+        """Send no request within this quota for some seconds, as the server asks."""
         now = time.monotonic()
         self._refusals += now >= self._throttled_until
         self._throttled_until = max(self._throttled_until, now + seconds)
@@ -153,7 +153,7 @@ class Quota:
 
 
 class Transport:
-    """One pool of connections for all checkpoints of a run; made inside a running event loop."""
+    """One connection pool for all checkpoints of a run; made inside a running event loop."""
 
     def __init__(self, endpoint: str, token: str | None, agent: str, notice: Notice | None = None) -> None:
         self.token, self._notice = token, notice
@@ -170,7 +170,7 @@ class Transport:
 
     @property
     def _session(self) -> aiohttp.ClientSession:
-        """Opened for the first request: folders do not need it, and its import takes a third of the start."""
+        """The aiohttp session, opened for the first request: its import takes a third of the start."""
         if self._opened is None:
             import aiohttp
 
@@ -186,11 +186,11 @@ class Transport:
         return self._opened
 
     def is_hub(self, url: URL) -> bool:
-        """Whether a URL is of the Hub's own origin."""
+        """Whether a URL has the Hub's origin."""
         return url.origin() == self._origin
 
     def quota(self, url: URL) -> Quota:
-        """The quota that counts a request."""
+        """The quota that counts requests to ``url``."""
         origin = url.origin()
         kind = "" if origin != self._origin else _kind(url.raw_path)
         if (quota := self._quotas.get((origin, kind))) is None:
@@ -200,7 +200,7 @@ class Transport:
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
-        """The response to one request within its rate limit, a context manager; no retries, no redirects."""
+        """Send one request within its rate limit, without retries or redirects; use it as a context."""
         if self.is_hub(url) and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
         quota = self.quota(url)
@@ -231,7 +231,7 @@ class Transport:
         account: Account,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
     ) -> aiohttp.ClientResponse:
-        """`request` that follows redirects: the last response, or a redirect that ``until`` accepts."""
+        """`request`, following redirects: the last response, or a redirect that ``until`` accepts."""
         for _ in range(HOPS):
             response = await self.request(method, url, headers, account)
             try:
@@ -252,7 +252,7 @@ class Transport:
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
     ) -> tuple[bytes, aiohttp.ClientResponse]:
-        """A whole small body, decompressed, in one attempt; and its response."""
+        """A small body, whole and decompressed, in one attempt; and its response."""
         async with await self.followed("GET", url, {"Accept-Encoding": "gzip"}, account) as response:
             if response.status != 200:
                 await drained(response, account)
@@ -260,7 +260,7 @@ class Transport:
             return await unpacked(response, account, limit), response
 
     async def redirect(self, response: aiohttp.ClientResponse, account: Account) -> URL:
-        """Where a redirect leads; its body is read so that the connection can serve the next request."""
+        """A redirect's address, after reading its body so that the connection can serve the next request."""
         await drained(response, account)
         source = response.url
         try:
@@ -281,7 +281,7 @@ class Transport:
         return url
 
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
-        """Whether a redirect leads from the Hub's origin; `redirect` refuses an invalid address."""
+        """Whether a redirect leaves the Hub's origin; `redirect` refuses an invalid address."""
         with contextlib.suppress(ValueError):
             return not self.is_hub(response.url.join(url_of(response.headers["Location"])))
         return False
@@ -341,7 +341,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
-    """The error of a reached rate limit."""
+    """The error for a rate limit that was reached."""
     until = f"in {wait:.0f} s" if wait else "later"
     return ScreeningError(
         "RateLimited", f"{host} allows no more requests now (429); try again {until}, or log in"
@@ -349,20 +349,20 @@ def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
 
 
 def is_redirect(response: aiohttp.ClientResponse) -> bool:
-    """Whether a response leads elsewhere."""
+    """Whether a response is a redirect."""
     return response.status in (301, 302, 303, 307, 308) and "Location" in response.headers
 
 
 @functools.cache
 def _broken() -> tuple[type[Exception], ...]:
-    """The errors of connections."""
+    """Exception types of broken connections."""
     import aiohttp
 
     return aiohttp.ClientError, asyncio.TimeoutError, OSError
 
 
 def _unreachable(error: Exception, url: URL) -> Exception:
-    """The meaning of a connection's error."""
+    """The error for a connection's exception."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -377,7 +377,7 @@ def _unreachable(error: Exception, url: URL) -> Exception:
 
 
 async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
-    """The next piece of a body as sent, counted by the account; empty at the end."""
+    """The next piece of a body as sent, counted by the meter; empty at the end."""
     try:
         piece = await response.content.readany()
     except _broken() as error:
@@ -387,7 +387,7 @@ async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
 
 
 async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: int) -> bytes:
-    """The whole body, decompressed if necessary."""
+    """A response's whole body, decompressed if necessary."""
     coding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     place, body = response.url.with_query(None), bytearray()
     opened = zlib.decompressobj(16 + zlib.MAX_WBITS) if coding in ("gzip", "x-gzip") else None
@@ -467,7 +467,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def _kind(path: str) -> str:
-    """The Hub's quota that counts a path."""
+    """The Hub's quota kind for a path."""
     if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
         return "resolvers"
     return "api" if path.startswith("/api/") else "pages"

@@ -61,7 +61,7 @@ _PROBE = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class RepoFiles:
-    """A repository at one commit."""
+    """A repository's files at one commit."""
 
     repo: str
     commit: str
@@ -71,20 +71,20 @@ class RepoFiles:
     private: bool | None = None
 
     def to_json(self) -> bytes:
-        """The listing as an entry of the cache."""
+        """The listing as a cache entry."""
         files = [[entry.path, entry.size, entry.digest] for entry in self.files.values()]
         known = [self.repo, self.commit, files, self.parameters, self.base, self.private]
         return json.dumps(known).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> RepoFiles:
-        """The listing of an entry of the cache."""
+        """The listing in a cache entry."""
         repo, commit, files, *others = json.loads(content)
         return cls(repo, commit, {path: FileEntry(path, *known) for path, *known in files}, *others)
 
 
 class Hub:
-    """One pool of connections for all checkpoints of a run; an asynchronous context manager.
+    """One connection pool for all checkpoints of a run; an asynchronous context manager.
 
     Endpoint, token, offline mode and places are those of huggingface_hub: ``HF_ENDPOINT``, ``HF_TOKEN`` or
     ``$HF_HOME/token``, ``HF_HUB_DISABLE_IMPLICIT_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_HUB_CACHE``.
@@ -108,7 +108,7 @@ class Hub:
         self.endpoint = _endpoint(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self._token, self._notice = token, notice
-        self.account = Account(cache=Cache(cache) if cache else None)  # of all that is read
+        self.account = Account(cache=Cache(cache) if cache else None)  # account of the whole run
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
         self.has_texts = True  # whether small files are where the Hub's resolver redirects
@@ -148,7 +148,7 @@ class Hub:
 
     @property
     def token_mark(self) -> str:
-        """Identifies the token of requests without giving it away; empty for none."""
+        """A mark that identifies the requests' token without revealing it; empty for none."""
         token = self.transport.token if self.transport else None
         return hashlib.sha256(f"{self.endpoint} {token}".encode()).hexdigest()[:16] if token else ""
 
@@ -159,7 +159,7 @@ class Hub:
         account: Account | None = None,
         listed: Listed | None = None,
     ) -> Snapshot:
-        """A checkpoint at a revision, pinned to its commit; at the listed commit, if it comes from a list."""
+        """Open a checkpoint at a revision, pinned to its commit, or at the commit of its ``listed`` entry."""
         account = account or self.account
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
@@ -184,7 +184,7 @@ class Hub:
     async def page(
         self, address: str, what: str, parse: Callable[[Any], T], account: Account
     ) -> tuple[T, str | None]:
-        """One parsed page of a list (of repositories, of branches), and the next page's address."""
+        """One parsed page of a list (of repositories or branches), and the next page's address."""
         address = address if "://" in address else f"{self.endpoint}{address}"
         if self.transport is None and (kept := self.account.cache.read("pages", address)) is not None:
             following, content = json.loads(kept)
@@ -213,7 +213,7 @@ class Hub:
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """Request an address of the API and parse its JSON; a reply that is not the Hub's JSON is retried."""
+        """Request an API address and parse its JSON; a reply that is not the Hub's JSON is retried."""
         transport, url = self.online(address), url_of(address)
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:
@@ -230,7 +230,7 @@ class Hub:
         return await account.retried(attempt)
 
     def refusal(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
-        """The error of a final status of the Hub other than 2xx and 3xx.
+        """The error for a final status of the Hub other than 2xx and 3xx.
 
         The Hub names its reasons in ``X-Error-Code``; without that, 401 means a repository that is
         missing or private (it does not say which).
@@ -305,7 +305,7 @@ class Hub:
         return listing
 
     def keep(self, listing: RepoFiles, repo: str, *revisions: str) -> None:
-        """Keep a listing under a name and its commit, and under further revisions."""
+        """Cache a repository's listing under its commit, and under further revisions."""
         for revision in {listing.commit, *revisions}:
             self.account.cache.write("listings", f"{self.endpoint} {repo}@{revision}", listing.to_json())
 
@@ -475,14 +475,14 @@ def file_entry(item: Any) -> FileEntry:
 
 
 def text(value: Any) -> str:
-    """A non-empty string of a response; see `Hub.api`."""
+    """``value`` if it is a non-empty string, else TypeError; for `Hub.api`'s parsers."""
     if not isinstance(value, str) or not value:
         raise TypeError("expected a text")
     return value
 
 
 def items(value: Any) -> list[Any]:
-    """A response that has to be a list; see `Hub.api`."""
+    """``value`` if it is a list, else TypeError; for `Hub.api`'s parsers."""
     if not isinstance(value, list):
         raise TypeError("expected a list")
     return value
@@ -504,15 +504,15 @@ def resolve_problem(
 
 
 def is_known(entry: FileEntry) -> bool:
-    """Whether enough is known of a file: its size, or a text's digest."""
+    """Whether a file needs no request before it is read: its size is known, or a JSON file's digest."""
     return entry.size >= 0 or (entry.digest is not None and entry.path.endswith(".json"))
 
 
 def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
-    """A file that was only named, with the size and digest from a response of the Hub itself.
+    """The entry with the size and digest from the Hub's own response to a request for the file.
 
-    The digest of a large file is in ``X-Linked-ETag``, that of a text in ``ETag``, or, in the redirect to
-    the text, a part of that address.
+    A large file's digest is in ``X-Linked-ETag``, a text's in ``ETag``, or, in the redirect to the text, in a
+    part of that address.
     """
     headers = response.headers
     size = headers.get("X-Linked-Size", headers.get("Content-Length", "") if final else "")

@@ -1,4 +1,4 @@
-"""Models of an MLflow registry (extra ``mlflow``): versions are resolved to their storage and read there.
+"""Models in an MLflow registry (extra ``mlflow``): versions are resolved to their storage and read there.
 
 MLflow's own client asks the registry, with its settings and credentials (``MLFLOW_TRACKING_URI``,
 ``MLFLOW_TRACKING_TOKEN``, …). A version's storage is read by ranges, or refused if it does not support them.
@@ -27,14 +27,14 @@ _SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of yo
 
 
 class RegisteredModels:
-    """Models of an MLflow registry; a `Source`."""
+    """Models in an MLflow registry; a `Source`."""
 
     def __init__(self, open_storage: Callable[[Target, Account], Awaitable[Snapshot]]) -> None:
         self._open_storage = open_storage
         self._client: Any = None
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The versions of a name (the latest), a stage, an alias or ``*``."""
+        """The versions for a name (the latest), a stage, an alias or ``*``."""
         name, version, alias = _name_version_alias(target.repo)
         if version and version.isdigit():
             return [target]

@@ -59,7 +59,7 @@ class ObjectStore(Bucket):
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """The folders and files under a prefix; a page counts as a request, its bytes as none."""
+        """The folders and files under a prefix; a page counts as one request without bytes."""
         client = await self._connected()
         account.add(requests=1)
         try:
@@ -215,7 +215,7 @@ def _denied(what: str) -> ScreeningError:
 
 
 def _network() -> dict[str, Any]:
-    """REQUESTS_CA_BUNDLE, and ports in NO_PROXY, which obstore ignores."""
+    """Settings that obstore ignores: REQUESTS_CA_BUNDLE, and ports in NO_PROXY."""
     options: dict[str, Any] = {}
     bundle = os.environ.get("REQUESTS_CA_BUNDLE")
     if bundle and Path(bundle).is_file():
@@ -233,7 +233,7 @@ def _network() -> dict[str, Any]:
 
 
 def _aws(address: str) -> dict[str, Any]:
-    """Settings that obstore ignores: profiles, SSO, and everything else that botocore knows."""
+    """Settings from botocore that obstore ignores, such as profiles and SSO."""
     settings: dict[str, Any] = {}
     if not any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
         settings["region"] = "us-east-1"
@@ -278,7 +278,7 @@ def _aws(address: str) -> dict[str, Any]:
 
 
 def _azure() -> dict[str, Any]:
-    """The parts of AZURE_STORAGE_CONNECTION_STRING, which obstore ignores."""
+    """Settings from AZURE_STORAGE_CONNECTION_STRING, which obstore ignores."""
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     names = {
@@ -291,7 +291,7 @@ def _azure() -> dict[str, Any]:
 
 
 def _google() -> dict[str, Any]:
-    """The emulator in STORAGE_EMULATOR_HOST, as Google's libraries read it."""
+    """Settings for the emulator in STORAGE_EMULATOR_HOST, as Google's libraries read it."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if not host:
         return {}

@@ -37,7 +37,7 @@ _LFS, _POINTER = b"version https://git-lfs", 1024  # how a git-lfs pointer begin
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of a checkpoint, as its listing gives it.
+    """A checkpoint's file, as its listing gives it.
 
     Attributes:
         path: Path inside the repository or folder, with ``/``.
@@ -53,7 +53,7 @@ class FileEntry:
     digest: str | None
 
     def fits(self, body: bytes) -> bool:
-        """Whether some content is this file's, by size and digest."""
+        """Whether ``body`` has this file's size and digest."""
         kind, _, digest = (self.digest or "").partition(":")
         if len(body) != self.size:
             return False
@@ -71,11 +71,12 @@ class Snapshot:
         repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
         files: Every file by path.
         revision: The commit, 40 hex digits; None for a folder and a storage.
-        cache: Where rows and headers are kept; None for a folder, and for files without a version.
+        meter: Its traffic so far.
+        cache: Cache of rows and headers; None for a folder, and for files without a version.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
         base: The repository that it was trained from, by the Hub's listing; empty if that names none.
-        private: Whether only some tokens read it, by the Hub's listing; None if nobody says.
-        borrowed: Files that belong to another snapshot, which is given with their paths there.
+        private: Whether only some tokens may read it, by the Hub's listing; None if unknown.
+        borrowed: Files of another snapshot: path here -> that snapshot, and the path there.
         is_local: Whether its files are on this machine, where reading costs nothing.
     """
 
@@ -95,13 +96,13 @@ class Snapshot:
         self.borrowed: dict[str, tuple[Snapshot, str]] = {}
 
     def borrow(self, other: Snapshot, names: Mapping[str, str]) -> None:
-        """Add files of another checkpoint, given by their paths here, with their paths there."""
+        """Add files of another checkpoint; ``names`` maps their paths here to those there."""
         added = {path: replace(other.files[at], path=path) for path, at in names.items()}
         self.files = {**self.files, **added}
         self.borrowed |= {path: (other, at) for path, at in names.items()}
 
     def entry(self, path: str) -> FileEntry:
-        """A file as listed; a ScreeningError if it is not there."""
+        """A file's listed entry; ScreeningError if it is not listed."""
         if (entry := self.files.get(path)) is None:
             at = f" at revision {self.revision}" if self.revision else ""
             raise ScreeningError("FileNotFound", f"{self.repo} has no {path}{at}; {self.next_step}")
@@ -109,19 +110,19 @@ class Snapshot:
 
     @property
     def next_step(self) -> str:
-        """The next step for a user whose stored files are broken."""
+        """The advice for a checkpoint whose stored files are broken."""
         return "choose another revision" if self.revision else "copy, download or upload it again"
 
     def content_key(self, path: str) -> str:
-        """The cache key of a file: by its content, else by commit and path."""
+        """A file's cache key: by its digest, else by commit and path."""
         return self.entry(path).digest or f"{self.repo}@{self.revision}/{path}"
 
     async def look_up(self, path: str) -> FileEntry:
-        """A file with its digest and, for weights, its size; requested if the listing lacks them."""
+        """A file's entry with its digest and, for weights, its size; requested if the listing lacks them."""
         return self.entry(path)
 
     async def small_file(self, path: str) -> bytes:
-        """Whole content of a small file (config, index, tokenizer), checked against its digest."""
+        """A small file's whole content (config, index, tokenizer), checked against its digest."""
         if path in self.borrowed:
             other, at = self.borrowed[path]
             return await other.small_file(at)
@@ -133,7 +134,7 @@ class Snapshot:
         return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes ``[begin, end)`` of a file for each range, in the order given, read concurrently."""
+        """A file's bytes ``[begin, end)`` for each range, in the order given, read concurrently."""
         raise NotImplementedError
 
 
@@ -236,9 +237,12 @@ class RangedSnapshot(Snapshot):
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """A checkpoint in a folder, or a weights file with its folder's configuration and tokenizer, if any.
+    """Open a folder's checkpoint, or a weights file with its folder's configuration and tokenizer, if any.
 
     A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``).
+
+    Raises:
+        ScreeningError: ``FolderNotFound``: ``path`` is neither, or the folder is empty.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -256,7 +260,7 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
 
 
 def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None:
-    """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
+    """Open a checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
     folder = cache / f"models--{repo.replace('/', '--')}"
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
@@ -319,14 +323,14 @@ def version_digest(*parts: object) -> str:
 
 
 def changed(what: str) -> ScreeningError:
-    """The error of a file that has changed since it was listed."""
+    """The error for a file that changed after it was listed."""
     return ScreeningError(
         "BadResponse", f"{what} changed while it was read; screen it again when it is no longer written"
     )
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
-    """The files of a checkpoint that is one weights file: the file or its parts, small files, no index."""
+    """The files to read for one weights file: itself or all its parts, and small files but for an index."""
     whole = PART.sub(".gguf", name)
     parts = {path for path in files if name.endswith(".gguf") and PART.sub(".gguf", path) == whole}
     return {

@@ -1,4 +1,4 @@
-"""Where checkpoints are opened: folders, repositories, and a `Source` for each kind of address.
+"""Opening checkpoints: folders, repositories, and a `Source` for each kind of address.
 
 A source expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`, so that
 modules above need not know its storage. A source's libraries are imported on the first use of its scheme.
@@ -27,14 +27,14 @@ _NOT_HERE = ("RepoNotFound", "Unreachable", "Offline")
 
 
 class Source(Protocol):
-    """One kind of address of checkpoints."""
+    """One kind of checkpoint address."""
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The checkpoints of a target, in the order of their steps; a checkpoint is returned unchanged."""
+        """The target's checkpoints, in the order of their steps; a checkpoint is returned unchanged."""
         ...
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open the checkpoint of a target."""
+        """Open the target's checkpoint."""
         ...
 
 
@@ -51,7 +51,7 @@ class Sources:
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The checkpoints of a target; see `Source.expand`."""
+        """The target's checkpoints; see `Source.expand`."""
         if target.scheme is not None and not target.refused:
             return await self._source(target.scheme).expand(target, account)
         if target.refused or target.local or not target.is_glob or target.revision is None:
@@ -60,7 +60,7 @@ class Sources:
         return [replace(target, revision=name) for name in names]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open the checkpoint of a target, with the target's tokenizer if it stores none."""
+        """Open the target's checkpoint, with the target's tokenizer if it stores none."""
         snapshot = await self._opened(target, account)
         files = snapshot.files
         if (
@@ -115,7 +115,7 @@ class Sources:
         return BucketSource(FileSystem)
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
-        """A tokenizer that all checkpoints share: its snapshot, and its files' names by their usual ones."""
+        """A shared tokenizer: its snapshot, and its files' names by their usual names."""
         async with self._locks.setdefault(text, lock()):
             if text not in self._tokenizers:
                 self._tokenizers[text] = await self._found(text)

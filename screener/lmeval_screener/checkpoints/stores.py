@@ -68,7 +68,7 @@ class Bucket:
         raise NotImplementedError
 
     async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
-        """Whether a file is still the listed file, if `read` cannot know."""
+        """Whether a file still has its listed version; only for storages whose `read` cannot check it."""
         return True
 
 
@@ -82,9 +82,9 @@ class BucketSource:
         self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The checkpoints of an address; each listing gets a checkpoint's time.
+        """The checkpoints at an address; each listing gets a checkpoint's time budget.
 
-        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints.
+        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run gives its checkpoints.
         """
         store, path = self._store_and_path(target.repo)
         with account.paused():
@@ -99,7 +99,7 @@ class BucketSource:
         return [replace(target, repo=joined(store.address, path)) for path in paths]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """The checkpoint at an address; see `Source.snapshot`."""
+        """Open the checkpoint at an address; see `Source.snapshot`."""
         store, path = self._store_and_path(target.repo)
         address = joined(store.address, path)
         folder, name = path.rpartition("/")[::2] if path.endswith(SUFFIXES) else (path, "")
@@ -207,7 +207,7 @@ class BucketSnapshot(RangedSnapshot):
 
 
 class FileSystem(Bucket):
-    """One server or place of fsspec."""
+    """One file system of fsspec."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -254,7 +254,7 @@ class FileSystem(Bucket):
         received += body
 
     async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
-        """Whether a file is still the listed file."""
+        """Whether a file still has its listed version; see `Bucket.is_same`."""
         folder, _, name = path.rpartition("/")
         return (await self.listed(folder, account)).files.get(name) == entry
 

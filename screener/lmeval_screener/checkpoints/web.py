@@ -56,15 +56,15 @@ class FilePlace:
 
 
 class RemoteSnapshot(RangedSnapshot):
-    """Files at addresses.
+    """A checkpoint's files at addresses, read over HTTP.
 
     Args:
         repo: Name for messages.
         files: Every file by path.
-        account: What they are read with.
-        online: The connections to request some item; see `Hub.online`.
-        url: The address that a file is requested from, by its path.
-        refused: The error of a response with a final status.
+        account: Time budget, traffic and cache for reading.
+        online: Gives the connections, to request an item; see `Hub.online`.
+        url: Gives the address of a file's path.
+        refused: The error for a response with a final status.
         etags: ETags of files; their ranges are requested on condition of these.
     """
 
@@ -152,7 +152,7 @@ class RemoteSnapshot(RangedSnapshot):
 
 
 class WebFile(NamedTuple):
-    """A file that exists: its address, size and version, and its ETag as the server writes it."""
+    """A file that exists: its address, size and version, and the server's ETag."""
 
     url: URL
     entry: FileEntry
@@ -175,7 +175,7 @@ class WebServers:
         return [target]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """A file with the files next to it, or a folder; see `Source.snapshot`."""
+        """Open a file with the files next to it, or a folder; see `Source.snapshot`."""
         transport = self._online(target.shown)
         url = url_of(target.repo, encoded="%" in target.repo and target.repo.isascii())
         file = url.name if url.name.endswith((*SUFFIXES, ".json")) else ""
@@ -195,7 +195,7 @@ class WebServers:
 
         if file:
             names = [file]
-            if not url.query_string:  # a signature covers one file, no file next to it
+            if not url.query_string:  # a signature covers one file and none next to it
                 names += _SMALL
                 if part := PART.search(file):
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
@@ -217,7 +217,7 @@ class WebServers:
 def web_snapshot(
     repo: str, files: Mapping[str, WebFile], account: Account, online: Callable[[str], Transport]
 ) -> RemoteSnapshot:
-    """A checkpoint of files, each of which is read at the address where it was probed."""
+    """A snapshot of files, each read at the address where it was probed."""
     entries = {path: file.entry for path, file in files.items()}
     etags = {path: file.etag for path, file in files.items()}
     refused = partial(_refusal, what=repo)

@@ -1,1 +1,1 @@
-"""Screenings kept in SQLite, what changed since, and the command ``dispersion registry``."""
+"""Screenings kept in SQLite, changes between them, and the command ``dispersion registry``."""

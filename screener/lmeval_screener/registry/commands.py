@@ -1,4 +1,4 @@
-"""A registry of checkpoints: ``dispersion registry``.
+"""The command ``dispersion registry``, and its function.
 
 Only the standard library is imported before a command runs.
 """
@@ -71,11 +71,11 @@ def registry(
         file: The registry.
         action: ``query``: the latest state of every checkpoint, ranked; ``show``: the history of a
             checkpoint; ``diff``: the changes since a time.
-        what: Of ``query`` an SQL SELECT in its place; of ``show`` the checkpoint.
+        what: For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint.
         domain: Only results of this token set; default: the most used.
         scale: Only this scale, such as ``7B``.
-        top: Only so many of each group.
-        since: Of ``diff``: ``last``, ``yesterday``, a date or time in UTC, or a run of the registry.
+        top: The most checkpoints of each group.
+        since: For ``diff``: ``last``, ``yesterday``, a date or time in UTC, or a run of the registry.
         rank_by: ``ratio``, or ``gap`` for G.
         base: The checkpoint that the others were trained from.
 

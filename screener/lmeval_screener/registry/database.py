@@ -1,4 +1,4 @@
-"""A registry's file: the results of every checkpoint, in an SQLite database that runs add to.
+"""A registry's file: every checkpoint's results, in an SQLite database that runs add to.
 
 Every checkpoint is written as soon as it is read, in its own transaction: any number of runs may work
 concurrently, and a killed run loses only the checkpoints that it was reading.
@@ -84,7 +84,7 @@ CREATE TABLE seen (
     identity, requested, file, tokens, first, last, runs, run, state, family, scale, negative_control, method,
     version, error, message, PRIMARY KEY (identity, requested, file, tokens, first)
 )""",
-    # The time up to which a nightly run's answer reports, '' until it is given; the sketch of the rows.
+    # The end of the time that a nightly answer covers, '' until it is given; the sketch of the rows.
     2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
     3: "ALTER TABLE results ADD COLUMN base; ALTER TABLE runs ADD COLUMN bases",
     # Whether the Hub called it private when it was seen, and the mark of the token that read it then; when a
@@ -121,7 +121,7 @@ WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
 
 @contextmanager
 def to_write(path: Path) -> Iterator[sqlite3.Connection]:
-    """A registry to read and write; made if it does not exist."""
+    """Open a registry to read and write; a missing one is created."""
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         raise UsageError(f"expected a file in an existing folder, got {path}", argument="registry")
     with _opened(path, "rwc") as connection:
@@ -170,7 +170,7 @@ def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
 
 @contextmanager
 def to_read(path: Path) -> Iterator[sqlite3.Connection]:
-    """A registry, read-only: no statement can change it, or reach another file."""
+    """Open a registry read-only: no statement can change it, or reach another file."""
     if not path.is_file():
         raise UsageError(
             f"expected a registry, but {path} does not exist; `screen-checkpoints --registry` makes one"
@@ -190,7 +190,7 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def file_system(path: Path) -> str:
-    """The type of a path's file system, as Linux names it; empty if unknown."""
+    """The type of file system at ``path``, as Linux names it; empty if unknown."""
     place, kinds = path.resolve(), {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
@@ -276,7 +276,7 @@ def _other(path: Path) -> UsageError:
 
 
 class Opened(NamedTuple):
-    """A checkpoint as it was opened: its name, what shows whether it changed, and whether it is private."""
+    """A checkpoint as opened: its identity, its state (a commit or hash), and whether it is private."""
 
     identity: str
     state: str
@@ -288,7 +288,7 @@ class Session:
 
     Attributes:
         token: The mark of the token that it reads with; empty for none.
-        reused: Checkpoints that were taken from the registry.
+        reused: Number of checkpoints that were taken from the registry.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ class Session:
         self._write(lambda: self._put("runs", values))
 
     def pinned(self, target: Target) -> Reading | None:
-        """The kept reading of a target whose commit is known without a request."""
+        """The kept reading for a target whose commit is known without a request; else None."""
         commit = target.listed.commit if target.listed else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not COMMIT.fullmatch(commit):
             return None
@@ -337,7 +337,7 @@ class Session:
         return self._find(target, Opened(self._known_as(identity_of(target, target.repo)), commit, private))
 
     def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
-        """The kept reading of an opened checkpoint."""
+        """The kept reading of an opened checkpoint in the same state; else None."""
         state = state_of(target, snapshot, base)
         opened = Opened(identity_of(target, snapshot.repo), state, snapshot.private)
         self._opened[target] = opened
@@ -373,7 +373,7 @@ class Session:
         return _reading_of(row, target, self._resolutions)
 
     def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
-        """Record the outcome of one checkpoint; a text that names none only if the registry knows it."""
+        """Record one checkpoint's outcome; a text that cannot be parsed only if the registry knows it."""
         asked = identity_of(target, target.repo)
         opened = self._opened.pop(target, None) or Opened(self._known_as(asked), "")
         error = outcome if isinstance(outcome, ScreeningError) else None
@@ -412,7 +412,7 @@ class Session:
 
     @property
     def loss(self) -> str:
-        """The sentence on a registry that could not be written completely; empty if everything was."""
+        """The sentence on results that the registry could not keep; empty if it kept all."""
         if not self._full_since:
             return ""
         return (
@@ -421,11 +421,11 @@ class Session:
         )
 
     def holds(self, target: Target) -> bool:
-        """Whether the registry has this run's failure of a checkpoint."""
+        """Whether the registry recorded this run's failure of a checkpoint."""
         return target in self._recorded
 
     def last_known(self, target: Target, error: ScreeningError) -> Reading | None:
-        """The last figures of a checkpoint whose state is unknown."""
+        """The last reading of a checkpoint whose state is unknown; else None."""
         if cause_of(error.code).state != "unknown":
             return None
         identity = self._known_as(identity_of(target, target.repo))
@@ -506,13 +506,13 @@ class Session:
             "error": code,
             "message": error and str(error),
             "private": private,
-            # Of a public checkpoint no token is of interest.
+            # For a public checkpoint the token does not matter.
             "token": last["token"] if error else None if private == 0 else self.token or None,
         }
         self._put("seen", self._place(target, identity) | sighting)
 
     def _name(self, asked: str, identity: str) -> None:
-        """Record what an address leads to; a checkpoint that had this address keeps its past."""
+        """Record the identity behind an address; a checkpoint that had this address keeps its past."""
         was = self.connection.execute("SELECT 1 FROM seen WHERE identity = ?", [asked]).fetchone()
         renamed = self._moment() if was else None
         self._put("names", {"asked": asked, "identity": identity, "stamp": _now(), "renamed": renamed})
@@ -529,7 +529,7 @@ class Session:
         self.connection.execute(repo, [plain_name(identity), identity])
 
     def missing(self, lists: Sequence[CompleteList]) -> list[tuple[Seen, ScreeningError]]:
-        """Checkpoints that the registry knows and that complete lists of the Hub lack, with the reason."""
+        """Known checkpoints that the Hub's complete lists lack, with the reason."""
         return [
             (seen, ScreeningError(GONE if seen.target.repo in names.without_weights else "RepoNotFound", why))
             for seen in (last_seen(self.connection, self.tokens) if lists else ())
@@ -539,11 +539,11 @@ class Session:
         ]
 
     def can_prove(self, seen: Seen, error: ScreeningError) -> bool:
-        """Whether the Hub's answer about a missing checkpoint shows that it is gone."""
+        """Whether the Hub's error for a missing checkpoint shows that it is gone."""
         return error.code != GONE and (seen.private == 0 or bool(self.token and seen.token == self.token))
 
     def rename(self, seen: Seen, repo: str) -> None:
-        """Record the new name of a known repository."""
+        """Record a known repository's new name."""
         self._write(lambda: self._name(seen.identity, f"hf://{repo}"))
 
     def lose(self, seen: Seen, error: ScreeningError) -> None:
@@ -613,13 +613,13 @@ class Session:
         return f"{datetime.datetime.fromisoformat(last) + datetime.timedelta(microseconds=1):{_STAMP}}"
 
     def announced(self) -> None:
-        """Record that a nightly answer was given: its news are not announced again."""
+        """Record that a nightly answer was given: the next one leaves its news out."""
         announced = "UPDATE runs SET announced = ended WHERE run = ? AND announced = ''"
         self._write(lambda: self.connection.execute(announced, [self.run]))
 
 
 def identity_of(target: Target, repo: str) -> str:
-    """The name that all revisions of a checkpoint share: its repository, address, or folder's path."""
+    """The name that all revisions share: a checkpoint's repository, address, or folder's path."""
     if target.local or (target.refused and target.refused[0] == "FolderNotFound"):
         return f"file://{Path(target.repo).resolve()}"
     return repo if "://" in repo else f"hf://{repo}"
@@ -631,7 +631,7 @@ def plain_name(identity: str) -> str:
 
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
-    """The state that shows whether a checkpoint is unchanged, with its base and a named tokenizer."""
+    """A text that changes with the checkpoint's files, its base's or its named tokenizer's."""
     states = [_state(snapshot)]
     if base is not None:
         states.append(_state(base))
@@ -681,12 +681,12 @@ class Seen:
 
     @property
     def key(self) -> int:
-        """Identifies the figures of a state that was read, also after it is ranked."""
+        """A key of the state's figures, equal before and after ranking."""
         assert self.reading is not None
         return id(self.reading.gaps)
 
     def called(self, target: Target) -> Seen:
-        """The same with a target that has a label."""
+        """A copy with another ``target``, which has a label."""
         reading = self.reading and replace(self.reading, target=target)
         return replace(self, target=target, reading=reading)
 
@@ -694,7 +694,7 @@ class Seen:
 def last_seen(
     connection: sqlite3.Connection, tokens: str, *, until: str = "9", identity: str | None = None
 ) -> list[Seen]:
-    """The last known state of every checkpoint, or of one, with some token sets."""
+    """The last known state of every checkpoint (or one ``identity``) under a pair of token sets."""
     resolutions = _resolutions(connection, tokens)
     rows = connection.execute(
         # A folder or repository that was once screened in a family stays in it when it is named alone.
@@ -712,7 +712,7 @@ def last_seen(
         f"WHERE tokens = ? AND first <= ? {'' if identity is None else 'AND identity = ?'}) "
         "WINDOW same AS (PARTITION BY identity), "
         "latest AS (PARTITION BY identity, requested, file ORDER BY first DESC)) "
-        # Of copies, that of the earliest run is the original.
+        # Among copies, the one in the earliest run is the original.
         "WHERE age = 1 ORDER BY coalesce((SELECT min(ended) FROM runs WHERE ended >= known), '9'), "
         "identity, requested, file",
         [tokens, until, *([] if identity is None else [identity])],

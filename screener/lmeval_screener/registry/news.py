@@ -1,4 +1,4 @@
-"""News of a registry: changes since a time, and which of them are worth an evaluation.
+"""A registry's news: changes since a time, and the checkpoints among them worth an evaluation.
 
 Weights are announced once: a checkpoint's state that was measured before that time is not news when it is
 seen again. New states are compared with the best of their group *at that time*, by its stored figures, even
@@ -47,14 +47,14 @@ class Move:
         rank: Rank in the group among all that the registry holds, except their base; None for the base.
         G: Its gap.
         ratio: Its ratio.
-        chance: That it is more accurate than the former best of the group; None where none is known.
+        chance: Chance that it is more accurate than the group's former best; None where unknown.
         standing: ``above`` the former best: with a chance of 50 % or more, and by more than rounding;
             ``below`` it; ``level``: but for rounding, or where rows give no order; ``first`` of its group;
             ``copy`` of a known one. None where these weights were announced before, or there are no figures.
         text: The same in words.
-        name: The checkpoint as a command takes it.
-        error: Why it failed, the code.
-        message: The same as a sentence.
+        name: The checkpoint's name for commands.
+        error: Code of its failure.
+        message: The failure in a sentence.
     """
 
     what: Annotated[str, Col("What")]
@@ -84,10 +84,10 @@ class News(Report):
         since: The time (UTC), as ``2026-11-23 02:17:00.000000``; empty for the beginning.
         moves: New checkpoints, best first, then changed, recovered, renamed, gone and failed ones.
         touched: Checkpoints whose files were written again with the same figures.
-        kept: Checkpoints, by label, that could not be read and rank by older figures: their day and error.
+        kept: Label -> day and error, for checkpoints that could not be read and rank by older figures.
         unknown: Sentences on new checkpoints without a ratio, with the reason.
-        failing: Checkpoints, by label, that failed before and fail still: their error and since when.
-        against_base: Sentences on the side of their base on which the new ones lie; of all if that changed.
+        failing: Label -> error and first day, for checkpoints that failed before and fail still.
+        against_base: Sentences on the side of their base on which new checkpoints lie; all if it changed.
     """
 
     template: ClassVar[str] = "news.jinja"
@@ -105,22 +105,22 @@ class News(Report):
 
     @property
     def status(self) -> int:
-        """The exit status of what failed, by the table of states."""
+        """The exit status for failures, by the table of states."""
         kinds = {move.what for move in self.moves}
         return max((cause.status for cause in CAUSES if cause.what in kinds), default=0)
 
     @property
     def worth(self) -> tuple[str, ...]:
-        """Checkpoints worth an evaluation, best first: names as a command takes them."""
+        """Checkpoints worth an evaluation, best first, by their names for commands."""
         return tuple(move.name for move in self.moves if move.is_worth)
 
     def tables(self) -> Mapping[str, Table]:
-        """The moves."""
+        """One table: the changed checkpoints."""
         places = excerpt([move.what for move in self.moves])
         return {"moved": Table.of(self.moves, "Changes", name="moved", excerpt=places)}
 
     def context(self) -> Mapping[str, Any]:
-        """The sentences, and the first message of each error."""
+        """Template values: the sentences, and each error's first message."""
         reasons = {move.error: move.message for move in reversed(self.moves) if move.message}
         return {"sentences": self._sentences(), "reasons": reasons}
 
@@ -173,7 +173,7 @@ def _names(moves: Sequence[Move]) -> str:
 
 
 def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
-    """The time of ``--since``.
+    """The time that ``--since`` names, in UTC; empty for the beginning.
 
     ``last`` is the end of the last run that gave its answer to ``last`` or ``yesterday``; before the first
     such run, the end of the last finished run. ``yesterday`` is the same for runs that began before today
@@ -219,7 +219,7 @@ def news(
     others: Sequence[Failed] = (),
     own: Own | None = None,
 ) -> News:
-    """The news between two times: checkpoints of a pair of token sets, ranked among the whole registry.
+    """Changes between two times under one pair of token sets, ranked among the whole registry.
 
     ``base``, which the others were trained from, is never worth an evaluation; see `bases_among`.
     ``others`` are failures that the registry does not hold; ``own`` is the slope of the user's own results.
@@ -385,7 +385,7 @@ def _standings(
         if not c.is_base and (group.name not in best or c.rank < best[group.name][1].rank):
             best[group.name] = place, c
     copied = _originals(everyone)
-    # Of two known originals, that which still exists; of all, the base.
+    # The base is the original; else, of two known ones, one that still exists.
     known = {copied[seen.key]: place for place, seen in former.items() if place not in as_now}
     known |= {copied[live[place].key]: place for place in (*as_now, *bases)}
     standings: dict[_Place, _Standing] = {}
@@ -416,7 +416,7 @@ def _standings(
 
 
 def _word(group: Group, c: Screened, champion: Screened) -> Literal["above", "level", "below"]:
-    """Where a checkpoint lies from a former best: by rank; level by rounding, and where there is no order."""
+    """A checkpoint's side of a former best: by rank; ``level`` within rounding, or without an order."""
     high, low = (c, champion) if c.rank < champion.rank else (champion, c)
     by_rounding = high.ratio is not None and low.ratio is not None and not high.ratio.above(low.ratio)
     if group.is_noise or high.rank == low.rank or (group.figure == "ratio" and by_rounding):
@@ -425,7 +425,7 @@ def _word(group: Group, c: Screened, champion: Screened) -> Literal["above", "le
 
 
 def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:
-    """What each is a copy of, or itself, by the id of its figures: two states of one share a label."""
+    """Figures' id -> group and place of its original, or its own: two states may share a label."""
     return {
         id(c.gaps): (number, place if original.copied is None else original.copied)
         for number, group in enumerate(grouped(everyone))

@@ -1,4 +1,4 @@
-"""Queries of a registry, answered as reports: ranks across runs, a checkpoint's history, SQL."""
+"""A registry's queries, answered as reports: ranks across runs, a checkpoint's history, SQL."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _WIDE = 100  # characters of a line beyond which each value of a row gets its ow
 
 @dataclass(frozen=True, repr=False)
 class Answer(Report):
-    """An answer of a registry: sentences and rows, a dataclass's or mappings'.
+    """A query's answer: sentences and one table of rows.
 
     Attributes:
-        title: Its heading.
-        name: The anchor of its table.
-        sentences: The answer.
-        entries: The rows.
-        places: The rows that a terminal shows, by position; empty for all.
+        title: Heading of the report.
+        name: Anchor of the table.
+        sentences: The answer's sentences.
+        entries: Rows, as dataclasses or mappings.
+        places: Positions of the rows that a terminal shows; empty for all.
     """
 
     template: ClassVar[str] = "answer.jinja"
@@ -56,7 +56,7 @@ class Answer(Report):
         return [row if isinstance(row, dict) else fields_of(row) for row in self.entries]
 
     def tables(self) -> dict[str, Table]:
-        """The rows; one line per value if mappings are too wide."""
+        """The rows; one line per value if mappings are too wide for a terminal."""
         rows = self.rows()
         if not rows or not isinstance(self.entries[0], dict):
             return {"rows": Table.of(self.entries, self.title, name=self.name, excerpt=self.places)}
@@ -76,7 +76,7 @@ class Answer(Report):
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """Key and names of the pair of token sets with most results, or of a domain's last run."""
+    """Key, domain and reference of the token sets with most results, or in the last run of ``domain``."""
     most = (
         "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens)" if domain is None else "max(started)"
     )
@@ -93,7 +93,7 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 
 
 def is_gone(seen: Seen) -> bool:
-    """Whether a checkpoint is gone, by the last look for it; folders are checked now."""
+    """Whether a checkpoint is gone, by the last attempt to read it; folders are checked now."""
     is_lost = seen.error in ("", "FolderNotFound") and folder_is_gone(seen.identity)
     return is_lost or cause_of(seen.error).state == "gone"
 
@@ -134,7 +134,7 @@ def bases_among(
 
 @dataclass(frozen=True)
 class Ranked:
-    """A checkpoint of a registry, as `query` shows it; figures are None if it is gone, a base has no rank."""
+    """A registry's checkpoint in `query`; figures are None if it is gone, and a base has no rank."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
     family: str | None = None
@@ -156,7 +156,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A state of a checkpoint, seen by any number of consecutive runs."""
+    """One state of a checkpoint, seen by one or more consecutive runs."""
 
     requested: Annotated[str, Col("Revision")]
     file: Annotated[str, Col("File")]
@@ -179,7 +179,7 @@ class Sighting:
 
 
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
-    """Identity (and file, if named) of the checkpoint that a printed label, path or address names."""
+    """Identity, and file if any, of the one checkpoint with this label, path or address; else UsageError."""
     place = f"file://{Path(os.path.expanduser(text)).resolve()}"
     asked = [text, f"hf://{text}", place]
     renamed = connection.execute("SELECT identity FROM names WHERE asked IN (?, ?, ?)", asked)
@@ -211,7 +211,7 @@ def query(
     scale: str | None = None,
     top: int | None = None,
 ) -> Answer:
-    """The latest state of every checkpoint, ranked across runs."""
+    """Every checkpoint's latest state, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = last_seen(connection, tokens)
     gone = dict.fromkeys(entry.target.label for entry in seen if is_gone(entry))
@@ -255,7 +255,7 @@ def query(
 
 
 def excerpt(kinds: Sequence[object]) -> tuple[int, ...]:
-    """The rows of a long table that a terminal shows, by the kind of each row: the first of every kind."""
+    """Positions of a long table's rows for a terminal: the first few of each kind; empty to show all."""
     most, before = max(1, _LONG // max(1, len(set(kinds)))), Counter[object]()
     if len(kinds) <= _LONG:
         return ()
@@ -273,7 +273,7 @@ def _best(group: Group, top: int | None) -> Sequence[Screened]:
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
-    """The answer to SQL."""
+    """The rows of an SQL SELECT; UsageError if SQLite refuses it or it takes too long."""
     deadline = time.monotonic() + _LIMIT
     connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
     try:
@@ -294,7 +294,7 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
 
 
 def history(connection: sqlite3.Connection, text: str) -> Answer:
-    """The history of the checkpoint that a user names."""
+    """The history of the checkpoint named by ``text``; see :func:`checkpoint_named`."""
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
         "SELECT requested, file, state, domain, reference, ratio, ratio_se, gap_cosine, gap_cosine_se, "

@@ -1,4 +1,4 @@
-"""The states of a checkpoint in a registry, there, gone or unknown: causes of each, and what follows from it.
+"""A checkpoint's states in a registry (there, gone, unknown): each one's causes and consequences.
 
 Everything follows from `CAUSES`: which figures the database keeps, the sentences of the news, the exit status
 of a run, and the table of docs/reference/registry.md.
@@ -19,16 +19,16 @@ _STILL = "Still failing: {}."
 
 
 class Cause(NamedTuple):
-    """Why a checkpoint is in a state, and what follows.
+    """One cause of a checkpoint's state, and its consequences.
 
     Attributes:
         event: The cause, for the docs.
         state: ``there``, ``gone``, or ``unknown``, which keeps the last figures.
-        codes: The errors that the registry then holds; the first cause with a code is that of the code.
-        what: The kind of change of the night on which it begins; empty for one of `news.Move`'s others.
-        first: The sentence of that night, with the checkpoints in place of ``{}``.
+        codes: Error codes that the registry then holds; the first cause with a code counts for it.
+        what: Kind of change in the first night; empty for another of `news.Move`'s kinds.
+        first: The first night's sentence, with the checkpoints in place of ``{}``.
         later: The sentence of every later night.
-        status: The exit status of the first night.
+        status: The first night's exit status.
     """
 
     event: str
@@ -85,16 +85,16 @@ UNKNOWN = ", ".join(f"'{code}'" for code in sorted(_UNKNOWN))
 
 
 def cause_of(code: str, *, was_read: bool = True) -> Cause:
-    """The cause of an error's code; empty for none."""
+    """The cause for an error code, "" for a checkpoint without an error."""
     cause = _OF_CODE[code]
     return cause if was_read or cause.state != "unknown" else _NEVER_READ
 
 
 def proven(error: ScreeningError, identity: str, last: sqlite3.Row | None, token: str) -> ScreeningError:
-    """The error of a checkpoint that is not found; `GONE` if what the registry knows shows that it is gone.
+    """``error``, or `GONE` if the registry's last row shows that a missing checkpoint was deleted.
 
     Args:
-        error: The error of looking for it.
+        error: The error from reading it.
         identity: Its repository, folder or address.
         last: Its last row of ``seen``, with ``was_read``; None if it has none.
         token: The mark of the token that was used; empty for none.
@@ -114,6 +114,6 @@ def proven(error: ScreeningError, identity: str, last: sqlite3.Row | None, token
 
 
 def folder_is_gone(identity: str) -> bool:
-    """Whether a folder was deleted: a folder above it exists, so this is the registry's machine."""
+    """Whether a folder was deleted: it is missing, but its grandparent exists on this machine."""
     place = Path(identity.removeprefix("file://"))
     return identity.startswith("file://") and not place.exists() and place.parent.parent.exists()

@@ -1,4 +1,4 @@
-"""A screening in sentences: checkpoints to evaluate first, how often such an order was right, a run's course.
+"""A screening in sentences: checkpoints to evaluate first, past success of such orders, a training's course.
 
 Along a training every step is compared with every other, so the bound grows with their number.
 """
@@ -19,10 +19,10 @@ from lmeval_screener.screened import RANKED, Against, Failed, Group, Screened
 from lmeval_screener.weights.body import SAME_ROWS
 
 _GROUPS = 4  # groups that get a sentence each
-DRAWN = 40  # checkpoints of a group that a chart shows
+DRAWN = 40  # most checkpoints of a group in a chart
 _FIRST = 3  # places to evaluate first: a usual budget
-_NAMED = 5  # checkpoints that share them and are named
-_FLAT = 3  # least steps of a flat stretch
+_NAMED = 5  # most checkpoints in these places that a sentence names
+_FLAT = 3  # fewest steps in a flat stretch
 _SIDES = {
     "above": "Above the base {} by the ratio: {}.",
     "below": "Below the base {} by the ratio: {}.",
@@ -38,7 +38,7 @@ STEP = (
 
 
 def not_screened(failed: Sequence[Failed]) -> str:
-    """Why no checkpoint was screened, in one line."""
+    """One line on a screening in which every checkpoint failed."""
     if len(failed) == 1:
         return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
     return (
@@ -48,7 +48,7 @@ def not_screened(failed: Sequence[Failed]) -> str:
 
 
 def failures(failed: Sequence[Failed], everyone: int) -> str:
-    """How many checkpoints failed, with the most frequent reasons; empty if none did."""
+    """The number of failed checkpoints out of ``everyone``, with the most frequent codes; empty for none."""
     if not failed:
         return ""
     return f"{len(failed)} of {everyone} checkpoints could not be screened ({_errors(failed, 3)})."
@@ -60,7 +60,7 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 
 
 def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
-    """Map each note to its checkpoint's label, or to how many checkpoints share it."""
+    """Note -> its checkpoint's label, or the number of checkpoints that share it."""
     labels: dict[str, list[str]] = {}
     for text, c in texts:
         labels.setdefault(text, []).append(c.label)
@@ -69,7 +69,7 @@ def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, s
 
 
 def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
-    """Which checkpoints have no ratio and why, so that G alone orders them, or stands alone."""
+    """Sentences on members without a ratio, so that G alone orders the group (``alone``: has one member)."""
     reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
     all_of = f"all {len(members)}"
     ending = "G stands alone" if alone else "the order is by G alone"
@@ -88,7 +88,7 @@ def sentences_of(groups: Sequence[Group], subject: str, domain: str) -> list[str
 
 
 def group_sentences(group: Group, subject: str, domain: str = "") -> list[str]:
-    """The sentences of one group; ``subject`` is the named task, else the domain."""
+    """A group's sentences; ``subject`` is the named task, else the domain."""
     members, names = group.candidates, group.names
     if group.steps:
         figures = [c.figure for c in group.steps]
@@ -111,7 +111,7 @@ def group_sentences(group: Group, subject: str, domain: str = "") -> list[str]:
 
 
 def _order(group: Group, subject: str) -> list[str]:
-    """Which members to evaluate first, and how often such an order was right."""
+    """Sentences on the members to evaluate first, and on past success of such orders."""
     if not first_of(group):
         return [
             f"The rows give these {len(group.candidates)} no order ({subject}). Race all, or ask each a few "
@@ -136,7 +136,7 @@ def _order(group: Group, subject: str) -> list[str]:
 
 
 def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
-    """Which members have equal output rows, and how to compare them, in sentences; and these members."""
+    """Sentences on members with equal output rows and how to compare them, and these members."""
     said, asked = [], list[Screened]()
     for alike in group.by_rows.values():
         named = {c.base for c in alike}
@@ -158,7 +158,7 @@ def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
 
 
 def _places(members: Sequence[Screened]) -> str:
-    """Checkpoints as a command takes them: by their folder, if it holds them all, or by name."""
+    """Checkpoints as command arguments: their folder, if it holds them all, or their names."""
     folders = {str(Path(c.repo).parent) for c in members}
     if len(members) > 1 and len(folders) == 1 and all(c.target.local for c in members):
         return folders.pop()
@@ -166,7 +166,7 @@ def _places(members: Sequence[Screened]) -> str:
 
 
 def first_of(group: Group) -> list[Screened]:
-    """The members of the places for a budget of three evaluations; empty where there is no order."""
+    """The members in the first three places, or the first where fewer exist; empty without an order."""
     if group.steps or group.is_noise or group.places < 2:
         return []
     budget = _FIRST if group.places > _FIRST else 1
@@ -175,7 +175,7 @@ def first_of(group: Group) -> list[Screened]:
 
 
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
-    """On which side of their base members of a group (all) lie; empty if the base is not known."""
+    """Sentences on the side of their base on which ``members`` (all) lie; empty if the base is unknown."""
     if group.base is None or group.base.ratio is None:
         return []
     base, sides = group.names[group.base], dict[str, list[str]]()
@@ -192,7 +192,7 @@ def decimals(figures: Sequence[Gap | Ratio | Against]) -> int:
 
 
 def course(what: str, figures: Sequence[Gap | Ratio], names: Sequence[str]) -> str:
-    """The course of a figure over two or more steps of a training, as far as paired errors allow.
+    """A figure's course over two or more training steps, in a sentence, by paired errors.
 
     Two of all pairs of steps differ where their p-value is below 5 % over the number of pairs (Bonferroni):
     the chance of a claim about a training without any change is 5 % at most, up to the error of the

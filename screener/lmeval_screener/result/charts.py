@@ -1,4 +1,4 @@
-"""The charts of a screening, as Vega-Lite data; colours are the page's variables."""
+"""A screening's charts, as Vega-Lite data; colours are the page's variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = ["checkpoint", "control: trained on wrong answers"]
 
 
 def ranking(group: Group) -> Spec:
-    """The figure that ranks, of the first checkpoints of a group, best first."""
+    """The ranking figure of a group's first checkpoints, best first."""
     members = group.checkpoints[:DRAWN]
     values = []
     for c, name in zip(members, short_names([c.label for c in members]), strict=True):
@@ -47,12 +47,12 @@ def _title(figure: str) -> str:
 
 
 def steps(group: Group) -> Spec:
-    """The figure that ranks along the steps of a training, with two errors of the change in each step."""
+    """The ranking figure along a training's steps, with two standard errors of each step's change."""
     return _along(group, group.figure, [c.figure for c in group.steps])
 
 
 def gap_steps(group: Group) -> Spec:
-    """G along the steps of a training, likewise."""
+    """G along a training's steps, with two standard errors of each step's change."""
     return _along(group, "G", [c.gap for c in group.steps])
 
 
@@ -67,7 +67,7 @@ def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
 
 
 def accuracy_chart(groups: Sequence[Group]) -> Spec:
-    """Accuracy against the figure that ranks, of a screening with supplied accuracies."""
+    """Supplied accuracies against the ranking figure."""
     rated = [(group, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
     figure = "ratio" if all(group.figure == "ratio" for group, _ in rated) else "G"
     values = [

@@ -1,4 +1,4 @@
-"""The columns of a screened checkpoint: one list for JSON, its schema, CSV, *What was read*, and the docs."""
+"""A screened checkpoint's columns: one list for JSON, its schema, CSV, *What was read*, and the docs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _Share = Annotated[_Seconds, ("maximum", 1)]
 
 
 class CheckpointColumn(NamedTuple):
-    """One value of a checkpoint in all forms.
+    """One value of a checkpoint, in all output formats.
 
     Attributes:
         path: Its key in JSON, ``tensor.dtype`` inside ``tensor``; None if JSON lacks it.
         kind: The type of its JSON.
         about: Its meaning, in Markdown.
-        value: Its place in a `Screened`, or a function of that and its group; empty for ``path``.
+        value: Its attribute of `Screened`, or a function of checkpoint and group; empty for ``path``.
         csv: Its column in CSV, None if CSV lacks it; empty for ``path`` with underscores.
         cell: Makes the value's cell in CSV.
         only: Present only with a ``base`` or a short ``list``; empty for always.
@@ -47,7 +47,7 @@ class CheckpointColumn(NamedTuple):
         return (self.path or "").replace(".", "_") if self.csv == "" else self.csv
 
     def of(self, c: Screened, group: Group) -> Any:
-        """The value of a member of a group."""
+        """This column's value for a checkpoint in its group."""
         if callable(self.value):
             return self.value(c, group)
         value: Any = c
@@ -79,7 +79,7 @@ def _to_next(c: Screened, group: Group) -> float | None:
 
 
 _C = CheckpointColumn
-#: In the order of CSV and of JSON.
+#: All columns, in the order of CSV and JSON.
 COLUMNS = (
     _C("label", str, "unique name in the report, which options take too", shown=Col("Checkpoint")),
     _C("repo", str, "repository after renames, or the folder"),
@@ -159,7 +159,7 @@ def _there(c: Screened, group: Group) -> Iterator[CheckpointColumn]:
 
 
 def entry(c: Screened, group: Group) -> dict[str, Any]:
-    """One checkpoint of the JSON contract, a member of a group."""
+    """A group's checkpoint as an entry of the JSON contract."""
     row: dict[str, Any] = {}
     for column in _there(c, group):
         if column.path is not None:
@@ -172,6 +172,6 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
 
 
 def flat_row(c: Screened, group: Group) -> dict[str, Any]:
-    """One checkpoint as a row of CSV: one value in each column."""
+    """A group's checkpoint as a row of CSV."""
     there = [column for column in _there(c, group) if column.name]
     return {str(column.name): column.cell(column.of(c, group)) for column in there}

@@ -1,4 +1,4 @@
-"""Documents before anything is screened: the bundled families and token sets, and the cost of a plan."""
+"""Reports before a screening: the bundled families, token sets and tasks, and the cost of a plan."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _GUIDE = "docs/reference/token-sets.md"
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """The highest cost of screening some targets; a cache or a registry makes it cheaper."""
+    """The highest cost of screening these targets; a cache or a registry makes it cheaper."""
     from lmeval_screener.checkpoints.hub import Hub
 
     has_token = Hub().has_token()
     words = sum(len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values())
-    if (asked := domain.answers) is not None:  # a token has a sign at least
+    if (asked := domain.answers) is not None:  # a token has at least one character
         words += len(asked.pieces) or min(asked.most, sum(map(len, asked.answers)))
     rows = [_planned(target, words, has_token) for target in targets]
     kinds = Counter(row["what"] for row in rows)
@@ -75,7 +75,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
         return row | {"what": "refused" if target.refused else "local"}
     if listed is not None and listed.gated and not has_token:
         return row | {"what": "gated"}
-    # Rows of two bytes a number, of a width that fits the parameters.
+    # Rows with two bytes per number, and a width that fits the number of parameters.
     width = 1.85 * ((listed.parameters if listed else None) or 7e9) ** (1 / 3)
     row["bytes"] = int(words * width * 2 * _SLACK) + _BESIDE
     if not target.on_hub and target.scheme != "hf":
@@ -88,7 +88,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
 
 
 def families_document() -> Document:
-    """The bundled families."""
+    """A report on the bundled families."""
     from lmeval_screener.targets.families import load_families
 
     rows = [
@@ -105,7 +105,7 @@ def families_document() -> Document:
 
 
 def domains_document() -> Document:
-    """The bundled token sets, a row for each of their groups."""
+    """A report on the bundled token sets, a row for each group of words."""
     from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
 
     names = bundled_token_sets()
@@ -129,7 +129,7 @@ def domains_document() -> Document:
 
 
 def tasks_document() -> Document:
-    """The tasks whose answers are known, or known to have no tokens."""
+    """A report on the tasks whose answers are known, or known to have no tokens."""
     from lmeval_screener.tokens.answers import bundled_answers
 
     rows = [

@@ -1,4 +1,4 @@
-"""The result of a screening, in every form; its sentences are in ``screening.jinja``.
+"""A screening's result as a report; its sentences are in ``screening.jinja``.
 
 The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/screening.md.
 """
@@ -45,10 +45,10 @@ _HARDLY = 0.1  # chance to beat a gate's reference at which a checkpoint fails i
 
 @dataclass(frozen=True)
 class Gate:
-    """The gate: whether any checkpoint of a group lies below ``reference``.
+    """The gate: whether any checkpoint in its group lies below ``reference``.
 
-    It does by a paired difference of the ratio (or of G, where that ranks), or with a chance of at most 10 %
-    to be more accurate.
+    One lies below by a paired difference of the ratio (or of G, where that ranks), or if its chance to be
+    more accurate is at most 10 %.
     """
 
     reference: str
@@ -59,7 +59,7 @@ class Gate:
 
     @classmethod
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
-        """The gate of a screening, by the label of its reference."""
+        """Build the gate from a screening's groups and failures, by its reference's label."""
         # A registry may have figures of failed checkpoints.
         everyone = {f.label for f in failed} | {c.label for group in groups for c in group.candidates}
         everyone.add(reference)
@@ -80,7 +80,7 @@ class Gate:
 
     @property
     def passed(self) -> bool:
-        """Whether a checkpoint was compared, and none is below."""
+        """Whether at least one checkpoint was compared, and none is below."""
         return not self.below and self.compared > 0
 
 
@@ -144,7 +144,7 @@ class Result(Report):
 
     @property
     def _everyone(self) -> int:
-        """How many checkpoints were requested; a registry has older figures of some that failed."""
+        """Number of requested checkpoints; a registry may have older figures of failed ones."""
         return len({c.label for c in self.checkpoints} | {f.label for f in self.failed})
 
     @property
@@ -180,12 +180,12 @@ class Result(Report):
         (group, a), (other, b) = places[better], places[worse]
         if group is not other:
             raise UsageError(
-                f"expected two of one group, got {better} of {group.title}, {worse} of {other.title}"
+                f"expected one group, got {better} of {group.title} and {worse} of {other.title}"
             )
         return group.chance(a, b)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """How many places of the group hold the best with this chance; all of them where none is known."""
+        """Number of places in the group that hold the best with this chance; all where it is unknown."""
         if not 0 < chance <= 1:
             raise UsageError(f"expected above 0, at most 1, got {chance}", argument="chance")
         if len(self.groups) != 1:
@@ -195,11 +195,11 @@ class Result(Report):
         return self.groups[0].first_for(chance)
 
     def shortlist(self, k: int | None = None, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
-        """The first places of each group, and some others at random.
+        """Choose the first places of each group, and some others at random.
 
         Args:
-            k: How many places; None for as many as hold the best with a chance of 90 % (`Group.first_for`).
-            audit_sample: How many others of each group to add at random.
+            k: Number of places; None for as many as hold the best with a chance of 90 % (`Group.first_for`).
+            audit_sample: Number of others in each group to add at random.
             seed: Seed of the random sample.
         """
         from lmeval_screener.shortlist.choice import shortlist
@@ -207,7 +207,7 @@ class Result(Report):
         return shortlist(self.groups, k, audit_sample=audit_sample, seed=seed)
 
     def verify(self, *results: str | Path) -> Verdict:
-        """Whether the order agrees with results: of the short list if there is one, else of all.
+        """Check the order against results: the short list's if there is one, else all.
 
         Args:
             results: lm-eval's results or folders of them, or CSV files.
@@ -261,14 +261,14 @@ class Result(Report):
         return content
 
     def head(self) -> dict[str, Any]:
-        """The contract without its entries."""
+        """The JSON contract without its entries."""
         return {
             "schema": SCHEMA,
             "domain": self.domain,
             "task": self.task or None,
             "answers": self._answers(),
             "reference": self.reference,
-            "metric": "cosine",  # of the G that reports show
+            "metric": "cosine",  # metric of the G that reports show
             "ranked_by": self.ranked_by,
             "base": self.base or None,
             "slope": self.slope and self.slope.to_dict(),
@@ -301,7 +301,7 @@ class Result(Report):
         }
 
     def rows(self) -> Sequence[Row]:
-        """The rows of CSV and of the data frame, a checkpoint each."""
+        """The rows of CSV and of the data frame, one per checkpoint."""
         return [columns.flat_row(c, group) for group, members in self._members.items() for c in members]
 
     def _tokens(self) -> list[dict[str, Any]]:
@@ -331,7 +331,7 @@ class Result(Report):
     # --- the report -------------------------------------------------------------------------------------
 
     def tables(self) -> Mapping[str, Table]:
-        """The groups' rankings, their figures, the failures, the reading."""
+        """Rankings by group, their figures, the failures, and what was read."""
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, members) in enumerate(self._members.items()):
             first = answer.first_of(group)
@@ -438,7 +438,7 @@ class Result(Report):
         return change.mean, change.se
 
     def charts(self) -> Mapping[str, Chart]:
-        """The figure that ranks each group, along a training both figures, and accuracy against it."""
+        """Each group's ranking figure (along a training also G), and accuracy against it."""
         drawn: dict[str, Chart] = {}
         for place, group in enumerate(self.groups):
             best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
@@ -474,7 +474,7 @@ class Result(Report):
         return drawn
 
     def context(self) -> Mapping[str, Any]:
-        """Variables of the template: sentences by group, notes, facts."""
+        """Template values: sentences by group, notes, facts."""
         members = [c for members in self._members.values() for c in members]
         ordered = any(group.steps or answer.first_of(group) for group in self.groups)
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
@@ -512,7 +512,7 @@ class Result(Report):
         return [f"Not compared with the base {self.base} ({why}): {listed(alone)}."]
 
     def _without_own(self) -> list[str]:
-        """That no group is of the kind of the user's own slope."""
+        """The note that no group is of the kind of the user's own slope."""
         if self.slope is None or any(group.slope is self.slope for group in self.groups):
             return []
         return [f"Your own slope is of {self.slope.kind}; no chance here is by it."]
@@ -543,7 +543,7 @@ def _draw(name: str, of: Any) -> dict[str, Any]:
 
 
 def _marks(members: Sequence[Screened], first: Sequence[Screened]) -> dict[int, Mark]:
-    """Marks of those that the answer recommends, of controls and of the base."""
+    """Marks of rows: checkpoints that the answer recommends, controls, and the base."""
     marks: dict[int, Mark] = {}
     for place, c in enumerate(members):
         if c in first or c.is_base or c.target.negative_control:

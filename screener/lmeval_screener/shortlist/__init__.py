@@ -1,1 +1,1 @@
-"""From a ranking to a short list, to lm-eval, and to a verdict on the screen."""
+"""Short lists: choice from a ranking, export to lm-eval, and the verdict on the screen by results."""

@@ -25,7 +25,7 @@ _LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that
 
 @dataclass(frozen=True)
 class Rated:
-    """An accuracy of a source; ``place`` is its file and line, ``label`` its name in a report."""
+    """A supplied accuracy; ``place`` is its file and line, ``label`` its checkpoint's name in a report."""
 
     name: str
     revision: str | None
@@ -37,9 +37,9 @@ class Rated:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Accuracies of one source; if it is ``complete``, each must belong to a screened checkpoint.
+    """Accuracies from one source; if it is ``complete``, each must belong to a screened checkpoint.
 
-    Of a race, ``dropped`` were not asked everything: who was, was chosen by the results.
+    ``dropped`` counts a race's checkpoints that were not asked everything: results chose the others.
     """
 
     rated: tuple[Rated, ...]
@@ -51,7 +51,7 @@ class Accuracies:
         """Labelled targets, each with its accuracy from this source only.
 
         Raises:
-            UsageError: A name is unknown, or means several. Of targets that cannot be expanded no name is.
+            UsageError: A name is unknown (where all targets could be expanded), or fits several targets.
         """
         names, taken = _Names(targets), dict[str, Rated]()
         labels = [target.label for target in targets]
@@ -83,7 +83,7 @@ class Accuracies:
 
 
 def read_accuracies(source: str) -> Accuracies:
-    """Accuracies of lm-eval's results, or of a CSV file."""
+    """Read accuracies from lm-eval's results, or from a CSV file."""
     path, task = Path(os.path.expanduser(source)), ""
     if not path.exists() and ":" in source:
         place, _, task = source.rpartition(":")

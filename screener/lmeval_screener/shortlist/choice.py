@@ -28,9 +28,9 @@ class GroupChoice:
     Attributes:
         group: Its candidates. ``chosen`` of each is ``rank`` in the first places, ``audit`` for those drawn
             at random from the others; ``inclusion_probability`` is 1 on the list, else the audit's share.
-        k: How many places the list takes, of ``places``; those of equal rows share one.
-        unranked: How many of the list have the rows of their base, and so no place.
-        kind: The checkpoints that they are like, by `Group.kind`.
+        k: Number of places on the list, out of ``places``; checkpoints with equal rows share one.
+        unranked: Number of listed checkpoints with their base's rows, and so without a place.
+        kind: The group's kind, as in `Group.kind`.
     """
 
     group: Group
@@ -45,7 +45,7 @@ class GroupChoice:
 
     @cached_property
     def listed(self) -> tuple[Screened, ...]:
-        """The short list of the group, best first."""
+        """The group's short list, best first."""
         return self.of("rank")
 
     @cached_property
@@ -59,7 +59,7 @@ class GroupChoice:
         return (*self.listed, *self.audit)
 
     def sentence(self) -> str:
-        """How the list was chosen, without the group's name, such as ``9 of 24: ranks 1–9``."""
+        """The rule of the choice without the group's name, such as ``9 of 24: ranks 1–9``."""
         total, listed = len(self.group.checkpoints), len(self.listed)
         if self.k >= self.places or listed == total:
             text = "the only one" if total == 1 else f"all {total}"
@@ -72,7 +72,7 @@ class GroupChoice:
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """The checkpoints of a whole screening to evaluate: one choice per group."""
+    """A screening's checkpoints to evaluate: one choice per group."""
 
     k: int
     audit_sample: int
@@ -122,9 +122,9 @@ class Shortlist:
 def shortlist(
     groups: Sequence[Group], k: int | None = None, *, audit_sample: int = 0, seed: int = 0
 ) -> Shortlist:
-    """The first ``k`` places of each group, with ``audit_sample`` of its others drawn at random.
+    """Choose each group's first ``k`` places, with ``audit_sample`` of the others drawn at random.
 
-    Without ``k`` as many as hold the group's best with a chance of 90 %.
+    Without ``k`` a group's list holds its best with a chance of 90 %.
 
     Raises:
         UsageError: ``k`` is below 1, or ``audit_sample`` below 0.
@@ -140,7 +140,7 @@ def shortlist(
 def _choice(group: Group, k: int | None, audit_sample: int, seed: int) -> GroupChoice:
     total, first = group.places, k or group.first_for()
     candidates = group.candidates
-    # Rows say nothing of those without a place, so all of them are listed. A copy is as its original.
+    # Rows do not order members without a place, so all are listed. A copy follows its original.
     listed = (c for c in candidates if not c.copy_of and (c.rank <= first or not group.has_place(c)))
     why: dict[Screened, Why] = dict.fromkeys(listed, "rank")
     others = sorted((c for c in candidates if c not in why), key=lambda c: (c.name, c.revision or ""))

@@ -30,7 +30,7 @@ _HARDLY = 0.5  # wrong pairs, as if all were independent, below which errors say
 
 @dataclass(frozen=True, eq=False)
 class GroupResults:
-    """Figures and results of the candidates of one group, arrays of shape (n,); NaN without a result.
+    """Figures and results of one group's candidates, arrays of shape (n,); NaN without a result.
 
     ``figure`` is the one that ranks them. ``listed`` were on the short list, ``audited`` were drawn at random
     from the others.
@@ -43,12 +43,12 @@ class GroupResults:
 
     @property
     def known(self) -> Flags:
-        """Which candidates have a result."""
+        """Whether each candidate has a result, shape (n,)."""
         return np.isfinite(self.accuracies)
 
     @cached_property
     def design(self) -> Design:
-        """Coverage of the results: ``all`` candidates, the list and an ``audit`` sample, or a ``list``."""
+        """Coverage of the results: ``all``, the list and an ``audit`` sample, a ``list``, or ``none``."""
         if self.known.sum() < 2:
             return "none"
         if self.known.all():
@@ -66,17 +66,17 @@ class GroupResults:
 
     @property
     def others(self) -> int:
-        """Candidates that are not on the list."""
+        """Number of candidates that are not on the list."""
         return int((~self.listed).sum())
 
     @property
     def stands_for_all(self) -> bool:
-        """Whether pairs with results represent all pairs; a single draw has no pair of two others."""
+        """Whether pairs with results represent all pairs; one audited candidate gives no audited pair."""
         drawn = int((self.audited & self.known).sum())
         return self.design == "all" or (self.design == "audit" and (drawn > 1 or self.others == 1))
 
     def pair_sums(self) -> tuple[Array, Array]:
-        """For each used result, over its pairs: weights of the pairs in the right order, and all weights.
+        """For each used result, over its pairs: weight of the pairs in the right order, and of all pairs.
 
         A weight is one over the probability that both are included; a tie counts half. Shapes (used,),
         (used,).
@@ -99,7 +99,7 @@ def _signs(values: Array) -> Array:
 
 
 def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
-    """Share of the pairs inside groups that scores order as accuracies do, with its 95 % interval.
+    """Share of pairs inside groups that figures order as accuracies do, with its 95 % interval.
 
     Over all pairs of candidates if all, or the list and two or more of the audit sample, are known;
     otherwise over the pairs with results. The interval is for checkpoints like these: the variance of a
@@ -184,7 +184,7 @@ def missed(group: GroupResults) -> dict[str, float | None]:
 
 
 def best_at_random(values: Array, size: int) -> float:
-    """The best of ``size`` drawn at random from ``values`` (n,), on average over all draws; size <= n.
+    """Expected maximum of ``size`` <= n values drawn at random from ``values`` (n,).
 
     The k-th smallest is the best of C(k - 1, size - 1) of the C(n, size) draws.
     """
@@ -194,7 +194,7 @@ def best_at_random(values: Array, size: int) -> float:
 
 
 def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
-    """95 % interval of the hits among ``others``, given ``hits`` among ``drawn`` of them at random.
+    """95 % interval of the number of hits among ``others``, given ``hits`` in ``drawn`` of them.
 
     Every number that an exact hypergeometric test does not reject, 2.5 % on each side: it covers in at
     least 95 % of draws.
@@ -202,7 +202,7 @@ def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
     whole = _log_choose(others, drawn)
 
     def chance(number: int, seen: Iterable[int]) -> float:
-        """The distribution of hits among the drawn, if so many of the others are hits."""
+        """The distribution of hits among the drawn, if ``number`` of the others are hits."""
         return math.fsum(
             math.exp(_log_choose(number, x) + _log_choose(others - number, drawn - x) - whole)
             for x in seen

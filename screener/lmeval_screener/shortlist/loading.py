@@ -1,4 +1,4 @@
-"""How lm-eval loads a checkpoint: an adapter on its base."""
+"""lm-eval's arguments for loading a checkpoint: for an adapter, with its base."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SECONDS = 20.0  # to open one checkpoint
 
 
 def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """lm-eval's arguments of a checkpoint; if that is an adapter its base's, and the adapter as ``peft``.
+    """lm-eval's arguments for a checkpoint; an adapter becomes ``peft`` on its base's arguments.
 
     Raises:
-        ScreeningError: The adapter does not name a base that can be had.
+        ScreeningError: The adapter names no base, or one that cannot be opened.
     """
     given, place = dict(arguments), str(arguments.get("pretrained", ""))
     revision, local = given.get("revision"), Path(place).is_dir()
@@ -37,10 +37,10 @@ def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_base(target: Target) -> Target:
-    """An adapter at its commit, with its base; a whole model, or what cannot be opened, unchanged.
+    """An adapter's target with its commit and base; a whole model, or an unreadable target, unchanged.
 
     Raises:
-        ScreeningError: The adapter does not name a base that can be had.
+        ScreeningError: The adapter names no base, or one that cannot be opened.
     """
     if target.local and not Path(target.repo, "adapter_config.json").is_file():
         return target

@@ -28,7 +28,7 @@ from lmeval_screener.tokens.sets import TokenSet
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
-DOWNLOADED = "adapters"  # folder of the list's adapters of the Hub, each under its name
+DOWNLOADED = "adapters"  # folder with the list's Hub adapters, each under its name
 _RUN = """\
 #!/usr/bin/env bash
 # Races the short list of manifest.json on lm-eval's tasks; `dispersion verify race` judges the screen by it.
@@ -43,7 +43,7 @@ list="$(dirname "${BASH_SOURCE[0]}")"
 
 
 def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> None:
-    """Check, before anything is screened, that a short list can be written for lm-eval."""
+    """Raise UsageError, before anything is screened, if a short list cannot be written for lm-eval."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"expected a new or empty folder, got {folder}; name another", argument="emit")
     if not domain.tasks:
@@ -62,7 +62,7 @@ def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> Non
 def emit(
     folder: Path, head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
 ) -> Path:
-    """Write the folder; returns the manifest's path.
+    """Write the short list's folder for lm-eval; returns the manifest's path.
 
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
     commit that was screened; ``run.sh`` downloads adapters, and races; ``manifest.json`` comes last.
@@ -112,7 +112,7 @@ def _file_name(c: Screened) -> str:
 def manifest_dict(
     head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
 ) -> dict[str, Any]:
-    """The manifest as plain values."""
+    """The manifest's JSON content, from a screening's ``head`` and its short list."""
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -147,7 +147,7 @@ def manifest_dict(
 
 
 def _with_equal_rows(group: Group) -> set[str]:
-    """The labels of the members that have another's rows; that one is among them."""
+    """Labels of members that share rows with another, the other included."""
     pairs = ((c.label, c.equal_rows_with) for c in group.checkpoints if c.equal_rows_with is not None)
     return {label for pair in pairs for label in pair}
 
@@ -157,7 +157,7 @@ def _with_equal_rows(group: Group) -> set[str]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint of the screening; results are matched to its target."""
+    """One checkpoint in a manifest; results are matched to its target."""
 
     target: Target
     revision: str | None
@@ -166,11 +166,11 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
-    equal_rows: bool = False  # as another of its group, which it does not copy
+    equal_rows: bool = False  # whether another of its group has the same rows, of which it is not a copy
 
     @property
     def accuracy(self) -> float:
-        """Its result; NaN for none."""
+        """Its result, in [0, 1]; NaN without one."""
         return math.nan if self.target.accuracy is None else self.target.accuracy
 
 
@@ -178,7 +178,7 @@ class Candidate:
 class Manifest:
     """A screening with its short list, read at ``place``; candidates are best first in their groups.
 
-    ``kinds`` are those of the groups whose ranks have a chance (`lmeval_dispersion.evidence`).
+    ``kinds`` are the kinds of groups whose ranks have a chance (`lmeval_dispersion.evidence`).
     """
 
     domain: str
@@ -193,7 +193,7 @@ class Manifest:
 
 
 def read_shortlist_manifest(path: Path) -> Manifest:
-    """The manifest in a file, or in the folder that ``--emit`` wrote."""
+    """Read a manifest from its file, or from the folder that ``--emit`` wrote."""
     file = path / FILE if path.is_dir() else path
     hint = "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
     content = read_json(file, "the manifest of a short list", SCHEMA, hint)
@@ -229,7 +229,7 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
     gap, ratio = float(entry["G"]), entry["ratio"]
-    chosen = "rank" if entry["chosen"] == "tied" else entry["chosen"]  # of 0.2
+    chosen = "rank" if entry["chosen"] == "tied" else entry["chosen"]  # written by 0.2
     if chosen not in ("rank", "audit", None) or not math.isfinite(gap):
         raise ValueError(f"in chosen {entry['chosen']!r} or G {gap}")
     revision = entry["revision"]

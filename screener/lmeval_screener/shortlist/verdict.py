@@ -37,17 +37,17 @@ USEFUL = 2 / 3  # decision accuracy that results should be enough to show
 
 @dataclass(frozen=True)
 class GroupVerdict:
-    """One group, or all together; None if a figure is not defined.
+    """The verdict on one group, or on all together; None if a figure is not defined.
 
     Its last fields are those of `missed`, if a group has results on its list.
 
     Attributes:
         outcome: The verdict in a word.
-        candidates: How many were screened.
+        candidates: Number of screened checkpoints.
         spearman: Rank correlation of the screen's order with the results, inside groups; ``p`` by
             permutation, two-sided.
         right: Share of pairs that the screen orders as the results do; ``low`` to ``high``: 95 % interval.
-        audited: How many others were drawn at random to be evaluated.
+        audited: Number of others that were drawn at random to be evaluated.
         stands_for_all: Whether the pairs represent all candidates, not only those with results.
         separate: Whether the group differs from chance on its own, corrected for all groups (Holm).
         reason: Why the correlation is missing; empty if it is defined.
@@ -104,7 +104,7 @@ class Point:
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Report):
-    """A screen against lm-eval's results.
+    """A screen compared with lm-eval's results.
 
     Attributes:
         outcome: The verdict in a word, over all groups.
@@ -112,14 +112,14 @@ class Verdict(Report):
         results: A line for each source of results.
         without: Labels of the checkpoints to evaluate that have no result.
         points: Figures and result of each candidate with a result.
-        list: How the list was chosen.
+        list: The rule by which the list was chosen.
         task: The task of the screening; empty if none was named.
         order: The figure that ranked, and the base, if any; empty if unknown.
         slope: How far ranks order accuracies by these results, shrunk to ``ours``; None where no chance is
             known of the ranks, without two results in a group, and where only a race's survivors have one.
         ours: The same, as measured on checkpoints of their kind; None where no chance is known.
-        dropped: Of a race, how many were not asked everything.
-        places: The places of the largest group, of ``slope``.
+        dropped: Number of a race's checkpoints that were not asked everything.
+        places: Number of places in the largest group of ``slope``.
     """
 
     template = "verdict.jinja"
@@ -145,10 +145,13 @@ class Verdict(Report):
     places: int = 0
 
     def keep(self, path: str | Path) -> str:
-        """Keep the slope in a file, from which screenings take it; returns what was kept, in a sentence.
+        """Write the slope to a file, which screenings read; returns a sentence on it.
 
         Args:
-            path: A new file, or one of an earlier slope.
+            path: A new file, or one with an earlier slope.
+
+        Raises:
+            DispersionError: There is no slope to keep, with the reason, or the file cannot be written.
         """
         if self.slope is None or self.ours is None:
             why = "this screening's ranks have no known chance; rank by the ratio"
@@ -162,7 +165,7 @@ class Verdict(Report):
         return f"{kept}; `screen-checkpoints … --slope {path}` takes it"
 
     def tables(self) -> Mapping[str, Table]:
-        """Groups against the results, their lists against the others, and each checkpoint."""
+        """The groups' verdicts, their lists compared with the others, and each checkpoint."""
         return {
             "groups": Table.of(self._lines(), "", name="groups", hide=_DETAILS),
             "lists": Table.of(self.groups, "", name="lists", hide=_FIRST),
@@ -170,7 +173,7 @@ class Verdict(Report):
         }
 
     def charts(self) -> Mapping[str, Chart]:
-        """Accuracy against the figure that ranked, of every checkpoint with a result."""
+        """Accuracy against the figure that ranked, for every checkpoint with a result."""
         by_gap = self.order.startswith(RANKED["gap"]) or any(point.ratio is None for point in self.points)
         figure, title = ("G", "cosine gap G") if by_gap else ("ratio", "ratio")
 
@@ -184,7 +187,7 @@ class Verdict(Report):
         return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
 
     def context(self) -> Mapping[str, Any]:
-        """Further values for the sentences."""
+        """Template values for the sentences."""
         known = [line for line in self.groups if line.best is not None and line.others]
         return {
             "enough": enough_results(USEFUL),
@@ -248,7 +251,7 @@ def verify(manifest: Manifest | str | Path, results: Sequence[str | Path] = ()) 
 def _slopes(manifest: Manifest, candidates: Sequence[Candidate], *, survivors: bool) -> dict[str, Any]:
     """The slope of the results and ours, and the places of the largest group, as fields of a verdict.
 
-    Those who survive a race were chosen by their results: where a race dropped any, its random sample counts
+    A race's survivors were chosen by their results: where a race dropped any, its random sample counts
     alone, if it was asked everything.
     """
     groups: dict[tuple[str, str], list[Candidate]] = {}
@@ -257,7 +260,7 @@ def _slopes(manifest: Manifest, candidates: Sequence[Candidate], *, survivors: b
             groups.setdefault(c.group, []).append(c)
     if not groups:
         return {}
-    # Without one kind, or after an own slope, the smaller.
+    # Without a single kind, or with the user's slope, the smaller one.
     (kind, *others) = set(manifest.kinds.values())
     ours = SLOPES[FINE_TUNES] if others else SLOPES.get(kind, SLOPES[FINE_TUNES])
     fields: dict[str, Any] = {"ours": ours, "places": max(c.rank for of in groups.values() for c in of)}
@@ -326,7 +329,7 @@ def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outco
 
 
 def enough_results(share: float) -> int:
-    """Results of one group that reveal a true decision accuracy in four of five cases.
+    """Number of results in a group that shows a true decision accuracy ``share`` in four of five cases.
 
     From the variance of tau without any relation, 2 (2n + 5) / (9n (n - 1)): Kendall (1938).
     """
@@ -338,7 +341,7 @@ def enough_results(share: float) -> int:
 
 
 def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate], list[Accuracies]]:
-    """The candidates with their accuracies, and those of each source."""
+    """The candidates with their accuracies, and each source's accuracies."""
     targets = [c.target for c in manifest.candidates]
     places: dict[int, str] = {}
     found = []

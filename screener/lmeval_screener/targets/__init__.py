@@ -1,1 +1,1 @@
-"""The checkpoints that a user asks for: names, addresses, folders of training runs, families."""
+"""The checkpoints that a user names: repositories, addresses, folders of training runs, families."""

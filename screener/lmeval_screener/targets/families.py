@@ -17,7 +17,7 @@ class _Checkpoint:
     repo: str
     scale: str
     revision: str = ""
-    kind: Any = None  # base, instruct, trajectory, …: where all are `base`, they were trained from scratch
+    kind: Any = None  # base, instruct, …; a group of bases only was trained from scratch
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _File:
 
 @dataclass(frozen=True)
 class Family:
-    """Checkpoints with one tokenizer."""
+    """A family's checkpoints, which share one tokenizer."""
 
     checkpoints: tuple[Target, ...]
     note: str
@@ -47,7 +47,7 @@ class Family:
 
 
 def load_families(path: str | Path | None = None) -> dict[str, Family]:
-    """All families of a file, by name."""
+    """All families in a file (default: the bundled one), by name."""
     file = Path(path or Path(__file__).with_name("families.yaml"))
     families = {}
     for name, family in load_yaml(_File, file).families.items():
@@ -67,7 +67,7 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
 
 
 def load_family(name: str, path: str | Path | None = None) -> Family:
-    """One family by name."""
+    """One family by name; UsageError with near names if there is none."""
     families = load_families(path)
     for known, family in families.items():
         if known.lower() == name.lower():
@@ -77,7 +77,7 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
 
 
 def demo_targets() -> list[Target]:
-    """The demo's checkpoints, with the accuracy that was measured when they were trained."""
+    """The demo's checkpoints, with their accuracies as measured after training."""
     folder = data_folder("demo")
     family = bundled_yaml(folder / "family.yaml")
     return [

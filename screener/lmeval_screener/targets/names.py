@@ -1,4 +1,4 @@
-"""Names and addresses: parse the text by which a user names a checkpoint."""
+"""Names and addresses of checkpoints, parsed from a user's texts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Listed:
 
 
 class Base(NamedTuple):
-    """The base of an adapter: its repository at a commit, or its folder; whose tokenizer the two use."""
+    """An adapter's base: its repository at a commit, or its folder; whether the tokenizer is the base's."""
 
     place: str
     revision: str | None
@@ -59,7 +59,7 @@ class Target:
         family: Name of the family that lists it; None where it was given by name.
         scale: Scale that the family states; None if the headers decide it.
         local: Whether ``repo`` is a folder or a file.
-        accuracy: Accuracy that somebody measured, None otherwise.
+        accuracy: Supplied accuracy, or None.
         negative_control: Whether it is known not to have learned the domain.
         file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
         refused: Error code and sentence if ``repo`` cannot be parsed.
@@ -67,7 +67,7 @@ class Target:
             checkpoint, or a tokenizer file; None for nowhere else.
         listed: Its entry in a Hub listing, above all its commit; None if the user named it.
         on: The base of an adapter; None for a whole model, and until the adapter was opened.
-        kind: What the family's file calls it, such as ``base`` or ``instruct``; empty for nothing.
+        kind: Its kind in the family's file, such as ``base`` or ``instruct``; empty for none.
         labelled: Its name in reports (:func:`labelled`); None until all targets are known.
     """
 
@@ -88,7 +88,7 @@ class Target:
 
     @property
     def scheme(self) -> str | None:
-        """The scheme of its address, such as ``s3``; None for a folder or a Hub repository."""
+        """Its address's scheme, such as ``s3``; None for a folder or a Hub repository."""
         scheme, mark, _ = self.repo.partition(":/")
         return scheme.lower() if mark and not self.local else None
 
@@ -125,7 +125,7 @@ class Target:
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
     def arguments(self, commit: str | None = None, folder: str | None = None) -> dict[str, str]:
-        """The arguments with which lm-eval loads it, at its commit if known.
+        """lm-eval's arguments for loading it, at its commit if known.
 
         An adapter's are its base's, and ``peft``: its ``folder`` where it was downloaded, else its name. The
         ``revision`` is the base's: lm-eval has one for both.
@@ -143,7 +143,7 @@ class Target:
 
 
 def parse_targets(text: str, tokenizer: str | None = None, left_out: list[str] | None = None) -> list[Target]:
-    """The targets that a text names: a glob's matches, the checkpoints of a training run or of a folder.
+    """The targets for a name: a glob's matches, the checkpoints of a training run or of a folder.
 
     Runs and globs in a storage are expanded when they are screened: that takes requests. In a folder of
     checkpoints, the subfolders without a model are added to ``left_out``.
@@ -187,7 +187,7 @@ def _not_local(target: Target, path: str) -> Target:
 
 
 def matching_paths(text: str) -> list[str]:
-    """The folders and weights files on disk that match a glob, by step; empty for other texts."""
+    """Folders and weights files on disk that match a glob, by step; empty for other texts."""
     path = os.path.expanduser(text.removeprefix("file://"))
     if "://" in path or "\0" in path or not glob.has_magic(path) or os.path.exists(path):
         return []
@@ -195,7 +195,7 @@ def matching_paths(text: str) -> list[str]:
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
-    """The target of `parse_name`; a text that cannot be parsed is ``refused``, and the others still run."""
+    """As `parse_name`, but a text that cannot be parsed gives a ``refused`` target."""
     try:
         return replace(parse_name(text), tokenizer=tokenizer)
     except ScreeningError as error:
@@ -203,7 +203,7 @@ def parse_target(text: str, tokenizer: str | None = None) -> Target:
 
 
 def parse_name(text: str) -> Target:
-    r"""The repository, folder, file or address that a text names.
+    r"""Parse the name of a repository, folder or file, or an address.
 
     A text is a folder if that folder exists, or if it looks like a path (``./x``, ``/x``, ``~/x``, ``C:\x``).
     A repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of

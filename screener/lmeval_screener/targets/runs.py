@@ -48,9 +48,9 @@ def step_number(revision: str) -> float | None:
 
 
 def checkpoints_in(folder: str, left_out: list[str]) -> list[str]:
-    """The checkpoints in a folder on disk: of a training run, see `run_checkpoints`, or of other subfolders.
+    """The checkpoints in a folder on disk: a training run's (see `run_checkpoints`), or its subfolders.
 
-    Without any it is a checkpoint itself. Subfolders without a model are added to ``left_out``.
+    A folder without any is a checkpoint itself. Subfolders without a model are added to ``left_out``.
 
     Raises:
         ScreeningError: ``FolderNotFound``: the checkpoints lie further down; it names a glob of them.
@@ -85,13 +85,13 @@ def _holds_model(files: Collection[str]) -> bool:
 
 
 def names_in(folder: str) -> Names:
-    """The names in a folder on disk; empty if it cannot be listed: opening it says why."""
+    """Subfolders and files in a folder on disk; both empty if it cannot be listed."""
     _, folders, files = next(os.walk(folder), ("", [], []))
     return folders, files
 
 
 def run_checkpoints(folder: str) -> Generator[list[str], list[Names], list[str]]:
-    """The checkpoints of a training run's folder, by step; empty if the folder holds no run.
+    """The checkpoints in a training run's folder, by step; empty if the folder holds no run.
 
     They lie in folders named after a step (``checkpoint-500``, ``step_500``, ``iter_0000500``,
     ``global_step500``), in ``folder`` or in its ``checkpoints``; the model itself may lie deeper, as in
@@ -141,12 +141,12 @@ def _has_weights(names: Collection[str]) -> bool:
 
 
 def joined(path: str, name: str) -> str:
-    """A path below another one, either of which may be empty."""
+    """``path/name``, or the other if one is empty."""
     return f"{path}/{name}" if path and name else path or name
 
 
 def run_and_step(folder: str) -> tuple[str, str] | None:
-    """The folder of a training run and the name of one of its steps, of a checkpoint's folder; else None.
+    """Training run and step's name for a checkpoint's folder; None if no part of the path names a step.
 
     >>> run_and_step("out/run1/checkpoint-500"), run_and_step("titan/checkpoint/step-50"), run_and_step("a/b")
     (('out/run1', 'checkpoint-500'), ('titan', 'step-50'), None)

@@ -28,7 +28,7 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 # T: of the tokens that differ between answers as many as cover this share of their weight, within bounds; if
 # the most frequent ones within the bounds cover less than the least share, answers differ in too many words.
 COVERED, LEAST, LEAST_COVERED = 0.9, 3, 2 / 3
-SAME = 0.9  # what more than this share of the answers hold does not differ between them
+SAME = 0.9  # a token in more than this share of the answers does not differ between them
 WORDS = 5  # an answer with more words that differ is a sentence
 _ELSEWHERE = {"domain": "words of a domain: give it as the domain"}
 _WORD = re.compile(r"[^\W\d_]+")
@@ -51,13 +51,13 @@ class _File(AnswerSet):
 
 @cache
 def bundled_answers() -> Mapping[Path, _File]:
-    """The sets that come with the package, by their files."""
+    """The bundled answer sets, by their files."""
     folder = data_folder("token_sets") / "answers"
     return {path: load_yaml(_File, path) for path in sorted(folder.glob("*.yaml"))}
 
 
 def load_answers(name_or_path: str) -> AnswerSet:
-    """The set of a task, by lm-eval's name or ours, or from a YAML file.
+    """A task's answer set, by lm-eval's name or ours, or from a YAML file.
 
     Raises:
         UsageError: No set has the task, its answers have no tokens of their own, or the file is broken.
@@ -78,7 +78,7 @@ def load_answers(name_or_path: str) -> AnswerSet:
 
 
 def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
-    """Of ``NAME,NAME`` the first task with a set, its set, and why those before it have none."""
+    """The first task of ``NAME,NAME`` with an answer set, the set, and the errors of the tasks before it."""
     refused = list[UsageError]()
     for name in _split(tasks):
         try:
@@ -89,7 +89,7 @@ def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
 
 
 def tasks_in(tasks: str) -> tuple[str, ...]:
-    """lm-eval's tasks of ``NAME,NAME``; a set's file has the tasks that it names, but for patterns."""
+    """lm-eval's tasks in ``NAME,NAME``; a set's file gives the tasks that it names, without patterns."""
     names: list[str] = []
     for name in _split(tasks):
         of_file = load_answers(name).tasks if is_file(name) else (name,)
@@ -103,7 +103,7 @@ def _split(names: str) -> list[str]:
 
 
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
-    """The answers for the ratio of a bundled domain set; None for a domain without known answers."""
+    """The answer set of a bundled domain, for the ratio; None without known answers."""
     if domain_set_name == "math":  # digits: answers consist of them
         digits = [text for group in load_token_set("math").groups.values() for text in group.texts()]
         return AnswerSet("math", (), "math", "the ten digits", dict.fromkeys(digits, 1))
@@ -113,11 +113,11 @@ def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
 def resolve_answers(
     answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenSet
 ) -> tuple[tuple[Token, ...], float]:
-    """The tokens that differ between answers in a vocabulary, most frequent first, without everyday words.
+    """The vocabulary's tokens that differ between answers, most frequent first, without everyday words.
 
     Chosen by `differing` and `most_frequent`, at most ``answers.most``; the answers' digits, or capital
-    letters, are completed where two thirds of them are chosen. The second value is the share of what answers
-    hold that was left out; where T is single signs, of sentences alone.
+    letters, are completed where two thirds of them are chosen. The second value is the share of the answers'
+    tokens that was left out; where T is single signs, only that of sentences.
 
     Raises:
         ScreeningError: ``TooFewTokens`` for fewer than 3 tokens, and for answers that are sentences or differ
@@ -158,7 +158,7 @@ def resolve_answers(
 
 
 def left_out_note(task: str, share: float) -> str:
-    """The warning where most of what the answers of a task hold is left out of T; else nothing."""
+    """The warning that more than half of the answers' tokens are left out of T; else empty."""
     if share <= 1 / 2:
         return ""
     return (
@@ -168,25 +168,25 @@ def left_out_note(task: str, share: float) -> str:
 
 
 def check_answers(name: str, answers: Mapping[str, int]) -> None:
-    """Refuse answers that are running text, before a tokenizer is known."""
+    """Raise ScreeningError for answers that are running text, before a tokenizer is known."""
     words = re.compile(r"\d|[^\W\d_]+")
     found = differing(name, answers, lambda text: [(0, word) for word in words.findall(text)])
     most_frequent(name, found.weights)
 
 
 class Differing(NamedTuple):
-    """Tokens of answers, and in how many answers each stands."""
+    """Tokens in answers, each with the number of answers that hold it."""
 
-    weights: Counter[Piece]  # of those that differ between answers
-    all_weights: Counter[Piece]  # of these and those that do not
-    everything: int  # of all, in sentences too
+    weights: Counter[Piece]  # tokens that differ between answers
+    all_weights: Counter[Piece]  # tokens that differ or do not
+    everything: int  # number of all tokens, those in sentences too
 
 
 def differing(name: str, answers: Mapping[str, int], cut: Callable[[str], Iterable[Piece]]) -> Differing:
     """Tokens that differ between answers: each answer counts a token once.
 
     Left out are answers that are sentences, with more than `WORDS` different words that differ, and tokens
-    in more than `SAME` of the others, but for those that are a whole answer.
+    in more than `SAME` of the others, except tokens that are a whole answer.
 
     Raises:
         ScreeningError: ``TooFewTokens``: most answers are sentences.
@@ -209,7 +209,7 @@ def differing(name: str, answers: Mapping[str, int], cut: Callable[[str], Iterab
 
 
 def _weights(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> Counter[Piece]:
-    """In how many of the answers each token stands."""
+    """Number of answers that hold each token."""
     weights: Counter[Piece] = Counter()
     for text, count in answers.items():
         for token in held[text]:
@@ -225,7 +225,7 @@ def _in_nearly_all(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -
 def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
     """The most frequent tokens that cover 90 % of the weight; 3 to 100.
 
-    Those at least half as frequent as the last of them follow: chance alone moves a count that far.
+    Tokens at least half as frequent as the last of them follow: chance alone moves a count that far.
 
     Raises:
         ScreeningError: ``TooFewTokens``: 100 cover less than two thirds.
@@ -250,7 +250,7 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
 
 
 def _missing(rows: Sequence[Piece], tokens: Iterable[Piece], vocabulary: Vocabulary) -> list[Piece]:
-    """What completes the digits, or the capital letters, among answers' tokens if two thirds are there."""
+    """Digits, or capital letters, that the answers' tokens lack, if two thirds of them are there."""
     classes: dict[tuple[str, int], list[Piece]] = {}
     for token in sorted(tokens):
         text = vocabulary.text(token[1])

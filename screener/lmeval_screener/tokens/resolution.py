@@ -1,4 +1,4 @@
-"""The rows of T, R and a task's answers in a vocabulary.
+"""Resolving token sets: the rows of T, R and a task's answers in a vocabulary.
 
 Resolving looks each word of T and R up as one exact piece, in the one variant that its group names (``7``
 bare, ``␣the`` spaced), without falling back to the other: the leading space is a direction of its own.
@@ -33,10 +33,10 @@ DOMAIN = "math"  # if neither a domain nor a task is named
 
 
 def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -> TokenSet:
-    """T of G and of the ratio: a domain's set, and the answers of a task or of the domain.
+    """Load T for G and for the ratio: a domain's set, and the answers of a task or of the domain.
 
-    ``tasks`` are ``NAME,NAME``: the ratio is over the answers of the first whose answers are known, else over
-    those of the domain. With tasks alone, G uses the domain that the answers name, or the answers themselves.
+    ``tasks`` are ``NAME,NAME``: the ratio is over the first known answers among them, else over the domain's.
+    With tasks alone, G uses the domain that the answers name, or the answers themselves.
 
     Raises:
         UsageError: A set is not known, or neither the answers of a task nor a domain.
@@ -83,18 +83,18 @@ class Resolution:
     domain: tuple[Token, ...]  # T in the order of the token set
     reference: tuple[Token, ...]  # R likewise, without the rows of T
     dropped: tuple[str, ...]  # surface forms of T that are not a single piece
-    dropped_reference: tuple[str, ...]  # the same of R
+    dropped_reference: tuple[str, ...]  # surface forms of R that are not a single piece
     never_made: tuple[str, ...]  # those whose piece exists but is never made from text, with the reason
     shared: tuple[Token, ...]  # tokens of R that are rows of T, and so were removed from R
     one_row: tuple[str, ...]  # words of one set that share a row, which counts once
     digit_scheme: DigitScheme  # how numbers are split, see `Vocabulary.digit_scheme`
     vocabulary: int  # the tokenizer's rows: its last id + 1; a padded matrix has more
     answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty if unknown
-    left_out: float = 0.0  # share of what answers hold that does not differ between them, or is sentences
+    left_out: float = 0.0  # share of the answers' tokens that do not differ, or are in sentences
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
-        """T of the ratio."""
+        """The tokens of T for the ratio."""
         return self.answers or self.domain
 
     @property
@@ -114,7 +114,7 @@ class Resolution:
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Resolution:
-        """The resolution that `to_json` wrote."""
+        """Read a resolution from the JSON of `to_json`."""
         fields = json.loads(content)
         for name, value in fields.items():
             if name in ("domain", "reference", "shared", "answers"):

@@ -1,8 +1,8 @@
 """Token sets (a domain's words T, the reference's R) and answer sets; lookup of words in a vocabulary.
 
 ``math`` is a bundled set, ``my.yaml`` a file in the same layout, and ``math:digits,operators`` takes other
-groups than the set's defaults; ``reference:bare`` takes the words in another variant than the file's. For the
-meaning of each key see ``docs/reference/token-sets.md``.
+groups than the set's defaults; ``reference:bare`` takes the words in another variant than the file's. The
+keys' meanings are in ``docs/reference/token-sets.md``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
 MOST = 100  # answer tokens at most
 _RULE = 2  # how `answers.differing` chooses tokens: raise it when that changes, for registries
-READ = 36  # of a task's, those that are read: at most a tenth more bytes than keywords
+READ = 36  # a task's answer tokens that are read: at most a tenth more bytes than keywords
 
 _CASES: dict[str, Callable[[str], str]] = {
     "exact": str,
@@ -39,15 +39,15 @@ _SELECTION = re.compile(r"(?P<name>.+):(?P<groups>[\w\-]+(,[\w\-]+)*)")
 
 @dataclass(frozen=True)
 class AnswerSet:
-    """A task's answers, as texts, or as a base model expects them."""
+    """A task's answers, as texts or as the pieces that a base model expects."""
 
     name: str
     tasks: tuple[str, ...]  # lm-eval's names, or shell patterns of them
     domain: str = ""  # bundled domain set that G uses; empty: G is over the answer tokens too
     about: str = ""  # ``answers of gsm8k (1,319 documents)``
     answers: dict[str, Annotated[int, 1]] = field(default_factory=dict)  # text after a prompt -> its count
-    pieces: tuple[str, ...] = ()  # expected by a base, most probable first
-    tokenizer: str = ""  # `Vocabulary.digest` of the base's
+    pieces: tuple[str, ...] = ()  # pieces that a base expects, most probable first
+    tokenizer: str = ""  # `Vocabulary.digest` of the base's tokenizer
     base: str = ""  # the model that expects ``pieces``
     most: Annotated[int, 3] = READ  # tokens of ``answers`` that are read
 
@@ -60,7 +60,7 @@ class AnswerSet:
 
 @dataclass(frozen=True)
 class WordGroup:
-    """Words of one token set that are looked up the same way."""
+    """Words in a token set that are looked up in the same way."""
 
     variant: Variant  # ``bare`` looks ``7`` up, ``space`` looks ``␣the`` up
     items: tuple[str, ...]  # surface forms without a leading space, all different
@@ -91,7 +91,7 @@ class _File:
 
 @dataclass(frozen=True)
 class TokenSet:
-    """A domain's (T) or the reference's (R) words."""
+    """The words of a domain (T) or of the reference (R)."""
 
     name: str  # with selected groups ``math:digits,operators``
     role: Role
@@ -99,7 +99,7 @@ class TokenSet:
     groups: dict[str, WordGroup]  # the selected groups, in order
     digest: str  # sha256 over everything that decides a resolution (not over notes)
     answers: AnswerSet | None = None  # answers for the ratio; None: T
-    task: str = ""  # the task of the answers, if named; for a file its name
+    task: str = ""  # the named task or file of the answers; empty for none
     tasks: tuple[str, ...] = ()  # lm-eval tasks that evaluate it
     remark: str = ""  # why the ratio's tokens are not those of the first task
 
@@ -110,18 +110,18 @@ class TokenSet:
 
 
 def bundled_token_sets() -> list[str]:
-    """Names of the token sets that come with the package, sorted."""
+    """Names of the bundled token sets, sorted."""
     return sorted(path.stem for path in data_folder("token_sets").glob("*.yaml"))
 
 
 def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
-    """Every group of a bundled set: the set's role, the group's name, the group, and whether it is taken."""
+    """Role, name, words and default (whether it is taken) of each group in a bundled set."""
     file = load_yaml(_File, data_folder("token_sets") / f"{name}.yaml")
     return [(file.role, key, group, key in file.default_groups) for key, group in file.groups.items()]
 
 
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
-    """A token set by name, by file, or with chosen groups."""
+    """Load a token set by name or file, with its default or chosen groups."""
     name, selected = name_or_path, None
     path = _path(name)
     if path is None and (match := _SELECTION.fullmatch(name_or_path)):
@@ -137,7 +137,7 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
 
 
 def is_file(name: str) -> bool:
-    """Whether it names a set's file, not a bundled set."""
+    """Whether ``name`` is a set's file, not a bundled set."""
     return name.endswith((".yaml", ".yml"))
 
 
@@ -210,7 +210,7 @@ class Token(NamedTuple):
 
 
 def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[str], list[str]]:
-    """Tokens of a set, each row once; surface forms without a row; and surface forms that share a row."""
+    """A set's tokens, each row once; texts without a row; and texts that share a row."""
     tokens: dict[int, Token] = {}
     dropped: list[str] = []
     doubled: list[str] = []
@@ -242,12 +242,12 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
 
 
 def with_reason(text: str, vocabulary: Vocabulary) -> str:
-    """A word, and in brackets why the tokenizer never makes its token from text, if that is so."""
+    """A word, with the reason in brackets if the tokenizer never makes its token from text."""
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 
 
 def some_words(texts: list[str]) -> str:
-    """The first of some words."""
+    """The first six words, and the number of others."""
     first = ", ".join(text.strip() for text in texts[:6])
     return first if len(texts) <= 6 else f"{first} and {len(texts) - 6} more"

@@ -43,7 +43,7 @@ class _Added(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer's vocabulary: the row of each exact piece, and the cut of a text into pieces."""
+    """A tokenizer's vocabulary: the row of each exact piece, and texts cut into pieces."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Vocabulary:
 
     @classmethod
     def from_file(cls, name: str, content: bytes) -> Vocabulary:
-        """The vocabulary in one of ``TOKENIZER_FILES``."""
+        """Parse the vocabulary in one of ``TOKENIZER_FILES``."""
         whole = name.endswith("tokenizer.json")
         return cls.from_tokenizer_json(content) if whole else cls.from_vocab_json(content)
 
@@ -89,7 +89,7 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer_json(cls, content: bytes) -> Vocabulary:
-        """The vocabulary in a ``tokenizer.json`` (BPE or Unigram, byte-level or SentencePiece-style)."""
+        """Parse a ``tokenizer.json`` (BPE or Unigram, byte-level or SentencePiece-style)."""
         data = _parsed(content, "tokenizer.json")
         model = data.get("model")
         if not isinstance(model, dict):
@@ -107,7 +107,7 @@ class Vocabulary:
 
     @classmethod
     def from_vocab_json(cls, content: bytes) -> Vocabulary:
-        """The vocabulary in a ``vocab.json`` (GPT-2 layout), of the kind of its most frequent space sign."""
+        """Parse a ``vocab.json`` (GPT-2 layout); its most frequent space sign, Ġ or ▁, gives the kind."""
         pieces = _parsed(content, "vocab.json")
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
         if not any(spaced.values()):
@@ -120,7 +120,7 @@ class Vocabulary:
         return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
 
     def piece(self, text: str) -> str:
-        """How this vocabulary spells ``text``, whose leading space (if any) is part of it.
+        """The vocabulary's spelling of ``text``, whose leading space (if any) is part of it.
 
         >>> Vocabulary({"the": 0}, "byte-level").piece(" the")
         'Ġthe'
@@ -184,14 +184,14 @@ class Vocabulary:
         return cuts
 
     def text(self, piece: str) -> str:
-        """What a piece spells, the inverse of `piece`; half characters as their bytes, in hex."""
+        """The text of a piece, the inverse of `piece`; half characters as their bytes, in hex."""
         if self.kind == "sentencepiece":
             return piece.replace("▁", " ")
         signs = {sign: byte for byte, sign in _byte_signs().items()}
         return bytes(signs[sign] for sign in piece if sign in signs).decode(errors="backslashreplace")
 
     def text_row(self, piece: str) -> int | None:
-        """Row of a piece by its own spelling; None for special tokens, bytes, white space, unknown ones."""
+        """A piece's row, by its spelling; None for special tokens, bytes, white space, unknown pieces."""
         if piece in self._added:
             return None if self._added[piece].special else self._added[piece].id
         spells = self.text(piece).strip() and not _BYTE_PIECE.fullmatch(piece)
@@ -199,7 +199,7 @@ class Vocabulary:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 over pieces and ids, added tokens left out: fine-tunes add some, their base's stay."""
+        """SHA-256 over pieces and ids, without added tokens: fine-tunes add some and keep their base's."""
         kept = sorted((row, piece) for piece, row in self._pieces.items() if piece not in self._added)
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 

@@ -1,1 +1,1 @@
-"""Weights files: their formats, and the rows and final norm read from them."""
+"""Weights files: their formats, and reading rows and the final norm from them."""

@@ -101,7 +101,7 @@ class _Update:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """Rows with an adapter's changes."""
+    """A base's rows with an adapter's changes."""
 
     base: Rows  # or the adapter's own rows instead
     updates: tuple[_Update, ...]
@@ -114,7 +114,7 @@ class AdaptedRows:
         return self.base.shape
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """See `Rows`."""
+        """Rows by number as merged; see `Rows.read`."""
         rows = await self.base.read(ids)
         for update in self.updates:
             rows = await update.applied(rows, ids)
@@ -128,22 +128,22 @@ class AdaptedRows:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter as it is stored."""
+    """An adapter's stored tensors and settings, with its base's name."""
 
     files: WeightFiles
     file: str
     base: str  # the base's name or path, from the adapter's configuration
     revision: str | None
     settings: Mapping[str, Any]
-    modules: Mapping[str, Mapping[str, Tensor]]  # what it changes here: ``["lm_head"]["A"]``
+    modules: Mapping[str, Mapping[str, Tensor]]  # tensors by module: ``["lm_head"]["A"]``
 
     @property
     def label(self) -> str:
-        """The base as a user would write it."""
+        """The base's name, with its revision if given."""
         return self.base if self.revision is None else f"{self.base}@{self.revision}"
 
     def unread_error(self, why: str) -> ScreeningError:
-        """The error of an adapter whose change of the head is not supported."""
+        """The error for an adapter that changes the head in an unsupported way."""
         return ScreeningError(
             "AdapterOnly",
             f"cannot be screened because it is an adapter ({self.settings.get('peft_type')}) that {why}; "
@@ -158,7 +158,7 @@ def is_adapter(snapshot: Snapshot) -> bool:
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:
-    """An adapter's settings and the locations of its tensors."""
+    """Read an adapter's settings and locate its tensors."""
     settings = await read_json(snapshot, CONFIG, "BadConfig")
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:

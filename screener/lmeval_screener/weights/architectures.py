@@ -1,4 +1,4 @@
-"""The stored tensor of the output projection: names by architecture, and the rule that chooses.
+"""The stored tensor of the output projection: its names by architecture, and the rule of choice.
 
 The names are data, in ``architectures.yaml``: a new architecture is a line there.
 
@@ -104,19 +104,19 @@ def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: lis
 
 
 def stored_name(stored: Iterable[str], candidates: tuple[str, ...]) -> str | None:
-    """The first of some names that is stored, under any wrapper."""
+    """The stored name of the first stored candidate, under any wrapper; None without one."""
     names = set(stored)
     return next((w + name for name in candidates for w in WRAPPERS if w + name in names), None)
 
 
 def head_bias(stored: Iterable[str]) -> list[str]:
-    """The warning that a bias of the head is stored, if one is."""
+    """The warning for a stored bias of the head; empty without one."""
     bias = stored_name(stored, _HEAD_BIASES)
     return [f"{bias} is stored: neither G nor the ratio includes a head's bias"] if bias else []
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:
-    """Tensors next to a matrix that change its rows, by names without the matrix's own stem.
+    """Stored tensors that change a matrix's rows, by their names after the matrix's stem.
 
     Unknown ones come first: an error names them.
     """
@@ -126,12 +126,12 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
-    """``model_type`` of config.json and of the language model inside it, outermost first."""
+    """``model_type`` in config.json and in the language model inside it, outermost first."""
     return [level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)]
 
 
 def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
-    """A final norm's kind, whether it multiplies by 1 + weight, whether it has one; None: unknown."""
+    """Kind of the final norm, whether it multiplies by 1 + weight, whether it has a weight; None: unknown."""
     if model_type == "hf_olmo":  # OLMo as first released, and DataDecide: by settings (olmo/model.py)
         kinds: dict[Any, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
         kind, has_weight = kinds.get(config.get("layer_norm_type")), config.get("layer_norm_with_affine")
@@ -154,7 +154,7 @@ def is_of_model(name: str) -> bool:
 
 
 def cannot(code: str, reason: str, step: str) -> ScreeningError:
-    """The error of a checkpoint that cannot be read: the reason and the next step."""
+    """The error for a checkpoint that cannot be read: the reason and the next step."""
     return ScreeningError(code, f"cannot be screened because {reason}; {step}")
 
 

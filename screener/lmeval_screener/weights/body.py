@@ -1,8 +1,8 @@
-"""The body of a checkpoint in brief: a few numbers of every tensor in front of the final norm.
+"""A checkpoint's body in brief: a few numbers of every tensor in front of the final norm.
 
 Checkpoints with equal rows are copies only if their bodies are equal too: LoRA, merges and a frozen head
 change the body alone. A body in brief has a hash of the weights files' digests, which a listing holds, and
-of each tensor a weighted sum of some numbers, which a training step changes.
+for each tensor a weighted sum of some numbers, which a training step changes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, de
 _IN_ROWS = {*HEADS, *FINAL_NORMS}
 #: Start of the warning of an adapter that leaves the rows alone.
 SAME_ROWS = "same rows as its base "
-MOST = 32  # tensors of a checkpoint that is not on this machine
-_NUMBERS = 64  # of each tensor
-_DIGEST = 8  # bytes
+MOST = 32  # tensors read of a checkpoint that is not on this machine
+_NUMBERS = 64  # numbers read from each tensor
+_DIGEST = 8  # bytes of the files' hash
 _REACH = 6  # standard deviations of rounding within which two sums are equal
 _TENSOR = np.dtype([("name", "<u4"), ("dtype", "<u4"), ("sum", "<f4"), ("error", "<f4")])
 
@@ -37,7 +37,7 @@ class Likeness(NamedTuple):
 
     Attributes:
         is_same: Whether everything compared is equal; None if nothing can be compared.
-        compared: Tensors compared; ``of`` all that both have. Both 0 for equal files.
+        compared: Number of compared tensors, out of ``of`` that both have. Both 0 for equal files.
     """
 
     is_same: bool | None
@@ -65,18 +65,18 @@ def likeness(first: bytes, second: bytes) -> Likeness:
 
 
 def keys(body: bytes) -> list[bytes]:
-    """What only equal bodies share: the hash of their files, and all that was read of them."""
+    """Keys that only equal bodies share: their files' hash, and everything read from them."""
     return [key for key in (body[:_DIGEST], body[_DIGEST:]) if key.strip(b"\0") or len(key) == 4]
 
 
 def kind(body: bytes) -> bytes:
-    """The names and types of the tensors that were read."""
+    """A key of the tensors that were read: their names and types."""
     tensors = np.frombuffer(body[_DIGEST + 4 :], _TENSOR)
     return tensors["name"].tobytes() + tensors["dtype"].tobytes()
 
 
 def digest_of(snapshot: Snapshot) -> bytes:
-    """A hash of the weights files' digests, without a request; zeros where the listing lacks one."""
+    """A hash of the weights files' digests, without a request; zeros if the listing lacks one."""
     digests = [snapshot.files[path].digest or "" for path in _weights(snapshot)]
     if not digests or not all(digest.startswith("sha256:") for digest in digests):
         return bytes(_DIGEST)
@@ -84,9 +84,9 @@ def digest_of(snapshot: Snapshot) -> bytes:
 
 
 async def read_body(snapshot: Snapshot, most: int | None = None) -> bytes:
-    """A body in brief, of ``most`` tensors, the same ones of every checkpoint, or of all.
+    """Read a body in brief, over all tensors or ``most``, the same ones in every checkpoint.
 
-    Tensors that are packed, sliced or not contiguous are left out; of GGUF only the digest is kept.
+    Tensors that are packed, sliced or not contiguous are left out; for GGUF only the digest is kept.
     """
     files, places = WeightFiles(snapshot), dict[int, tuple[str, Tensor]]()
     for path in _weights(snapshot):
@@ -113,7 +113,7 @@ async def read_body(snapshot: Snapshot, most: int | None = None) -> bytes:
 
 
 def _middle(tensor: Tensor) -> tuple[int, int]:
-    """Where the numbers of a tensor that are compared lie in its file."""
+    """Byte range in the file of the tensor's numbers that are compared."""
     count, size = min(_NUMBERS, tensor.elements), DTYPE_BITS[tensor.dtype] // 8
     begin = tensor.begin + (tensor.elements - count) // 2 * size
     return begin, begin + count * size
@@ -131,7 +131,7 @@ def _code(text: str) -> int:
 
 
 def _weights_of(count: int) -> NDArray[np.float64]:
-    """The same random weights in [-1, 1] in every version."""
+    """Random weights (count,) in [-1, 1], the same in every version."""
     bits = np.frombuffer(hashlib.shake_128(b"body").digest(_NUMBERS), np.uint8)
     weights: NDArray[np.float64] = bits[:count] / 127.5 - 1
     return weights

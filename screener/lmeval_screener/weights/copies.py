@@ -37,15 +37,15 @@ _MARK = 8  # bytes of a hash
 _SIDES = 12  # random sums of rows, whose products are the sketch of the Gram matrix
 _RAW = 8  # random sums of all numbers as stored
 _PAIRS = np.triu_indices(_SIDES, 1)  # no squares: noise adds to them
-_WITHIN = 1.5  # times the expected rounding within which two Gram matrices are equal; measured: 0.6 to 1.3
-_FAR = 20.0  # times the expected rounding from which stored numbers are different, not only moved a little
+_WITHIN = 1.5  # most times the expected rounding between equal Gram matrices; measured: 0.6 to 1.3
+_FAR = 20.0  # multiple of the expected rounding above which stored numbers are different, not only moved
 _FLOAT32 = 3e-7  # share by which arithmetic and the sketch's own float32 may move it
 _BLOCK = 256  # readings for which distances are computed at once
 _SHOWN = 5  # originals that a sentence names
 
 
 def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
-    """The sketch of rows (n, d) as stored in a type, behind a final norm; empty if the norm is not known.
+    """The sketch of rows (n, d), stored as ``dtype``, behind a final norm; empty if the norm is not known.
 
     Hashes of the rows and of γ, each as they are and rounded to F16 and BF16; then float32: `_RAW` random
     sums of the stored numbers and their expected rounding, and ``v_j K v_k`` of the Gram matrix K for every
@@ -69,7 +69,7 @@ def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
 
 @cache
 def _signs(count: int, length: int) -> Array:
-    """The same random ±1 in every version: bits of a hash."""
+    """Random ±1, the same in every version: bits of a hash."""
     size = count * length
     bits = hashlib.shake_128(b"%d %d" % (count, length)).digest(size // 8 + 1)
     signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=size).astype(np.float64) * 2 - 1
@@ -95,12 +95,12 @@ def _keys(sketch: bytes) -> list[bytes]:
 
 
 class Original(NamedTuple):
-    """What the rows and the bodies of several readings say of one of them.
+    """One reading's original among several, by their rows and bodies.
 
     Attributes:
-        place: The place of the reading with the same rows that rounds least; its own if none has them.
+        place: Index of the reading with the same rows that rounds least; its own if no other has them.
         exact: Whether the numbers of the rows are the same, rounded.
-        copied: The place of the reading with the same rows and the same body; None if it is not a copy.
+        copied: Index of the reading with the same rows and the same body; None if it is not a copy.
         bodies: How far its body was compared: with that of ``copied``, else of ``place``.
     """
 
@@ -111,9 +111,9 @@ class Original(NamedTuple):
 
 
 def originals(members: Sequence[Reading]) -> list[Original]:
-    """The original of each of some readings over the same tokens.
+    """Each reading's original; all are over the same tokens.
 
-    Rows that agree only within rounding, of bodies that differ, are those of another training.
+    Rows that agree only within rounding, with different bodies, belong to another training.
     """
     result = _by_rows(members)
     classes: dict[int, _Distinct] = {}
@@ -143,7 +143,7 @@ class _Distinct:
         self._kinds: dict[bytes, list[tuple[int, bytes]]] = {}
 
     def same(self, body: bytes) -> int | None:
-        """The place of the one with the same body; None if there is none."""
+        """The place of the reading with the same body; None without one."""
         if (known := next((self._known[key] for key in keys(body) if key in self._known), None)) is not None:
             return known
         own = kind(body)
@@ -156,7 +156,7 @@ class _Distinct:
 
 
 def _by_rows(members: Sequence[Reading]) -> list[Original]:
-    """The original of each by its rows.
+    """Each reading's original by its rows.
 
     It is the reading whose type rounds least, or the first of equals. A reading as near to two different
     originals has the rows of neither. Hashes decide first; the rest is compared with its neighbours alone.
@@ -222,7 +222,7 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
 def _separate(
     merged: NDArray[np.intp], fine: NDArray[np.intp], other: NDArray[np.intp], plain: NDArray[np.bool_]
 ) -> None:
-    """Of plain types, who is alike to two that are not alike is a copy of neither; given all alike pairs."""
+    """Undo copies of plain types that are alike to two different readings, given all alike pairs."""
     count, inside = len(merged), merged[fine] == merged[other]
     alike = np.bincount(np.concatenate([fine[inside], other[inside]]), minlength=count)
     size = np.bincount(merged[plain], minlength=count)[merged]
@@ -240,7 +240,7 @@ def _apart(a: Array, b: Array) -> Array:
 
 
 def said(members: Sequence[Screened]) -> list[str]:
-    """The copies among some checkpoints, and those with equal rows, a sentence each; none without them."""
+    """One sentence for each copy, and for each set of equal rows; none without them."""
     copies: dict[str, list[str]] = {}
     equal: dict[str, list[str]] = {}
     for c in members:
@@ -259,7 +259,7 @@ def said(members: Sequence[Screened]) -> list[str]:
 
 
 def _line(names: Mapping[str, Sequence[str]], one: str, several: str) -> str:
-    """Who is or has what, in one sentence without its full stop."""
+    """A sentence, without its full stop, on each name's labels; ``one`` and ``several`` word it."""
     parts = [
         f"{some(of)} {one if len(of) == 1 else several} {what}" for what, of in list(names.items())[:_SHOWN]
     ]

@@ -84,20 +84,20 @@ class _Blocks(Matrix):
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model stored as GGUF, in one file or in parts."""
+    """A GGUF model's output projection and tokenizer, in one file or in parts."""
 
     projection: OutputProjection
     tokenizer: str  # digest of its vocabulary; the same for all files of one tokenizer
-    pairs: Mapping[str, Any]  # the header's entries of the vocabulary
+    pairs: Mapping[str, Any]  # the header's entries on the vocabulary
 
     async def vocabulary(self) -> Vocabulary:
-        """The vocabulary."""
+        """The vocabulary in the header; ScreeningError if its pieces do not spell their leading space."""
         kinds: dict[str, Kind] = {"gpt2": "byte-level", "llama": "sentencepiece", "t5": "sentencepiece"}
         if self.pairs["model"] not in kinds:
             raise ScreeningError(
                 "BadTokenizer",
                 f"expected a GGUF vocabulary of {', '.join(kinds)}, got {self.pairs['model']!r}, whose "
-                "pieces do not spell their leading space",
+                "pieces do not spell their leading space; screen the safetensors model",
             )
         tokens = self.pairs["tokens"]
         pieces: dict[str, int] = {}
@@ -114,7 +114,7 @@ class GgufModel:
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
-    """The chosen GGUF file, or its parts in order.
+    """The GGUF file, or its parts in order, that ``choice`` names; ScreeningError for none or several.
 
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
@@ -155,12 +155,12 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Header of a GGUF file."""
+    """Read a GGUF file's header."""
     return await _Walk(file).header()
 
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
-    """The location of a GGUF model's output projection and vocabulary."""
+    """Locate a GGUF model's output projection and vocabulary."""
     files = WeightFiles(snapshot)
     headers = {name: await files.header(name) for name in names}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
@@ -251,7 +251,7 @@ class _Walk:
             word = "big-endian" if version in (0x02000000, 0x03000000) else "unknown"
             raise self._bad(f"its version is {word} ({version}); versions 2 and 3 are supported")
         tensors, count = await self._scalar("Q"), await self._scalar("Q")
-        # Each takes some bytes, so the file's size limits their number.
+        # A pair takes at least 12 bytes and a tensor 24, so the file's size limits their numbers.
         if count > min(_MOST, self._size // 12) or tensors > min(_MOST, self._size // 24):
             raise self._bad(f"it announces {count} pairs and {tensors} tensors")
         pairs: dict[str, Any] = {}

@@ -76,10 +76,10 @@ class FinalNorm:
 
 @dataclass(frozen=True, eq=False)
 class StoredNorm:
-    """The location of a checkpoint's final norm weight."""
+    """Location of a checkpoint's final norm weight."""
 
     files: WeightFiles
-    name: str | None = None  # of the tensor; None if the norm has no weight
+    name: str | None = None  # name of the tensor; None if the norm has no weight
     holders: Sequence[str] = ()  # the files that hold it: one, or one for each slice
     kind: names.NormKind = "rms"
     plus_one: bool = False  # whether the norm multiplies by 1 + weight
@@ -87,7 +87,7 @@ class StoredNorm:
     reason: str = ""  # why the location is unknown
 
     async def read(self, width: int) -> FinalNorm:
-        """The norm in front of rows of a width."""
+        """Read the final norm, for rows with ``width`` columns."""
         if self.reason:
             return FinalNorm(reason=self.reason)
         if self.name is None:
@@ -115,16 +115,16 @@ class StoredNorm:
 
 @dataclass(frozen=True, slots=True)
 class OutputProjection:
-    """The output projection of a checkpoint.
+    """A checkpoint's output projection.
 
     Attributes:
         name: Name of the tensor.
         file: The file that holds it, or its first slice.
         dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3``, ``F8_E5M2``, or a type of GGUF's.
-        rows: Its rows.
+        rows: Reads its rows.
         tied: Whether it is the input embedding.
-        parameters: Of the whole checkpoint as stored (tied matrices once); None if unknown.
-        warnings: For a reader of the result; usually empty.
+        parameters: Number in the whole checkpoint as stored (tied matrices once); None if unknown.
+        warnings: Warnings for a reader of the result; usually empty.
         norm: The final norm before it.
     """
 
@@ -146,13 +146,13 @@ class OutputProjection:
 async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
-    """Rows of the output projection and the final norm before it, read concurrently."""
+    """Read rows of the output projection and the final norm before it, concurrently."""
     rows, norm = await side_by_side([read_rows(projection, ids), projection.norm.read(projection.shape[1])])
     return rows, norm
 
 
 async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray[np.float32]:
-    """Rows of the output projection.
+    """Read rows of the output projection.
 
     Returns:
         Array of shape (len(ids), d) in the order of `ids`: the stored numbers exactly; GGUF's quantised
@@ -187,7 +187,7 @@ def _of_one_direction(rows: NDArray[np.float32]) -> bool:
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
-    """The output projection of a checkpoint in transformers' layout."""
+    """Find the output projection of a checkpoint in transformers' layout."""
     sharded = _sharded(snapshot)
     config, index = await side_by_side(
         [
@@ -394,7 +394,7 @@ def _find_norm(
 
 
 async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
-    """A JSON file's object, empty if the file is missing; ``code`` is for a file of anything else."""
+    """A JSON file's object, empty if the file is missing; ScreeningError ``code`` for anything else."""
     if path not in snapshot.files:
         return {}
     try:
@@ -408,7 +408,7 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
 
 
 async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
-    """The error of a checkpoint without a model's own weights; it names the files that exist.
+    """The error for a checkpoint without a model's own weights; it names the files that exist.
 
     The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, if given.
     """

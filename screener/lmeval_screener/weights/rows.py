@@ -44,14 +44,14 @@ _SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
 
 class WeightFiles:
-    """The files of a checkpoint's weights; each header is read once."""
+    """A checkpoint's weights files; each header is read once."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._headers: dict[str, Header] = {}
 
     async def header(self, path: str, guess: int = 65_536) -> Header:
-        """Header of a file; if it begins with its length, the first request is for ``guess`` bytes."""
+        """A file's header; if it begins with its length, the first request is for ``guess`` bytes."""
         if path not in self._headers:
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path), guess)
             self._headers[path] = await format_of(path).read_header(file)
@@ -59,7 +59,7 @@ class WeightFiles:
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
-        """A stored tensor as two dimensions; a vector or scalar becomes a column."""
+        """A stored tensor as a two-dimensional Matrix; a vector or scalar becomes a column."""
         if tensor.entry is not None:
             from lmeval_screener.weights import zip_archive
 
@@ -87,7 +87,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows that one file holds: exactly the stored numbers."""
+    """A matrix in one file; its rows are exactly the stored numbers."""
 
     snapshot: Snapshot
     file: str
@@ -97,11 +97,11 @@ class Matrix:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a contiguous row."""
+        """Number of bytes in a contiguous row."""
         return self.shape[1] * DTYPE_BITS[self.tensor.dtype] // 8
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """See `Rows`."""
+        """Rows by number; see `Rows.read`."""
         stored = await self._stored(ids)
         return self.decoded(b"".join(stored[i] for i in ids))
 
@@ -148,7 +148,7 @@ class Matrix:
         return {i: view[i].tobytes() for i in ids}
 
     def refuse_scattered(self, size: int, how: str, why: str) -> None:
-        """Refuse to read so many bytes over a network."""
+        """Raise ScreeningError if ``size`` bytes are too many to read over a network."""
         if not self.snapshot.is_local and size > MOST_SCATTERED:
             raise ScreeningError(
                 "ScatteredRows",
@@ -179,7 +179,7 @@ def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Rows of 8-bit floats with a scale for each block."""
+    """Rows of 8-bit floats with a scale per block."""
 
     codes: Matrix
     scales: Matrix  # one row for each row of blocks
@@ -191,7 +191,7 @@ class ScaledRows:
         return self.codes.shape
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """See `Rows`."""
+        """Rows by number, each code times its scale; see `Rows.read`."""
         high, wide = self.block
         blocks, place = np.unique(np.asarray(ids, dtype=int) // high, return_inverse=True)
         codes, scales = await side_by_side([self.codes.read(ids), self.scales.read(blocks.tolist())])
@@ -238,7 +238,7 @@ class PiecedRows:
     pieces: tuple[tuple[Matrix, int, int], ...]  # each with its first row and column
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """See `Rows`."""
+        """Rows by number, joined from the slices; see `Rows.read`."""
         numbers = np.array(ids, dtype=int)
         rows = np.empty((len(ids), self.shape[1]), dtype=np.float32)
 
@@ -253,13 +253,13 @@ class PiecedRows:
 
 
 def slice_files(files: Iterable[str]) -> list[str]:
-    """The files of a distributed checkpoint, if all of its weights are such files; else none."""
+    """A distributed checkpoint's files, if all its weights are in such files; else empty."""
     weights = safetensors_files(files)
     return weights if all(_SLICE.fullmatch(path) for path in weights) else []
 
 
 def pieced(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None) -> PiecedRows:
-    """A matrix from its slices, each with its file's header, by the sizes in config.json."""
+    """A matrix joined from its slices, each with its file's header; ``sizes`` are those in config.json."""
     pieces = []
     for matrix, header in parts:
         offsets, shape = header.slices.get(name), matrix.tensor.shape
@@ -287,7 +287,7 @@ def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, i
 
 
 def sliced_error(name: str, why: str) -> ScreeningError:
-    """The error of slices that cannot be joined."""
+    """The error for slices that cannot be joined."""
     return ScreeningError(
         "SlicedTensor",
         f"cannot be screened because {name} is stored in slices of torch's distributed checkpoint, and "

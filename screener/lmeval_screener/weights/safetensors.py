@@ -20,7 +20,7 @@ MAX_HEADER = 100_000_000
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Header of a ``.safetensors`` file, in one request if it fits the file's guess, else in two."""
+    """Read a ``.safetensors`` file's header, in one request if it fits the file's guess, else in two."""
     size = file.size
     start = await file.read(0, min(file.guess, size))
     length = parse_length(start, size, file.what)
@@ -31,7 +31,7 @@ async def read_header(file: WeightFile) -> Header:
 
 
 def parse_length(start: bytes, file_size: int, what: str) -> int:
-    """Length of the JSON header, from the first 8 bytes."""
+    """The JSON header's length in bytes, from the first 8 bytes."""
     if len(start) < 8 or file_size < 10:
         raise _bad(what, f"the file is {file_size} bytes, too short for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])
@@ -41,7 +41,7 @@ def parse_length(start: bytes, file_size: int, what: str) -> int:
 
 
 def parse_header(body: bytes, file_size: int, what: str) -> Header:
-    """Tensors of a header, if all of its entries are valid.
+    """A header's tensors, if all its entries are valid; else ScreeningError.
 
     Checked: JSON without duplicate keys, every value of its type (numbers are ints, not bools, floats or
     strings), known dtypes, shape × dtype = bytes, and the tensors laid end to end from the first byte of data

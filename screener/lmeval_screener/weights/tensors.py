@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
 from lmeval_screener.errors import ScreeningError
 
-#: Bits per element of every dtype of the format.
+#: Dtype of the format -> bits per element.
 DTYPE_BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -31,12 +31,12 @@ FLOAT_DTYPES = PLAIN_DTYPES + SCALED_DTYPES
 
 
 class Tensor(NamedTuple):
-    """A tensor of one file, at its absolute byte range ``[begin, end)``.
+    """A tensor in one file, at its absolute byte range ``[begin, end)``.
 
     Attributes:
         strides: Elements between neighbours, dimension by dimension; None: contiguous.
-        entry: For a tensor of an archive whose exact place is not known yet: offset of its entry and the
-            entry's name; see ``zip_archive.locate``.
+        entry: Offset and name of its archive entry while its exact place is unknown; see
+            ``zip_archive.locate``.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a weights file.
+    """A weights file's header.
 
     Attributes:
         tensors: Every tensor by name, as stored.
@@ -90,7 +90,7 @@ def damaged(what: str, reason: str, code: str = "BadHeader") -> ScreeningError:
 
 
 class WeightFile:
-    """A weights file whose header is to be read; `keep` caches bytes that proved correct.
+    """A weights file while its header is read; `keep` caches bytes that proved correct.
 
     ``guess`` is the expected size of its header, which the first request reads.
     """

@@ -1,4 +1,4 @@
-"""PyTorch's own format: tensors of a zip archive by ranges, with a pickle that is read but never run.
+"""PyTorch's own format: tensors in a zip archive by ranges, with a pickle that is read but never run.
 
 ``torch.save`` writes an uncompressed zip: ``NAME/data.pkl`` lists the tensors, ``NAME/data/KEY`` holds the
 numbers of a storage. Three ranges (end, local header of the pickle, pickle) locate every tensor's bytes
@@ -46,7 +46,7 @@ _MAX_PICKLE = 4 * 2**20
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Every tensor of a file that ``torch.save`` wrote, located as far as its directory allows."""
+    """Every tensor in a file that ``torch.save`` wrote, located as far as its directory allows."""
     what = file.what
     head = await file.read(0, min(4, file.size))
     if head[:1] == b"\x80":

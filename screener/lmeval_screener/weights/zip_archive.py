@@ -1,4 +1,4 @@
-"""A zip archive of uncompressed entries, read by ranges.
+"""Zip archives of uncompressed entries, read by ranges.
 
 The archive's directory is at its end: two ranges, that end and an entry's local header, locate an entry.
 """
@@ -19,7 +19,7 @@ _LOCAL, _UTF8 = b"PK\3\4", 0x800
 
 
 async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
-    """Find a tensor's exact bytes in an archive, by a small read of its entry's local header."""
+    """A tensor with its exact byte range in an archive, by a small read of its entry's local header."""
     shift = await _start(file, offset, name) - least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
     if located.end > file.size:
@@ -88,12 +88,12 @@ async def _start(file: WeightFile, offset: int, name: str) -> int:
 
 
 def least_start(offset: int, name: str) -> int:
-    """The offset of an entry's content if its local header holds only the name."""
+    """Offset of an entry's content if its local header holds only the name."""
     return offset + 30 + len(name.encode())
 
 
 async def content(file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name: str, most: int) -> bytes:
-    """The bytes of an entry, of at most so many."""
+    """An entry's bytes; ScreeningError if there are more than ``most``."""
     entry = entries[name]
     if entry.file_size > most:
         raise broken(file.what, f"{name!r} has {entry.file_size} bytes, more than {most}")
