@@ -82,6 +82,7 @@ class HubServer(Loopback):
 
     ports = 2
     token = "hf_opensesame"  # opens private and gated repositories
+    expired = "hf_yesterday"  # opens nothing, not even public ones
     any_range = True  # whether an address resolved without Range serves every range, as the Hub's do
     page = 1000  # files per page of the tree, repositories per page of a list
     # Whether the listing has sizes, and small files lie behind a redirect: not with all mirrors.
@@ -129,6 +130,9 @@ class HubServer(Loopback):
 
     def _hub(self, request: Request) -> tuple[str, Reply]:
         path = request.path
+        if request.headers.get("authorization") == f"Bearer {self.expired}":
+            message = "Invalid credentials in Authorization header"
+            return "api", Reply(401, {"X-Error-Message": message}, message.encode())
         if path == "/api/models":
             return "list", self._list(request)
         if path.startswith("/api/resolve-cache/") and self.texts_apart:
@@ -232,14 +236,15 @@ class HubServer(Loopback):
         return {**info, "private": repository.private, "gated": gated, "tags": list(repository.labels)}
 
     def _list(self, request: Request) -> Reply:
-        """Repositories by author and tags, the last changed first if asked so; without sizes."""
+        """Repositories by author, words and tags, the last changed first if asked so; without sizes."""
         asked, found = request.query, []
         entitled = request.headers.get("authorization") == f"Bearer {self.token}"
         for name, repository in self.repositories.items():
             author = asked.get("author", [name.partition("/")[0]])[0]
+            words = asked.get("search", [""])[0].lower()
             labelled = all(tag in repository.labels for tag in asked.get("filter", []))
             visible = entitled or not repository.private
-            if visible and labelled and name.startswith(f"{author}/"):
+            if visible and labelled and name.startswith(f"{author}/") and words in name.lower():
                 found.append((repository.changed, name))
         if asked.get("sort") == ["lastModified"]:
             found.sort(key=lambda item: item[0], reverse=True)
