@@ -24,7 +24,7 @@ def every_help() -> Iterator[tuple[str, str]]:
     add_output(reports)
     add_evaluation(asks, "each command's own")
     known = _OPTION.findall(reports.format_help())
-    yield "Options of every report", "".join(known).rstrip()
+    yield "Options of every report (registry: no --details)", "".join(known).rstrip()
     asked = [
         text for text in _OPTION.findall(asks.format_help()) if text not in known and "--task" not in text
     ]
