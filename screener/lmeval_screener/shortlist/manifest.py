@@ -76,8 +76,8 @@ def emit(
         place = f"{DOWNLOADED}/{c.name}" if target.on and target.on_hub else None
         if place:
             # A sub-folder holds a training's earlier steps.
-            words = (c.repo, "--revision", str(c.revision), "--exclude", "*/*")
-            downloads += f'hf download {shlex.join(words)} --local-dir "$list"/{shlex.quote(place)}\n'
+            words = (c.repo, "--revision", str(c.revision), "--exclude", "*/*", "--local-dir")
+            downloads += f'hf download {shlex.join(words)} "$list"/{shlex.quote(place)}\n'
         given = {"model": "hf", "model_args": target.arguments(c.revision, place), "tasks": list(tasks)}
         given |= {"batch_size": "auto", "output_path": f"results/{name}"}
         files[f"models/{name}.yaml"] = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
