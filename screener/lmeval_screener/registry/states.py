@@ -44,7 +44,8 @@ _NEVER_READ = Cause(
     "the same, of a checkpoint that was never read", "unknown", _UNKNOWN, "failed", "Failed: {}.", _STILL, 3
 )
 _GONE = Cause(
-    "a folder that was read is not found in its storage, or on disk although the folder two above it exists",
+    "a folder that was read is not found in its storage, or on disk, and the folder above it, or the "
+    "next, has other entries",
     *("gone", frozenset({GONE}), "gone", "Gone: {}."),
 )
 CAUSES = (
@@ -61,7 +62,7 @@ CAUSES = (
     ),
     _NEVER_READ._replace(
         event="it is not found, or missing from a list, and was not known to be public when last seen; "
-        "a folder on disk is not found, nor the folder two above it",
+        "a folder on disk is not found, and both above it are missing or empty, as of a disk that is not mounted",
         first="Not readable now, ranked by older figures: {}.",
         codes=_MISSING,
     ),
@@ -114,6 +115,12 @@ def proven(error: ScreeningError, identity: str, last: sqlite3.Row | None, token
 
 
 def folder_is_gone(identity: str) -> bool:
-    """Whether a folder was deleted: it is missing, but its grandparent exists on this machine."""
+    """Whether a folder was deleted: it is missing, and the folder above it, or the next, has other entries.
+
+    An empty one may be the mount point of a disk that is not there.
+    """
     place = Path(identity.removeprefix("file://"))
-    return identity.startswith("file://") and not place.exists() and place.parent.parent.exists()
+    if not identity.startswith("file://") or place.exists():
+        return False
+    above = next((folder for folder in (place.parent, place.parent.parent) if folder.is_dir()), None)
+    return above is not None and any(above.iterdir())

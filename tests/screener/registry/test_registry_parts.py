@@ -8,6 +8,7 @@ import itertools
 import json
 import pstats
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from lmeval_screener import screen
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.registry import database, queries
 from lmeval_screener.registry.news import Move, News, _word
+from lmeval_screener.registry.states import folder_is_gone
 from planted_registry import plant
 from screenings import ranking, result, siblings
 
@@ -369,3 +371,17 @@ def test_what_is_said_of_newcomers():
 def test_a_note_says_why_one_failed_and_nothing_of_what_is_gone():
     moves = Move("gone", "a", text="deleted", error="Gone"), Move("failed", "b", error="Timeout", message="w")
     assert News("", moves, 0, {}).context()["reasons"] == {"Timeout": "w"}
+
+
+def test_a_folder_of_a_disk_that_is_not_mounted_is_not_gone(tmp_path):
+    """An empty folder above may be a mount point; next to others a missing folder was deleted."""
+    mount = tmp_path / "disk"
+    for place in (mount / "model", mount / "run" / "model"):
+        shutil.rmtree(mount, ignore_errors=True)
+        assert not folder_is_gone(f"file://{place}"), "no folder above it"
+        mount.mkdir()
+        assert not folder_is_gone(f"file://{place}"), "nothing in the folder above it"
+        (mount / "other").mkdir()
+        assert folder_is_gone(f"file://{place}")
+        place.mkdir(parents=True)
+        assert not folder_is_gone(f"file://{place}")
