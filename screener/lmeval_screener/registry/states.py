@@ -62,7 +62,7 @@ CAUSES = (
     ),
     _NEVER_READ._replace(
         event="it is not found, or missing from a list, and was not known to be public when last seen; "
-        "a folder on disk is not found, and both above it are missing or empty, as of a disk that is not mounted",
+        "a folder on disk is not found, and both above it are missing or empty, as of an unmounted disk",
         first="Not readable now, ranked by older figures: {}.",
         codes=_MISSING,
     ),
