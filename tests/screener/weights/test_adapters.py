@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hub_client import ours, refused, unread
+from hub_client import refused, unread
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.cli import main
@@ -234,9 +234,7 @@ def test_bases_that_cannot_be_opened(hub, tmp_path, untied, monkeypatch, name, c
     folder = adapter(untied, tmp_path / "a", HEADS["head"])
     edit(folder, base_model_name_or_path=name)
     hub.add("org/adapter", folder)
-    monkeypatch.setattr(
-        "lmeval_screener.checkpoints.hub.Hub", lambda **options: ours(hub, tmp_path / "cache")
-    )
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     unread("org/adapter", code, says)
 
 

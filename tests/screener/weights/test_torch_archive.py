@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hub_client import ours, refused, unread
+from hub_client import refused, unread
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.errors import ScreeningError
@@ -353,9 +353,7 @@ def test_of_an_archive_only_what_is_read_is_located(hub, tmp_path, monkeypatch):
     state["lm_head.weight"] = torch.randn(len(state["lm_head.weight"]), d).bfloat16()
     place = archived(tmp_path / "bin", pytorch_model=state)
     hub.add("org/model", place)
-    monkeypatch.setattr(
-        "lmeval_screener.checkpoints.hub.Hub", lambda **options: ours(hub, tmp_path / "cache")
-    )
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     (found,) = screen(["org/model"]).checkpoints
     rows = len(found.resolution.domain) + len(found.resolution.reference)
     with zipfile.ZipFile(place / "pytorch_model.bin") as archive:
@@ -404,8 +402,6 @@ def test_from_afar_a_transposed_matrix_that_is_large_is_refused(hub, tmp_path, m
     state = tensors()
     state["lm_head.weight"] = LAYOUTS["a transposed matrix"](state["lm_head.weight"])
     hub.add("org/model", archived(tmp_path / "bin", pytorch_model=state))
-    monkeypatch.setattr(
-        "lmeval_screener.checkpoints.hub.Hub", lambda **options: ours(hub, tmp_path / "cache")
-    )
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     monkeypatch.setattr(rows, "MOST_SCATTERED", 1000)
     unread("org/model", "ScatteredRows", "download the checkpoint")
