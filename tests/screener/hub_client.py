@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import slow_gap
+from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.hub import Hub
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 IDS = (7, 3, 4, 6, 90, 119)
 HEAD = "lm_head.weight"
 FILE = "model.safetensors"
-NO_HUB = "http://127.0.0.1:9"
+NO_HUB = "http://127.0.0.1:1"
 #: Bits of exponent and mantissa.
 FORMATS = {
     **{"F64": (11, 52), "F32": (8, 23), "F16": (5, 10), "BF16": (8, 7)},
@@ -42,22 +43,27 @@ class Read:
     snapshot: Snapshot
 
 
-def ours(hub: Any, cache: Path, **settings: Any) -> Hub:
-    """The client under test against the loopback Hub, with a cache of its own."""
-    return Hub(**{"endpoint": hub.endpoint, "cache": cache, "offline": False, **settings})
-
-
 def within(
-    work: Callable[[Hub, Account], Any], cache: Path, *, timeout: float = 20.0, **settings: Any
+    work: Callable[[Hub, Account], Any],
+    cache: Path,
+    *,
+    timeout: float = 20.0,
+    endpoint: str = NO_HUB,
+    token: str | None = None,
+    offline: bool = False,
 ) -> Any:
     """The result of work with a client of a cache; fails if it hangs."""
 
     async def run() -> Any:
-        async with Hub(**{"endpoint": NO_HUB, "offline": False, **settings}, cache=cache) as client:
+        async with Hub(offline=offline) as client:
             account = client.account.part(timeout)
             return await account.bounded(work(client, account))
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_ASSETS_CACHE", str(cache))
+        patch.setattr(constants, "ENDPOINT", endpoint)
+        patch.setenv("HF_TOKEN", token or "")
+        return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def read(

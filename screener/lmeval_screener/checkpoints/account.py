@@ -45,17 +45,16 @@ class Account:
 
     Attributes:
         seconds: Time budget; the clock runs only while the checkpoint is worked on.
-        cache: Cache of bytes; by default this user's.
+        cache: Cache of bytes.
         bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
         requests: HTTP requests, retries and redirect hops included.
         trouble: Why the last attempt failed; None if it did not.
         refusals: How often each quota had been refused when this account first used it.
     """
 
-    def __init__(
-        self, seconds: float = math.inf, cache: Cache | None = None, run: Account | None = None
-    ) -> None:
-        self.seconds, self.cache = seconds, cache or usual_cache()
+    def __init__(self, seconds: float = math.inf, run: Account | None = None) -> None:
+        self.seconds = seconds
+        self.cache: Cache = run.cache if run else usual_cache()
         self.bytes_read = self.requests = 0
         self.trouble: ScreeningError | None = None
         self.refusals: dict[object, int] = {}
@@ -67,7 +66,7 @@ class Account:
 
     def part(self, seconds: float) -> Account:
         """A checkpoint's account in the same run."""
-        return Account(seconds, self.cache, self._run)
+        return Account(seconds, self._run)
 
     def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
         """Count traffic."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints.account import Account, RetryError, contradiction
 from lmeval_screener.errors import ScreeningError
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
+#: Name in the headers of requests.
+AGENT = f"screen-checkpoints/{__version__}"
 #: Requests to one host at a time, for all checkpoints together.
 CONNECTIONS = 128
 #: Longest wait that a server may ask for, in seconds; the Hub's windows have 300.
@@ -155,9 +158,9 @@ class Quota:
 class Transport:
     """One connection pool for all checkpoints of a run; made inside a running event loop."""
 
-    def __init__(self, endpoint: str, token: str | None, agent: str, notice: Notice | None = None) -> None:
+    def __init__(self, endpoint: str, token: str | None, notice: Notice | None = None) -> None:
         self.token, self._notice = token, notice
-        self._origin, self._agent = url_of(endpoint).origin(), agent
+        self._origin = url_of(endpoint).origin()
         self._opened: aiohttp.ClientSession | None = None
         self._quotas: dict[tuple[URL, str], Quota] = {}
         self._proxies: dict[URL, str | None] = {}
@@ -177,7 +180,7 @@ class Transport:
             self._opened = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=30),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE),
-                headers={"User-Agent": self._agent, "Accept-Encoding": "identity"},
+                headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,  # bytes are counted as they travel; `unpacked` opens them
                 max_line_size=_LONGEST_FIELD,

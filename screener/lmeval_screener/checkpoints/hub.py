@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints.account import CONTRADICTIONS, Account, RetryError, contradiction
-from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import (
     Notice,
     Transport,
@@ -94,21 +92,13 @@ class Hub:
         UsageError: The endpoint is not an address, or (on entering) the token cannot be sent.
     """
 
-    def __init__(
-        self,
-        *,
-        offline: bool | None = None,
-        cache: Path | None = None,
-        endpoint: str | None = None,
-        token: str | None = None,
-        notice: Notice | None = None,
-    ) -> None:
+    def __init__(self, *, offline: bool | None = None, notice: Notice | None = None) -> None:
         from huggingface_hub import constants
 
-        self.endpoint = _endpoint(endpoint or constants.ENDPOINT)
+        self.endpoint = _endpoint(constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
-        self._token, self._notice = token, notice
-        self.account = Account(cache=Cache(cache) if cache else None)  # account of the whole run
+        self._notice = notice
+        self.account = Account()  # account of the whole run
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
         self.has_texts = True  # whether small files are where the Hub's resolver redirects
@@ -116,15 +106,14 @@ class Hub:
     async def __aenter__(self) -> Hub:
         """Open the pool."""
         if not self.offline:
-            token = self._token or await asyncio.to_thread(_implicit_token)
+            token = await asyncio.to_thread(_implicit_token)
             if token and not _TOKEN.fullmatch(token):
                 # Refused here: a later error would show the token.
                 raise UsageError(
                     "expected a token of ASCII letters, digits and signs, got another; check HF_TOKEN, "
                     "or log in again (hf auth login)"
                 )
-            agent = f"screen-checkpoints/{__version__}"
-            self.transport = Transport(self.endpoint, token, agent, self._notice)
+            self.transport = Transport(self.endpoint, token, self._notice)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -144,7 +133,7 @@ class Hub:
 
     def has_token(self) -> bool:
         """Whether requests carry a token."""
-        return bool(self.transport.token if self.transport else self._token or _implicit_token())
+        return bool(self.transport.token if self.transport else _implicit_token())
 
     @property
     def token_mark(self) -> str:

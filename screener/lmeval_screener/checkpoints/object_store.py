@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints.account import Account, RetryError, contradiction
 from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import (
+    AGENT,
     CONNECTIONS,
     SILENCE,
     untrusted,
@@ -136,7 +136,7 @@ class ObjectStore(Bucket):
                 "connect_timeout": f"{SILENCE:g}s",
                 "read_timeout": f"{SILENCE:g}s",
                 "timeout": "24h",  # the account limits it
-                "user_agent": f"screen-checkpoints/{__version__}",
+                "user_agent": AGENT,
                 **_network(),
             },
             "retry_config": {"max_retries": 0},

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hub_client import refused
+from hub_client import refused, within
 from hub_faults import header, status, truncated
 from lmeval_screener.checkpoints import account
 from lmeval_screener.checkpoints.account import FIRST_BACKOFF, RANGES, Account, RetryError
@@ -15,7 +15,6 @@ from lmeval_screener.checkpoints.http import (
     Transport,
     environment_proxy,
 )
-from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.errors import ScreeningError
 from yarl import URL
 
@@ -25,17 +24,17 @@ def read(hub, tmp_path):
     """Reads single bytes of one file, one range after the other or all at once."""
     hub.add("org/m", write_checkpoint(tmp_path / "m", head_and_embedding(v=400)))
 
-    async def work(count, together):
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
-            snapshot = await pool.snapshot("org/m")
+    def run(count, together):
+        async def work(pool, account):
+            snapshot = await pool.snapshot("org/m", None, account)
             spans = [(at, at + 1) for at in range(count)]
             if together:
                 return await snapshot.ranges("model.safetensors", spans)
             return [(await snapshot.ranges("model.safetensors", [span]))[0] for span in spans]
 
-    def run(count, together):
         whole = (tmp_path / "m" / "model.safetensors").read_bytes()
-        assert asyncio.run(work(count, together)) == [whole[at : at + 1] for at in range(count)]
+        found = within(work, tmp_path / "cache", endpoint=hub.endpoint)
+        assert found == [whole[at : at + 1] for at in range(count)]
 
     return run
 
@@ -121,7 +120,7 @@ def test_a_redirect_to_where_nobody_should_be_sent_is_refused(monkeypatch, sourc
             return [(0, 0, 0, "", ("127.0.0.1", 0))]
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", named)
-        transport = Transport("https://hub.example", None, "test")
+        transport = Transport("https://hub.example", None)
         try:
             return await transport.redirect(answer, Account())
         finally:
@@ -138,11 +137,10 @@ def test_every_request_goes_through_the_proxy(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", hub.endpoint)
     hub.fault("*", status(418))
 
-    async def work():
-        async with Hub(endpoint="http://hub.invalid", offline=False, cache=tmp_path) as pool:
-            await pool.snapshot("org/m")
+    def work(pool, account):
+        return pool.snapshot("org/m", None, account)
 
-    refused(asyncio.run, work(), code="ServerError")
+    refused(within, work, tmp_path, endpoint="http://hub.invalid", code="ServerError")
     assert hub.requests
     assert all(request.target.startswith("http://hub.invalid/") for request in hub.requests)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import subprocess
@@ -12,7 +11,7 @@ import hub_faults as faults
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hub_client import IDS, ours, read, refused, truth
+from hub_client import IDS, read, refused, truth, within
 from huggingface_hub import constants, get_token
 from lmeval_screener.checkpoints.hub import Hub, _implicit_token, parse_listing
 from lmeval_screener.checkpoints.snapshot import FileEntry, open_download
@@ -104,14 +103,15 @@ def test_the_token_is_the_one_that_huggingface_hub_finds(tmp_path, monkeypatch, 
     assert _implicit_token() == get_token()
 
 
-def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, tmp_path):
+def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, tmp_path, monkeypatch):
     for token in ("hf_“secret”", "hf_secret\nX-Other: 1"):
         with pytest.raises(UsageError, match="HF_TOKEN") as raised:
             read(hub, tmp_path / "cache", token=token)
         assert "secret" not in str(raised.value)
     for endpoint in ("huggingface.co", "localhost:8080", "http://", "ftp://host", "http://[::1"):
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         with pytest.raises(UsageError, match="expected HF_ENDPOINT such as"):
-            Hub(endpoint=endpoint, cache=tmp_path)
+            Hub()
     assert not hub.requests
 
 
@@ -139,11 +139,10 @@ def test_branches_and_tags_by_glob_in_step_order(hub, add, tmp_path):
     add(seed=9, tag="step5")
 
     def names(pattern, **settings):
-        async def work():
-            async with ours(hub, tmp_path / "cache", **settings) as client:
-                return await client.revisions("org/model", pattern)
+        def work(client, account):
+            return client.revisions("org/model", pattern, account)
 
-        return asyncio.run(work())
+        return within(work, tmp_path / "cache", endpoint=hub.endpoint, **settings)
 
     assert names("step*") == ["step5", "step200", "step1000", "step30000"]
     refused(names, "checkpoint-*", code="RevisionNotFound", says="it has 5: main, step5, step200")
@@ -198,14 +197,13 @@ def test_offline_is_served_from_what_was_read(hub, add, refusal, tmp_path):
 
 
 DOWNLOAD = """
-import asyncio, sys
-from pathlib import Path
+import asyncio
 import huggingface_hub
 from hub_client import read_of
 from lmeval_screener.checkpoints.hub import Hub
 
 async def work(offline):
-    async with Hub(cache=Path(sys.argv[1]), offline=offline) as hub:
+    async with Hub(offline=offline) as hub:
         found = await read_of(await hub.snapshot("org/model"))
         print(found.snapshot.revision, hub.endpoint, hub.account.requests, found.rows.sum())
 
@@ -225,8 +223,9 @@ def test_settings_and_downloads_of_the_real_huggingface_hub(hub, add, tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    command = [sys.executable, "-c", DOWNLOAD, str(tmp_path / "cache")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", DOWNLOAD], capture_output=True, text=True, timeout=120, env=env
+    )
     assert done.returncode == 0, done.stderr
     folder, offline, online = done.stdout.splitlines()
     assert folder == str(home / "hub")

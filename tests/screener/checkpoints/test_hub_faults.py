@@ -12,7 +12,7 @@ import hub_faults as faults
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
-from hub_client import ours, read, read_of, refused, truth, within
+from hub_client import read, read_of, refused, truth, within
 from hub_server import HubServer
 from lmeval_screener.checkpoints import web
 from lmeval_screener.checkpoints.snapshot import read_ranges
@@ -277,22 +277,22 @@ def test_cancelling_leaves_nothing_behind(hub, folder, tmp_path):
     hub.fault("cdn", faults.stalled(30))
     file = max(folder.glob("*.safetensors"))
 
-    async def work():
-        async with ours(hub, tmp_path / "cache") as client:
-            snapshot = await client.snapshot("org/model")
-            before = asyncio.all_tasks()
-            task = asyncio.create_task(snapshot.ranges(file.name, [(k, k + 8) for k in range(0, 800, 8)]))
-            while not hub.seen("cdn"):
-                await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert asyncio.all_tasks() == before
-            # The pool is whole: the next reading works.
-            hub.faults.clear()
-            return await snapshot.ranges(file.name, [(0, 8)])
+    async def work(client, account):
+        snapshot = await client.snapshot("org/model", None, account)
+        before = asyncio.all_tasks()
+        task = asyncio.create_task(snapshot.ranges(file.name, [(k, k + 8) for k in range(0, 800, 8)]))
+        while not hub.seen("cdn"):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert asyncio.all_tasks() == before
+        # The pool is whole: the next reading works.
+        hub.faults.clear()
+        return await snapshot.ranges(file.name, [(0, 8)])
 
-    assert asyncio.run(asyncio.wait_for(work(), 10)) == read_ranges(file, [(0, 8)])
+    found = within(work, tmp_path / "cache", endpoint=hub.endpoint)
+    assert found == read_ranges(file, [(0, 8)])
 
 
 #: Ways in which a delivery contradicts itself.

@@ -8,7 +8,7 @@ import hub_faults as faults
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hub_client import FILE, HEAD, IDS, full_matrix, ours, read_of, refused
+from hub_client import FILE, HEAD, IDS, full_matrix, read_of, refused, within
 from hub_server import HubServer
 from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.http import UNSTATED, Quota
@@ -119,21 +119,20 @@ def rows(hub, tmp_path, count, *, timeout):
     """Rows of many checkpoints by name, read side by side; each as it came or its error."""
 
     async def one(pool, number):
-        account = Account(timeout)
+        account = pool.account.part(timeout)
 
         async def work():
-            return (await read_of(await pool.snapshot(f"org/m{number}", account=account))).rows
+            return (await read_of(await pool.snapshot(f"org/m{number}", None, account))).rows
 
         try:
             return await account.bounded(work())
         except ScreeningError as error:
             return error.code
 
-    async def work():
-        async with ours(hub, tmp_path / "cache") as pool:
-            return await asyncio.gather(*(one(pool, number) for number in range(count)))
+    async def work(pool, _):
+        return await asyncio.gather(*(one(pool, number) for number in range(count)))
 
-    return asyncio.run(work())
+    return within(work, tmp_path / "cache", timeout=60.0, endpoint=hub.endpoint)
 
 
 def test_a_run_above_every_quota_ends_in_one_go(tmp_path):
