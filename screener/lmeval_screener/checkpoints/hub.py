@@ -142,14 +142,9 @@ class Hub:
         return hashlib.sha256(f"{self.endpoint} {token}".encode()).hexdigest()[:16] if token else ""
 
     async def snapshot(
-        self,
-        repo: str,
-        revision: str | None = None,
-        account: Account | None = None,
-        listed: Listed | None = None,
+        self, repo: str, revision: str | None, account: Account, listed: Listed | None = None
     ) -> Snapshot:
         """Open a checkpoint at a revision, pinned to its commit, or at the commit of its ``listed`` entry."""
-        account = account or self.account
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         asked = listed.commit if listed else revision or "main"
@@ -186,10 +181,10 @@ class Hub:
         self.account.cache.write("pages", address, json.dumps([following, content]).encode())
         return page, following
 
-    async def revisions(self, repo: str, pattern: str, account: Account | None = None) -> list[str]:
+    async def revisions(self, repo: str, pattern: str, account: Account) -> list[str]:
         """Branches and tags that match a glob, in the order of the numbers in their names."""
         address = f"/api/models/{repo}/refs"
-        names, _ = await self.page(address, repo, parse_references, account or self.account)
+        names, _ = await self.page(address, repo, parse_references, account)
         matches = matching(names, pattern)
         if not matches:
             some = (", ".join(sorted(names, key=step_key)[:6]) or "none") + (", …" if len(names) > 6 else "")

@@ -204,7 +204,7 @@ from lmeval_screener.checkpoints.hub import Hub
 
 async def work(offline):
     async with Hub(offline=offline) as hub:
-        found = await read_of(await hub.snapshot("org/model"))
+        found = await read_of(await hub.snapshot("org/model", None, hub.account))
         print(found.snapshot.revision, hub.endpoint, hub.account.requests, found.rows.sum())
 
 huggingface_hub.snapshot_download("org/model")

@@ -238,6 +238,17 @@ def test_bases_that_cannot_be_opened(hub, tmp_path, untied, monkeypatch, name, c
     unread("org/adapter", code, says)
 
 
+def test_an_adapter_costs_what_its_own_files_and_its_bases_do(hub, tmp_path, untied, monkeypatch):
+    folder = adapter(untied, tmp_path / "a", HEADS["head"])
+    edit(folder, base_model_name_or_path="org/base")
+    hub.add("org/adapter", folder)
+    hub.add("org/base", untied)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    result = screen(["org/adapter", "org/base"])
+    assert sum(c.requests for c in result.checkpoints) == result.requests == len(hub.requests)
+    assert sum(c.bytes_read for c in result.checkpoints) == result.bytes_read
+
+
 TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
 
 
