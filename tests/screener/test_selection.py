@@ -31,12 +31,8 @@ V, D = 49_152, 4
 
 
 @pytest.fixture
-def registry(hub, tmp_path, monkeypatch):
-    """Two organisations on the loopback Hub, found through huggingface_hub's own settings."""
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "downloads"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("lmeval_screener.checkpoints.hub._implicit_token", lambda: None)
+def registry(served, tmp_path):
+    """The Hub, to which `make` adds checkpoints."""
 
     def add(name, *, seed=0, shards=1, tied=False, v=V, **settings):
         draw = np.random.default_rng(seed)
@@ -46,11 +42,11 @@ def registry(hub, tmp_path, monkeypatch):
         config = {"model_type": "llama", "tie_word_embeddings": tied, "seed": seed}
         folder = write_checkpoint(tmp_path / name, tensors, config=config, shards=shards)
         shutil.copy(TOKENIZERS / "smollm2.json", folder / "tokenizer.json")
-        hub.add(name, folder, parameters=2 * V * D, **settings)
+        served.add(name, folder, parameters=2 * V * D, **settings)
         return folder
 
-    hub.make = add
-    return hub
+    served.make = add
+    return served
 
 
 def chosen(*words, names=()):
