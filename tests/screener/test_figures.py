@@ -137,7 +137,7 @@ def write(folder, kind, dtype, norm, head, gamma):
     return str(folder)
 
 
-def rounded(values, dtype):
+def rounded(values, dtype="BF16"):
     """Rounded to nearest, as trainers store; the writer cuts off."""
     if dtype != "BF16":
         return values
@@ -155,11 +155,6 @@ def test_without_a_known_norm_g_stands_alone_no_copy_is_claimed_and_the_report_s
     assert f"No ratio: {reason}; the order is by G alone." in (report := result.to_markdown())
     assert "Higher G ranks first." in report
     assert {c["ratio"]["reason"] for c in result.to_dict()["checkpoints"]} == {reason}
-
-
-def figures(draw, tokens=(10, 40), d=24):
-    domain, reference = (draw.normal(size=(n, d)).astype("f4") + 0.3 for n in tokens)
-    return gaps(domain, reference), ratio(domain, reference, FinalNorm("n", np.ones(d), "rms"), "BF16")
 
 
 def test_rounding_is_as_large_as_what_storing_moves():

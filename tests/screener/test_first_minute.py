@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hub_server import HubServer
 from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.cli import main
@@ -25,17 +24,11 @@ FIRST = "model-00001-of-00002.safetensors"
 
 
 @pytest.fixture
-def counted(tmp_path, monkeypatch):
+def counted(served, tmp_path, monkeypatch):
     """A Hub that holds nothing and counts what it is asked, and an empty folder to stand in."""
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with HubServer() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        yield hub
+    return served
 
 
 def model(place, name="sums-80"):

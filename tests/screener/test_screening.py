@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hub_server import HubServer
 from lmeval_screener.chance import Chances
 from lmeval_screener.cli import _progress, main
 from lmeval_screener.result.result import Gate
@@ -79,11 +78,9 @@ def test_a_signal_ends_folders_that_are_read_in_turn(keep):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_base_on_the_hub_is_read_for_folders(tmp_path, monkeypatch):
-    with HubServer() as hub:
-        hub.add("org/base", DEMO / "sums-20")
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
-        found = screen([str(DEMO / "sums-80"), str(DEMO / "sums-45")], base="org/base")
+def test_a_base_on_the_hub_is_read_for_folders(served):
+    served.add("org/base", DEMO / "sums-20")
+    found = screen([str(DEMO / "sums-80"), str(DEMO / "sums-45")], base="org/base")
     assert found.base == "org/base"
     assert not found.failed
 

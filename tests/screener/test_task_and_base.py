@@ -27,6 +27,7 @@ from lmeval_screener.weights.projection import FinalNorm
 from scipy.spatial.distance import pdist
 from screenings import result as result_of
 from screenings import screened
+from test_figures import rounded
 from token_cases import REFERENCE, tokenizer_json
 
 from lmeval_dispersion.cli import main as dispersion
@@ -208,11 +209,6 @@ def norm(width):
     return FinalNorm("n", np.ones(width), "rms")
 
 
-def bf16(values):
-    bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view("<f4")
-
-
 class Tuned:
     """A released model's head in BF16 whose ratio is near 0.52, and fine-tunes that move by a thousandth."""
 
@@ -220,13 +216,13 @@ class Tuned:
         self.draw = np.random.default_rng(seed)
         rows = 0.1 * self.draw.normal(size=(DIGITS + EVERYDAY, WIDTH)) + 0.02 * self.draw.normal(size=WIDTH)
         rows[:DIGITS] = rows[:DIGITS].mean(axis=0) + 0.52 * (rows[:DIGITS] - rows[:DIGITS].mean(axis=0))
-        self.rows = bf16(rows)
+        self.rows = rounded(rows)
 
     def figures(self, spread=1.0, noise=0.001):
         rows = self.rows.astype(float)
         centre = rows[:DIGITS].mean(axis=0)
         rows[:DIGITS] = centre + spread * (rows[:DIGITS] - centre)
-        rows = bf16(rows + noise * 0.1 * self.draw.normal(size=rows.shape))
+        rows = rounded(rows + noise * 0.1 * self.draw.normal(size=rows.shape))
         split = rows[:DIGITS], rows[DIGITS:]
         return gaps(*split), ratio(*split, norm(WIDTH), "BF16")
 
@@ -264,7 +260,7 @@ def test_rounding_from_a_base_is_as_large_as_what_storing_moves():
         rows = model.rows + 0.0004 * model.draw.normal(size=model.rows.shape)  # far more than BF16's steps
         exact, stored = (
             ratio(part[:DIGITS], part[DIGITS:], norm(WIDTH), dtype)
-            for part, dtype in ((rows, "F32"), (bf16(rows), "BF16"))
+            for part, dtype in ((rows, "F32"), (rounded(rows), "BF16"))
         )
         moved.append(abs(stored.mean - exact.mean))
         bounds.append(stored.rounding_from(base))

@@ -113,10 +113,9 @@ def test_a_tokenizer_on_a_web_server(tmp_path):
     assert found.gaps["cosine"].mean == pytest.approx(whole_gap(bare, found), abs=1e-6)
 
 
-def test_a_tokenizer_from_elsewhere_is_not_kept_as_a_file_of_the_repository(hub, tmp_path, monkeypatch):
+def test_a_tokenizer_from_elsewhere_is_not_kept_as_a_file_of_the_repository(served, tmp_path):
     bare = shutil.copytree(DEMO / "sums-10", tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*"))
-    hub.add("org/bare", bare)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    served.add("org/bare", bare)
     (found,) = screen("org/bare", tokenizer=str(DEMO / "sums-80")).checkpoints
     assert found.gaps["cosine"].mean == pytest.approx(whole_gap(bare, found), abs=1e-6)
     assert [failed.error for failed in screen("org/bare").failed] == ["TokenizerNotFound"]

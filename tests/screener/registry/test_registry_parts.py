@@ -59,13 +59,12 @@ def asked(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def parts_asked(asked, hub, monkeypatch):
+def parts_asked(asked, served):
     """The same of the loopback Hub, with the kinds of requests that it took."""
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
 
     def run(*names):
-        hub.requests.clear()
-        return asked(*names), {request.part for request in hub.requests}
+        served.requests.clear()
+        return asked(*names), {request.part for request in served.requests}
 
     return run
 

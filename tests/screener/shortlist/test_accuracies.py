@@ -163,6 +163,3 @@ def test_results_that_say_nothing_of_what_is_screened(tmp_path, content, message
     (tmp_path / "results_1.json").write_text(content)
     with pytest.raises(UsageError, match=message):
         found(tmp_path / "results_1.json", CHECKPOINTS)
-
-
-# --- the Hub --------------------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""Families: the bundled ones, a file of one's own, and mistakes in it."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+
+import pytest
+from lmeval_screener.targets.families import load_families, load_family
+
+from lmeval_dispersion.errors import UsageError
+
+OWN = """
+schema: 1
+families:
+  ours:
+    note: Trained here.
+    checkpoints:
+      - {repo: ours/small, scale: 1B, kind: base}
+      - {repo: ours/small, revision: "step*", scale: 1B, kind: trajectory}
+      - {repo: ./folder, scale: 7B, kind: base}
+      - {repo: "ours/quantised:Q4_K_M", scale: 7B}
+      - {repo: "ours/quantised:Q8_0", scale: 7B}
+"""
+
+
+def size(scale: str) -> float:
+    number, unit = re.fullmatch(r"([\d.]+)([MB])", scale).groups()
+    return float(number) * {"M": 1e6, "B": 1e9}[unit]
+
+
+@pytest.mark.parametrize("name", load_families())
+def test_bundled_families_are_well_formed(name):
+    entries = load_family(name).checkpoints
+    assert [size(entry.scale) for entry in entries] == sorted(size(entry.scale) for entry in entries)
+    for entry in entries:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.repo)
+        assert entry.is_glob == bool(entry.revision) == name.endswith("-steps")
+        assert entry.family == name
+
+
+def test_trajectories_select_the_steps_that_their_notes_name():
+    pythia = load_family("pythia-steps")
+    revisions = [f"step{step}" for step in (0, *(2**i for i in range(10)), *range(1000, 144_000, 1000))]
+    (pattern,) = {entry.revision for entry in pythia.checkpoints}
+    steps = [int(name[4:]) for name in revisions if fnmatchcase(name, pattern)]
+    assert steps == list(range(3000, 143_001, 10_000))
+    (seven,) = [entry for entry in load_family("olmo2-steps").checkpoints if entry.scale == "7B"]
+    names = [f"stage1-step{step}-tokens{step // 238}B" for step in range(0, 928_000, 1000)]
+    steps = [int(re.search(r"step(\d+)", name)[1]) for name in names if fnmatchcase(name, seven.revision)]
+    assert steps == list(range(100_000, 780_001, 20_000))  # 100,000 has no branch on the Hub
+    assert set(range(120_000, 700_001, 20_000)) <= set(steps)
+
+
+def test_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "families.yaml"
+    path.write_text(OWN)
+    ours = load_family("OURS", path)
+    assert (ours.note, ours.scales) == ("Trained here.", ("1B", "7B"))
+    names = [entry.name for entry in ours.checkpoints]
+    quantised = ["ours/quantised:Q4_K_M", "ours/quantised:Q8_0"]
+    assert names == ["ours/small", "ours/small@step*", "./folder", *quantised]
+
+
+def test_unknown_family():
+    with pytest.raises(UsageError, match=r"unknown family 'qwen25'; did you mean qwen2\.5"):
+        load_family("qwen25")
+    with pytest.raises(UsageError, match=r"unknown family 'nothing'; known: qwen2\.5, "):
+        load_family("nothing")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("families:", "familys:", "`familys`: expected one of the keys schema, families, notes; did you"),
+        ("    checkpoints:", "    models:", "`families.ours.models`: expected one of the keys"),
+        ('revision: "step*", ', "", "checkpoints[1]`: expected each checkpoint once, got a string"),
+        ("- {repo: ./folder, scale: 7B, kind: base}", "- o/x", "[2]`: expected a mapping, got a string"),
+    ],
+)
+def test_every_mistake_in_a_file_is_one_sentence(tmp_path, old, new, message):
+    assert old in OWN
+    path = tmp_path / "families.yaml"
+    path.write_text(OWN.replace(old, new))
+    with pytest.raises(UsageError) as error:
+        load_families(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
