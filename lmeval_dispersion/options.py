@@ -177,12 +177,6 @@ def add_layer(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--layer", action=Once, metavar="LAYER", help=text)
 
 
-def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -> None:
-    """Add ``--layer LAYER`` for commands that take several."""
-    text = f"{what}; may be repeated (default: {default})"
-    parser.add_argument("--layer", action="append", metavar="LAYER", help=text)
-
-
 def add_tasks(parser: argparse._ActionsContainer, text: str, **more: Any) -> None:
     """Add ``--task``, which is also ``--tasks``, as ``args.tasks``; ``text`` is its help."""
     parser.add_argument(
@@ -196,28 +190,12 @@ def add_column(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--column", default="text", metavar="FIELD", help=text)
 
 
-def add_slice(parser: argparse._ActionsContainer) -> None:
-    """Add ``--slice COLUMN`` for commands that take several."""
-    text = "also slice by this column of the documents; may be repeated (default: none)"
-    parser.add_argument("--slice", action="append", default=[], metavar="COLUMN", help=text)
-
-
 def add_one_slice(
     parser: argparse._ActionsContainer, *, default: str | None = "subject", otherwise: str = ""
 ) -> None:
     """Add ``--slice COLUMN`` for commands that take one; ``otherwise`` says what None means."""
     text = f"column of the documents that makes the slices (default: {otherwise or default})"
     parser.add_argument("--slice", action=Once, dest="by", default=default, metavar="COLUMN", help=text)
-
-
-def add_metrics(parser: argparse._ActionsContainer) -> None:
-    """Add ``--metrics``: ``dispersion``, or ``all`` for RankMe and its like too."""
-    parser.add_argument(
-        "--metrics",
-        choices=("dispersion", "all"),
-        default="dispersion",
-        help="all: also RankMe, effective rank, participation ratio and stable rank (default: %(default)s)",
-    )
 
 
 def add_metric(parser: argparse._ActionsContainer) -> None:

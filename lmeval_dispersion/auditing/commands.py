@@ -18,10 +18,8 @@ from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.options import (
     add_examples,
     add_layer,
-    add_metrics,
     add_one_slice,
     add_output,
-    add_slice,
 )
 from lmeval_dispersion.output import Output, report_and_file
 from lmeval_dispersion.report.declared import listed
@@ -44,8 +42,14 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         help="list the N documents nearest to all others, probably hard ones (default: none)",
     )
     add_layer(parser)
-    add_slice(parser)
-    add_metrics(parser)
+    slices = "also slice by this column of the documents; may be repeated (default: none)"
+    parser.add_argument("--slice", action="append", default=[], metavar="COLUMN", help=slices)
+    parser.add_argument(
+        "--metrics",
+        choices=("dispersion", "all"),
+        default="dispersion",
+        help="all: also RankMe, effective rank, participation ratio and stable rank (default: %(default)s)",
+    )
     add_output(parser)
     add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20")
 

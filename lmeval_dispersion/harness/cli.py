@@ -17,7 +17,6 @@ from lmeval_dispersion.options import (
     add_data,
     add_device,
     add_examples,
-    add_layers,
     add_metric,
     add_model_args,
     add_prompts,
@@ -113,7 +112,8 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="FOLDER", help="folder of the store to write"
     )
-    add_layers(parser, what="layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn", default="last")
+    layers = "layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated (default: last)"
+    parser.add_argument("--layer", action="append", metavar="LAYER", help=layers)
     add_tasks(
         parser,
         "name of the data; a calibrator holds for one; with --from-samples only these tasks "

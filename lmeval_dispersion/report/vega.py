@@ -92,6 +92,29 @@ def dots(
     }
 
 
+def course(rows: Rows, field: str, title: str | None, digits: int) -> Spec:
+    """A line over training steps, with upright bars; rows with ``step``, its ``name``, ``low`` and ``high``.
+
+    A mark says its step's name, and its value in so many ``digits``.
+    """
+    values = [{**row, "says": f"{row['name']}; {field} {row[field]:.{digits}f}"} for row in rows]
+    positive = sorted(row["step"] for row in values if row["step"] > 0)
+    wide = bool(positive) and positive[-1] > 500 * positive[0]
+    x = numeric("step", "training step", type="symlog" if wide else "linear", nice=not wide)
+    y = numeric(field, title)
+    bar = {"type": "rule", "strokeWidth": 1.5, "color": "var(--axis)", "aria": False}
+    return {
+        "data": {"values": values},
+        "height": 280,
+        "encoding": {"x": x},
+        "layer": [
+            mark(bar, **span("y", numeric("low", title), "high")),
+            mark({"type": "line", "aria": False}, y=y),
+            mark(POINT, y=y, **SAYS),
+        ],
+    }
+
+
 def accuracy_points(rows: Rows, figure: str, title: str, **marks: Any) -> Spec:
     """Accuracy against a figure, a point per row with ``label``, ``group``, the figure and ``accuracy``.
 

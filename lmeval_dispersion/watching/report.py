@@ -16,7 +16,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.report import Chart, Col, Report, Table
-from lmeval_dispersion.report.vega import mark, numeric, span
+from lmeval_dispersion.report.vega import course
 from lmeval_dispersion.statistics import LEVEL
 
 FORMAT = "dispersion-watch/2"  # 1 had warnings too
@@ -124,7 +124,7 @@ class Watched(Report):
                 charts[f"gap_{name}"] = _chart(points, f"G of {name}, change since step {rows[0].step}")
         first = next(iter(self.domains().values()))
         for measure in MEASURES:
-            points = [(row.step, value, 0) for row in first if (value := getattr(row, measure)) is not None]
+            points = [(row.step, value, 0.0) for row in first if (value := getattr(row, measure)) is not None]
             if len(points) > 1:
                 charts[measure] = _chart(points, measure.replace("_", " ").capitalize())
         return charts
@@ -159,26 +159,19 @@ def _measurement(record: Mapping[str, Any], domain: str, records: Sequence[Mappi
     )
 
 
-def _chart(points: Sequence[tuple[int, Any, Any]], caption: str) -> Chart:
-    data = [
-        {"step": step, "value": value, "low": value - 2 * error, "high": value + 2 * error}
-        for step, value, error in points
+def _chart(points: Sequence[tuple[int, float, float]], caption: str) -> Chart:
+    """A measure at each step with its error; 0 where none is known."""
+    rows = [
+        {"step": step, "name": f"step {step}", "value": value, "low": value - reach, "high": value + reach}
+        for step, value, reach in ((step, value, 2 * error) for step, value, error in points)
     ]
-    steps = [step for step, *_ in points]
-    axis = {"values": steps} if len(steps) <= _SHOWN else {"tickMinStep": 1}
-    step = {"field": "step", "type": "quantitative", "title": "Step", "axis": axis}
-    y = numeric("value", caption, axis={"title": None})
-    band = mark({"type": "area", "opacity": 0.25}, **span("y", {**y, "field": "low"}, "high"))
-    line = mark({"type": "line", "point": True}, y=y)
-    banded = any(error for *_, error in points)
     (start, before, _), (end, after, _) = points[0], points[-1]
-    layers = [band, line] if banded else [line]
     return Chart(
-        {"data": {"values": data}, "encoding": {"x": step}, "height": 220, "layer": layers},
+        course(rows, "value", None, 4),
         caption,
         f"{before:.4f} at step {start}, {after:.4f} at step {end}.",
-        "The band is ± two paired standard errors over tokens, as the lines of a screening."
-        if banded
+        "Lines: two paired standard errors over tokens, as in a screening."
+        if any(error for *_, error in points)
         else "",
     )
 

@@ -123,22 +123,17 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
     Raises:
         GeometryError: A gap and a ratio, different metrics, or different tokens.
     """
-    check_same_tokens(a, b)
-    return paired_difference(
-        a.mean - b.mean,
-        a.left_out_domain - b.left_out_domain,
-        a.left_out_reference - b.left_out_reference,
-    )
-
-
-def check_same_tokens(a: Gap | Ratio, b: Gap | Ratio) -> None:
-    """Raise GeometryError unless both figures have the same metric and numbers of tokens."""
     same = a.left_out_domain.shape == b.left_out_domain.shape
     same = same and a.left_out_reference.shape == b.left_out_reference.shape
     if getattr(a, "metric", None) != getattr(b, "metric", None) or not same:
         raise GeometryError(
             "expected two figures in the same metric over the same tokens; screen both with the same sets"
         )
+    return paired_difference(
+        a.mean - b.mean,
+        a.left_out_domain - b.left_out_domain,
+        a.left_out_reference - b.left_out_reference,
+    )
 
 
 def paired_difference(mean: float, *left_out: Array) -> FigureDifference:

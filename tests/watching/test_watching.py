@@ -215,14 +215,13 @@ def test_the_page_says_what_moved(watched, capsys, tmp_path):
     shown("rising", "-o", str(tmp_path / "page.html"), "-q")
     page = (tmp_path / "page.html").read_text()
     assert "G of math, change since step 0" in page
-    assert "two paired standard errors over tokens, as the lines of a screening" in page
+    assert "two paired standard errors over tokens, as in a screening" in page
     spec = Watched.of(watched / "rising").charts()["gap_math"].specification()
     points = [
         (point["step"], point["value"], point["high"] - point["value"]) for point in spec["data"]["values"]
     ]
     assert points[0] == (0, 0.0, 0.0)
     assert points[-1] == (30, moved.mean, pytest.approx(2 * moved.se))
-    assert spec["encoding"]["x"]["axis"]["values"] == [0, 10, 20, 30]
 
 
 def test_what_cannot_be_watched_is_refused(watched, model, tokenizer, tmp_path, capsys):

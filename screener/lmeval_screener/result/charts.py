@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmeval_dispersion.report.cells import short_names
-from lmeval_dispersion.report.vega import POINT, SAYS, Spec, accuracy_points, mark, numeric, span
+from lmeval_dispersion.report.vega import POINT, SAYS, Spec, accuracy_points, course, mark, numeric
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.result.answer import DRAWN, decimals
 from lmeval_screener.screened import Group
 from lmeval_screener.targets.runs import step_number
 
-_LINE = "var(--axis)"
 # Controls are known not to have learned the domain, such as two of the demo.
 _KINDS = ["checkpoint", "control: trained on wrong answers"]
 
@@ -63,7 +62,7 @@ def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
         ends = {"low": figure.mean - error, "high": figure.mean + error}
         values.append({"step": step, "name": c.step, name: figure.mean, **ends})
         before = figure
-    return _curve(values, name, _title(name), decimals(figures))
+    return course(values, name, _title(name), decimals(figures))
 
 
 def accuracy_chart(groups: Sequence[Group]) -> Spec:
@@ -99,21 +98,3 @@ def _steps(group: Group) -> list[float]:
     """The steps' numbers, or their places if a name has no number."""
     numbers = [step_number(c.step or "") for c in group.steps]
     return [float(place) if step is None else step for place, step in enumerate(numbers)]
-
-
-def _curve(values: Sequence[dict[str, Any]], field: str, title: str, digits: int = 3) -> Spec:
-    """A line over steps, with bars from ``low`` to ``high``."""
-    values = [value | {"says": f"{value['name']}; {field} {value[field]:.{digits}f}"} for value in values]
-    positive = sorted(value["step"] for value in values if value["step"] > 0)
-    wide = bool(positive) and positive[-1] > 500 * positive[0]
-    x = numeric("step", "training step", type="symlog" if wide else "linear", nice=not wide)
-    y = numeric(field, title)
-    rule = {"type": "rule", "strokeWidth": 1.5, "color": _LINE, "aria": False}
-    layers = [mark(rule, **span("y", numeric("low", title), "high"))]
-    layers += [mark({"type": "line", "aria": False}, y=y), mark(POINT, y=y, **SAYS)]
-    return {
-        "data": {"values": list(values)},
-        "height": 280,
-        "encoding": {"x": x},
-        "layer": layers,
-    }

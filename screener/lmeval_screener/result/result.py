@@ -382,11 +382,12 @@ class Result(Report):
 
     def _cells(self, c: Screened, group: Group) -> dict[str, Any]:
         """The cells of a row for readers only."""
-        change, error = self._change(c, group)
+        other = group.neighbours.get(c)
+        change = None if other is None else difference(c.figure, other.figure)
         return {
-            "delta": change,
-            "delta_se": error,
-            "twice": error and 2 * error,
+            "delta": change and change.mean,
+            "delta_se": change and change.se,
+            "twice": change and 2 * change.se,
             "chosen": c.chosen,
             "commit": c.revision[:12] if c.revision else "a folder",
         }
@@ -428,14 +429,6 @@ class Result(Report):
             Column("chosen", "Chosen", drop=2),
             Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
         ]
-
-    def _change(self, c: Screened, group: Group) -> tuple[float | None, float | None]:
-        """The difference of the figure that ranks to the next place; in a training, from the step before."""
-        other = group.neighbours.get(c)
-        if other is None:
-            return None, None
-        change = difference(c.figure, other.figure)
-        return change.mean, change.se
 
     def charts(self) -> Mapping[str, Chart]:
         """Each group's ranking figure (along a training also G), and accuracy against it."""
