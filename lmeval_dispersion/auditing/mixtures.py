@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from lmeval_dispersion.auditing.figures import Claim, claim_sentence, interval_text, lines, without_nan
 from lmeval_dispersion.auditing.run import FEWEST, Array, AuditRun, Missing, Rows, check_labels
-from lmeval_dispersion.auditing.slices import Slice, strata
+from lmeval_dispersion.auditing.slices import Slice, known_mean, strata
 from lmeval_dispersion.geometry import Estimate
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
@@ -260,7 +260,7 @@ def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
     ]
     shape = (len(reached), SEEDS)
     dispersions = run.vectors.dispersions(drawn).reshape(shape)
-    perplexities = np.array([_mean_perplexity(run, rows) for rows in drawn]).reshape(shape)
+    perplexities = np.array([known_mean(run.perplexity[rows]) for rows in drawn]).reshape(shape)
     return Mixtures(
         documents_per_mixture=used,
         asked_documents_per_mixture=SIZE,
@@ -278,12 +278,6 @@ def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
         query_perplexity_trend=trend(reached, perplexities.mean(axis=1)),
         inside={name: _inside(run, parts) for name, parts in strata(run).items()},
     )
-
-
-def _mean_perplexity(run: AuditRun, rows: Rows) -> float:
-    values = run.perplexity[rows]
-    values = values[np.isfinite(values)]
-    return float(values.mean()) if len(values) else math.nan
 
 
 def _dispersion(run: AuditRun, rows: Rows) -> Estimate:

@@ -245,7 +245,7 @@ def slice_table(run: AuditRun, slices: list[Slice], raw: NDArray[np.float32] | N
 def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None) -> SliceRow:
     """One slice's figures; ``raw`` (n, d), the vectors at their own lengths, adds their :class:`Spectrum`."""
     rows, n = part.rows, len(part.rows)
-    accuracy, labelled = _mean(run.score[rows]), int((~np.isnan(run.score[rows])).sum())
+    accuracy, labelled = known_mean(run.score[rows]), int((~np.isnan(run.score[rows])).sum())
     dispersion = error = math.nan
     reason = "a dispersion needs two documents" if n < 2 else None
     if run.centred is None:
@@ -259,12 +259,12 @@ def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None
         error,
         accuracy,
         *wilson(accuracy, labelled),
-        _mean(run.probability[rows]),
+        known_mean(run.probability[rows]),
         n,
         labelled,
-        _mean(run.perplexity[rows]),
-        _mean(run.confidence[rows]),
-        _mean(run.length[rows]),
+        known_mean(run.perplexity[rows]),
+        known_mean(run.confidence[rows]),
+        known_mean(run.length[rows]),
         reason,
     )
     if raw is None:
@@ -328,8 +328,9 @@ def _cut_differently(slices: list[Slice], other: list[Slice]) -> bool:
     return first != sorted(tuple(part.rows.tolist()) for part in other)
 
 
-def _mean(values: Array) -> float:
-    known = values[~np.isnan(values)]
+def known_mean(values: Array) -> float:
+    """Mean of the finite values; NaN without any."""
+    known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else math.nan
 
 

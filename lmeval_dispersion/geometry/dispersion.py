@@ -57,7 +57,13 @@ def contributions(x: ArrayLike) -> Array:
 
 
 def mean_distance(total: Array, n: int) -> float:
-    """Mean cosine distance over the pairs of ``n`` > 1 unit vectors, from their sum (d,): RD eq. 1."""
+    """Mean cosine distance over the pairs of ``n`` unit vectors, from their sum (d,): RD eq. 1.
+
+    Raises:
+        TooFewVectorsError: n < 2.
+    """
+    if n < 2:
+        raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
     return (n - float(total @ total) / n) / (n - 1)
 
 
@@ -98,7 +104,7 @@ def left_out(contributions: Array) -> Array:
 def vendi_score(x: ArrayLike) -> float:
     """Effective number of distinct directions: exp of the entropy of the eigenvalues of K/n, K = u u^T.
 
-    1 all parallel, n (or d, if smaller) all orthogonal. Eigenvalues are those of the smaller side.
+    1 all parallel, n (or d, if smaller) all orthogonal.
 
     Raises:
         TooFewVectorsError: No rows.
@@ -111,10 +117,7 @@ def vendi_score(x: ArrayLike) -> float:
     """
     u = unit_rows(x)
     at_least(u, 1)
-    gram = (u.T @ u if u.shape[1] < len(u) else u @ u.T) / len(u)
-    values = np.linalg.eigvalsh(gram)
-    values = values[values > 1e-15]
-    return float(np.exp(-(values * np.log(values)).sum()))
+    return _entropy_rank(_eigenvalues(u))
 
 
 class Dispersion:
@@ -169,16 +172,16 @@ class Dispersion:
 
     def mean(self) -> float:
         """The dispersion of all rows seen. Raises TooFewVectorsError below two rows."""
-        return self._mean(self.sums.sum(axis=0), self.count)
+        return mean_distance(self.sums.sum(axis=0), self.count)
 
     def estimate(self) -> Estimate:
         """The dispersion with its grouped-jackknife error (NaN where fewer than three rows were seen)."""
         total, n = self.sums.sum(axis=0), self.count
-        mean = self._mean(total, n)
+        mean = mean_distance(total, n)
         used = np.flatnonzero(self.counts)
         if n < 3 or len(used) < 2 or n - int(self.counts[used].max()) < 2:
             return Estimate(mean, float("nan"), n)
-        left_out = [self._mean(total - self.sums[g], n - int(self.counts[g])) for g in used]
+        left_out = [mean_distance(total - self.sums[g], n - int(self.counts[g])) for g in used]
         return Estimate(mean, jackknife_se(left_out), n)
 
     def state(self) -> dict[str, Any]:
@@ -192,12 +195,6 @@ class Dispersion:
         new = cls(sums.shape[1], sums.shape[0])
         new.sums, new.counts = sums, np.array(state["counts"], dtype=np.int64)
         return new
-
-    @staticmethod
-    def _mean(total: Array, n: int) -> float:
-        if n < 2:
-            raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
-        return mean_distance(total, n)
 
 
 _NOISE = 1e-12  # share of a row's length: closer to the mean, its direction is undefined

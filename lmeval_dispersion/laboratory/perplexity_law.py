@@ -496,17 +496,13 @@ def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array
     of the largest deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
     """
     centre, drawn = np.asarray(values, dtype=np.float64), np.asarray(samples, dtype=np.float64)
-    low, high = np.full(len(centre), np.nan), np.full(len(centre), np.nan)
-    known = np.isfinite(centre) & (np.isfinite(drawn).mean(axis=0) > statistics.LEVEL)
-    if known.any():
-        sd = np.nanstd(drawn[:, known], axis=0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            deviations = np.abs(drawn[:, known] - centre[known]) / sd
-        # Never narrower than a normal estimate's bound.
-        largest = np.nanmax(np.where(np.isfinite(deviations), deviations, 0.0), axis=1)
-        q = max(float(np.quantile(largest, statistics.LEVEL)), statistics.NORMAL_975)
-        low[known], high[known] = centre[known] - q * sd, centre[known] + q * sd
-    return low, high
+    sd = np.nanstd(drawn, axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        deviations = np.abs(drawn - centre) / sd
+    largest = np.where(np.isfinite(deviations), deviations, 0.0).max(axis=1)
+    # Never narrower than a normal estimate's bound.
+    q = max(float(np.quantile(largest, statistics.LEVEL)), statistics.NORMAL_975)
+    return centre - q * sd, centre + q * sd
 
 
 def _with_bounds(rows: list[dict[str, Any]], name: str) -> pd.DataFrame:

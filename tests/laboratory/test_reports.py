@@ -106,20 +106,13 @@ def test_the_interval_beside_a_claim_is_that_of_the_claim(kinds, layers):
     assert all(said.values()), said
 
 
-@pytest.mark.parametrize(
-    ("dispersion", "words"),
-    [
-        ([0.3, 0.3, 0.3], "undefined: a correlation with a constant"),
-        ([3.0, 2.0, 2.5], "-0.33, without an interval at 3 bins"),
-    ],
-)
-def test_a_correlation_that_is_undefined_or_has_no_interval_is_said_so(dispersion, words):
+def test_a_correlation_that_is_undefined_is_said_so():
     columns = {"perplexity": "sequence", "split": "data", "layer": "last", "bin": range(3)}
     easy = {"mean_perplexity": [1.0, 2, 4], "mean_nll": np.log([1.0, 2, 4])}
-    result = law_of(pd.DataFrame({**columns, **easy, "dispersion": dispersion}))
-    assert words in result.answer()[0]
+    result = law_of(pd.DataFrame({**columns, **easy, "dispersion": 0.3}))
+    assert "undefined: a correlation with a constant" in result.answer()[0]
     assert "nan" not in result.answer()[0]
-    assert ("a correlation with a constant" in result.to_html()) == ("undefined" in words)
+    assert "a correlation with a constant" in result.to_html()
 
 
 def sublayer_draws(rng, lead, noise=0.01):
