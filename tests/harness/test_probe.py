@@ -25,14 +25,9 @@ from lmeval_dispersion.probing.probe import Answered, Probe, ranked
 from lmeval_dispersion.racing.block import complete, question_of
 from lmeval_dispersion.racing.evaluation import Evaluation
 
+pytestmark = pytest.mark.usefixtures("named_tasks_alone")
 DEMO = data_folder("demo")
 FAMILIES = ["arc", "mmlu/default", "truthfulqa", "wikitext"]
-
-
-@pytest.fixture(autouse=True)
-def _no_tasks_but_named_ones(monkeypatch):
-    """lm-eval reads all of its 10,000 task files each time: here it has none of its own."""
-    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")
 
 
 @pytest.fixture
