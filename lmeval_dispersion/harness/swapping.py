@@ -36,8 +36,9 @@ class SharedBase:
 
     def release(self) -> None:
         """Free the held model's memory."""
-        self._lm, self._key = None, ""
-        seams.free_memory()
+        if self._lm is not None:
+            self._lm, self._key = None, ""
+            seams.free_memory()
 
     def loaded(
         self, name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
@@ -52,11 +53,8 @@ class SharedBase:
             or seams.backend(name) is not seams.backend("hf")
             or not _leaves_the_base(given["peft"])
         ):
-            self.release()
-            return seams.loaded_lm(name, given if given.get("peft") else plain, check, **settings)
-        key = json.dumps([_identified(plain), settings], sort_keys=True, default=str)
-
-        base = str(plain["pretrained"])
+            return self._load("", name, given if given.get("peft") else plain, check, settings)
+        key, base = _key(plain, settings), str(plain["pretrained"])
 
         def checked(lm: Any) -> None:
             check(lm)
@@ -65,20 +63,24 @@ class SharedBase:
                 check_reaches(lm, base, given["peft"])
 
         try:
-            if key == self._key:
-                checked(self._lm)
-            else:
-                self.release()
-                self._lm, self._key = seams.loaded_lm(name, plain, checked, **settings), key
-                _cut(self._lm)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
+                if key == self._key:
+                    checked(self._lm)
+                else:
+                    _cut(self._load(key, name, plain, checked, settings))
                 self._put_on(given["peft"], base)
         except DispersionError:
             raise
         except Exception:  # PEFT may have left the base half changed
-            self.release()
-            return seams.loaded_lm(name, given, check, **settings)
+            return self._load("", name, given, check, settings)
+        return self._lm
+
+    def _load(self, key: str, name: str, arguments: Mapping[str, Any], check: Any, settings: Any) -> Any:
+        """A model in place of the last one; with ``key`` what is equal to it need not be loaded again."""
+        self.release()
+        self._lm = seams.loaded_lm(name, arguments, check, **settings)
+        self._key = key
         return self._lm
 
     def _engine(
@@ -91,11 +93,9 @@ class SharedBase:
         from vllm.lora.request import LoRARequest
 
         self._rank = max(self._rank, _rank(adapter))
-        key = json.dumps([_identified(plain), self._rank, settings], sort_keys=True, default=str)
-        if key != self._key:
-            self.release()
-            room = {"enable_lora": True, "max_lora_rank": self._rank}
-            self._lm, self._key = seams.loaded_lm("vllm", {**plain, **room}, check, **settings), key
+        room = {**plain, "enable_lora": True, "max_lora_rank": self._rank}
+        if (key := _key(room, settings)) != self._key:
+            self._load(key, "vllm", room, check, settings)
         number = next(self._names) + 1  # by which vLLM knows what it has loaded
         self._lm.lora_request = LoRARequest(adapter, number, adapter) if adapter else None
         return self._lm
@@ -104,6 +104,7 @@ class SharedBase:
         from peft import PeftModel
 
         lm, model = self._lm, self._lm._model
+        lm.peft = adapter or None  # also of one that is refused: it has replaced the last
         if isinstance(model, PeftModel) and not adapter:
             lm._model = model.unload()
         elif adapter:
@@ -117,7 +118,6 @@ class SharedBase:
             else:
                 lm._model = PeftModel.from_pretrained(model, adapter, adapter_name=fresh)
         lm._model.eval()  # PEFT leaves a loaded one in training
-        lm.peft = adapter or None
 
 
 def _rank(adapter: str) -> int:
@@ -150,15 +150,15 @@ def _tensors(folder: str) -> list[str]:
         return list(file.keys())
 
 
-def _identified(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A base's arguments, with a tokenizer's folder replaced by its content: adapters store copies."""
-    folder = Path(str(plain.get("tokenizer", "")))
-    if "tokenizer" not in plain or not folder.is_dir():
-        return dict(plain)
-    digest = hashlib.sha256()
-    for name in _TOKENIZER:
-        digest.update((folder / name).read_bytes() if (folder / name).is_file() else b"none")
-    return {**plain, "tokenizer": digest.hexdigest()}
+def _key(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """A base's arguments and settings, a tokenizer's folder by its content: adapters store copies."""
+    folder = Path(str(arguments.get("tokenizer", "")))
+    if "tokenizer" in arguments and folder.is_dir():
+        digest = hashlib.sha256()
+        for name in _TOKENIZER:
+            digest.update((folder / name).read_bytes() if (folder / name).is_file() else b"none")
+        arguments = {**arguments, "tokenizer": digest.hexdigest()}
+    return json.dumps([arguments, settings], sort_keys=True, default=str)
 
 
 def _cut(lm: Any) -> None:

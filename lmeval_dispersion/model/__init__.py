@@ -28,12 +28,12 @@ WORDS = ("all", "early_half", "late_half")
 NAME = re.compile(r"layer\.(-?\d+)(?:\.(attn|ffn))?")
 
 
-def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | None = None) -> list[str]:
+def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int) -> list[str]:
     """Canonical names of the states after blocks in ``layers``, each once, the earliest first.
 
     Args:
         layers: Names, words or indices, in a list or separated by commas.
-        blocks: Number of the model's blocks; None checks the names alone and returns them as given.
+        blocks: Number of the model's blocks.
 
     Raises:
         UsageError: A name is not a state after a block, an index is out of range, or nothing is chosen.
@@ -45,15 +45,14 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | N
     """
     given = layers.split(",") if isinstance(layers, str) else [layers] if isinstance(layers, int) else layers
     names = [name.strip() if isinstance(name, str) else name for name in given]
+    which = f"last, {', '.join(WORDS)}, layer.K or K with K from {-blocks} to {blocks - 1}"
     chosen: set[int] = set()  # the index of a block, or their number for `last`
     for name in names:
         text = str(name)
         match = NAME.fullmatch(text)
         index = match[1] if match and match[2] != "attn" else text if re.fullmatch(r"-?\d+", text) else None
         if text not in ("last", *WORDS) and (index is None or isinstance(name, bool)):
-            raise UsageError(_expected(blocks, name))
-        if blocks is None:
-            continue
+            raise UsageError(f"expected layers among {which}; got {name!r}")
         half = max(1, blocks // 2)
         if index is None:
             first, end = {
@@ -65,15 +64,8 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | N
         elif -blocks <= int(index) < blocks:
             first, end = int(index) % blocks, int(index) % blocks + 1
         else:
-            raise UsageError(_expected(blocks, name))
+            raise UsageError(f"expected layers among {which}; got {name!r}")
         chosen |= {blocks if k == blocks - 1 and not match else k for k in range(first, end)}
     if not names:
-        raise UsageError(_expected(blocks, "none"))
-    if blocks is None:
-        return [str(name) for name in names]
+        raise UsageError(f"expected layers among {which}; got none")
     return ["last" if k == blocks else f"layer.{k}" for k in sorted(chosen)]
-
-
-def _expected(blocks: int | None, given: object) -> str:
-    which = "layer.K of a block" if blocks is None else f"layer.K or K with K from {-blocks} to {blocks - 1}"
-    return f"expected layers among last, {', '.join(WORDS)}, {which}; got {given!r}"

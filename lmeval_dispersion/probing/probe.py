@@ -366,7 +366,7 @@ def _answered(evaluation: Evaluation, label: str, mine: Scores) -> Answered:
     score = np.where(np.isfinite(probability) | tested, mine.score, np.nan)  # else without a label
     if all("tokens" in block for block in blocks):
         return Answered(score, probability, tuple(np.array(block["tokens"]) for block in blocks))
-    before = "a race has asked these questions before; name another folder"
+    before = "a race asked some of these questions without their answer tokens; name another folder"
     return Answered(score, probability, (), next((b["why"] for b in blocks if "why" in b), before))
 
 

@@ -370,10 +370,8 @@ class Entrant:
         return self.evaluation.scores(self.label, self._template, *given)
 
     def close(self) -> None:
-        """Free the model's memory."""
-        if self._lm is not None:
-            self._lm = None
-            seams.free_memory()
+        """Let the model go, whose memory the next one takes."""
+        self._lm = None
 
     def _asked(self, places: NDArray[np.int64], more: More | None) -> dict[str, Any]:
         try:

@@ -25,7 +25,7 @@ from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
-from lmeval_dispersion.racing.lineup import Entry, Lineup
+from lmeval_dispersion.racing.lineup import Entry, Lineup, base_of
 from lmeval_dispersion.racing.report import Race, race_of
 from lmeval_dispersion.racing.rule import BLOCK
 from lmeval_dispersion.report.declared import count as counted
@@ -185,8 +185,11 @@ class RaceFolder:
         """The race's cost in words, from ``load`` seconds per checkpoint and ``ask`` seconds per question."""
         few, many = self.expected(questions)
         loads = len(self.raced)
-        if self.lineup.by == "block":  # adapters share their base, others are loaded again
-            loads = 1 if self.lineup.reference else loads + (going_on(self.raced) or loads)
+        if self.lineup.by == "block":
+            shared = bool(self.lineup.reference)  # adapters share their base, others are loaded again
+            whole = sum(not (shared and (e.chosen == "base" or base_of(e.arguments))) for e in self.raced)
+            again = min(whole, going_on(self.raced) or whole)
+            loads = (whole + again) * (1 + shared) + shared  # after each of them the base is, too
         seconds = loads * load + many * ask
         most = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
         return f"{counted(loads, 'load')}, {few:,} to {many:,} questions, at most about {most}"

@@ -89,11 +89,13 @@ class Lineup(NamedTuple):
         """
         named = all(entry.chosen in ("named", "base") for entry in self.entries)
         order = by or ("block" if named or any(e.chosen == "block" for e in self.entries) else "rows")
-        bases = [_base(entry.arguments) for entry in self.entries if entry.chosen not in (None, "base")]
-        alike = len(bases) > 1 and bool(bases[0]) and bases == bases[:1] * len(bases)
-        if order == "rows" or not (shared and alike) or self.reference:
-            cheap = alike or 0 < self.bytes <= _CHEAP * len(bases)
-            note = _BLOCK_IS_BETTER if by is None and shared and cheap and len(bases) > 1 else ()
+        raced = [base_of(entry.arguments) for entry in self.entries if entry.chosen not in (None, "base")]
+        bases = [base for base in raced if base]  # merges and other whole models may be among them
+        alike = len(bases) > 1 and bases == bases[:1] * len(bases)
+        there = {entry.arguments.get("pretrained") for entry in self.entries}
+        if order == "rows" or not (shared and alike) or bases[0]["pretrained"] in there:
+            cheap = (alike and bases == raced) or 0 < self.bytes <= _CHEAP * len(raced)
+            note = _BLOCK_IS_BETTER if by is None and shared and cheap and len(raced) > 1 else ()
             return self._replace(by=order, notes=[*self.notes, *note])
         name = bases[0]["pretrained"]
         label = f"{Path(name).name if Path(name).is_dir() else name} (base)"
@@ -181,14 +183,14 @@ def _bytes(entries: Sequence[Entry], screened: Result) -> int:
     """Approximate bytes of weights that the race loads, adapters of one base once; 0 if not known."""
     known = {c.label: (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8 for c in screened.checkpoints}
     loads = {
-        json.dumps(_base(entry.arguments) or entry.arguments, sort_keys=True): known.get(entry.label, 0)
+        json.dumps(base_of(entry.arguments) or entry.arguments, sort_keys=True): known.get(entry.label, 0)
         for entry in entries
         if entry.chosen
     }
     return sum(loads.values()) if all(loads.values()) else 0
 
 
-def _base(arguments: Mapping[str, str]) -> dict[str, str]:
+def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
     """The arguments of an adapter's base; empty of a whole model, or where its base is not known."""
     try:
         found = with_base(arguments) if "pretrained" in arguments else {}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from copy import deepcopy
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import yaml
 from datasets_layout import write_all
 from harness_world import World, from_folder, tiny_llama, trained_tokenizer, trimmed_copy
 
+from lmeval_dispersion.harness import install
 from lmeval_dispersion.store import read_store
 
 # HumanEval's metric comes from the Hub; in its place one that does not run what a model wrote.
@@ -42,6 +46,29 @@ def _no_description_of_this_machine(monkeypatch):
     import lm_eval.evaluator
 
     monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _results: None)
+
+
+@pytest.fixture(autouse=True)
+def _what_was_imported_is_not_looked_through_again():
+    """What the last test imported: garbage is collected wherever a model is let go."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_template_is_compiled_once():
+    """lm-eval compiles a task's template for each document."""
+    from lm_eval.utils import env
+
+    env.from_string = lru_cache(maxsize=None)(env.from_string)
+
+
+@pytest.fixture
+def named_tasks_alone(monkeypatch):
+    """lm-eval reads all of its 10,000 task files each time, and ours: here those of --include_path alone."""
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")
+    there = install.Status("enabled", Path("/none"), 0)
+    monkeypatch.setattr(install, "status", lambda: there)
 
 
 @pytest.fixture(scope="session")
@@ -96,8 +123,6 @@ def task_manager():
     """Makes task managers that know our tasks and, of lm-eval's, those that a test names."""
     from lm_eval.tasks import TaskManager
 
-    from lmeval_dispersion.harness import install
-
     theirs = install.harness_tasks()
 
     def make(*families, **metadata):
@@ -112,8 +137,6 @@ def task_manager():
 @pytest.fixture
 def harness_copy(tmp_path, monkeypatch):
     """A folder of tasks as lm-eval has it, with two families; ours find it in place of the real one."""
-    from lmeval_dispersion.harness import install
-
     tasks = trimmed_copy(tmp_path / "site") / "lm_eval/tasks"
     monkeypatch.setattr(install, "harness_tasks", lambda: tasks)
     return tasks

@@ -27,6 +27,10 @@ from lmeval_dispersion.store import Store, read_store
 
 ROOT = Path(install.__file__).resolve().parents[2]
 ARC = "arc_easy_dispersion"
+# lm-eval reads all of its 10,000 task files each time: in tests it has none of its own.
+NONE = 'import sys, lm_eval.tasks.manager as manager\nmanager.__file__ = "/none/manager.py"\n'
+COMMAND = f"{NONE}from lmeval_dispersion.cli import main\nsys.exit(main(sys.argv[1:]))"
+LM_EVAL = f"{NONE}from lm_eval.__main__ import cli_evaluate\ncli_evaluate()"
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 48,

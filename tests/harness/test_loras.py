@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from harness_world import child
+from harness_world import COMMAND, LM_EVAL, child
 from json_schemas import faults
 from lmeval_screener.shortlist.accuracies import read_accuracies
 from lmeval_screener.shortlist.loading import with_base
@@ -28,17 +29,12 @@ from lmeval_dispersion.racing.evaluation import Evaluation
 from lmeval_dispersion.racing.folder import going_on
 from lmeval_dispersion.racing.lineup import all_named
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's, of transformers and torch
-QUIET = ("--batch_size", "1", "--device", "cpu", "-q")
-NONE = 'import sys, lm_eval.tasks.manager as manager\nmanager.__file__ = "/none/manager.py"\n'
-COMMAND = f"{NONE}from lmeval_dispersion.cli import main\nsys.exit(main(sys.argv[1:]))"
-LM_EVAL = f"{NONE}from lm_eval.__main__ import cli_evaluate\ncli_evaluate()"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # PEFT's, of transformers and torch
+    pytest.mark.usefixtures("named_tasks_alone"),
+]
+QUIET = ("--batch_size", "16", "--device", "cpu", "-q")
 UNTRAINED = "answers as its base: untrained, or its weights did not reach it."
-
-
-@pytest.fixture(autouse=True)
-def _no_tasks_but_named_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def adapters(made: Path, tmp_path: Path) -> Path:
 
 def race(tasks: Path, out: Path, *places: object, more: tuple[str, ...] = ("--all",)) -> list[str]:
     given = ("--tasks", "sums", "--include_path", tasks, "--output_path", out, "--format", "json")
-    return [*map(str, ("race", *places, *given)), *more, *QUIET]
+    return [*map(str, ("race", *places, *given)), *QUIET, *more]
 
 
 def answer(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0) -> dict[str, Any]:
@@ -74,30 +70,6 @@ def answer(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0) 
 def results_of(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(next(folder.glob("results_*.json")).read_text())
     return content
-
-
-def test_an_adapter_among_whole_models_has_the_answers_of_lm_evals_own_run(
-    in_world: Path, tasks: Path, adapters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    result = answer(
-        capsys,
-        race(tasks, tmp_path / "out", adapters / "far", DEMO / "sums-30", more=("--all", "--by", "rows")),
-    )
-    assert {c["label"] for c in result["checkpoints"]} == {"far", "sums-30"}
-    lm = HFLM(pretrained=str(BASE), peft=str(adapters / "far"), batch_size=1, device="cpu")
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    plain = lm_eval.simple_evaluate(lm, tasks=["sums"], task_manager=manager)["samples"]["sums"]
-    (file,) = (tmp_path / "out" / "far").glob("samples_*")
-    kept = {line["doc_id"]: line for line in map(json.loads, file.read_text().splitlines())}
-    assert len(kept) == 40
-    assert kept == {sample["doc_id"]: json.loads(seams.logged_line(sample)) for sample in plain}
-    content = results_of(tmp_path / "out" / "far")
-    assert content["config"]["model_args"] == {"pretrained": str(BASE), "peft": str(adapters / "far")}
-    assert content["model_name"] == str(adapters / "far")
 
 
 def test_adapters_in_turn_on_one_base_have_the_answers_of_lm_evals_own_runs(
@@ -143,7 +115,7 @@ def test_adapters_in_turn_on_one_base_have_the_answers_of_lm_evals_own_runs(
                 tasks,
                 tmp_path / "out",
                 *sorted(places.iterdir()),
-                more=("--all", "--error", "1e-9", "--limit", "26"),
+                more=("--all", "--error", "1e-9", "--limit", "26", "--batch_size", "1"),
             ),
         )
     # For the block and then by turns: one base serves a, b and c until d or e takes its place.
@@ -160,6 +132,9 @@ def test_adapters_in_turn_on_one_base_have_the_answers_of_lm_evals_own_runs(
         kept = {line["doc_id"]: line for line in map(json.loads, file.read_text().splitlines())}
         assert len(kept) >= 25
         assert kept == {i: theirs[i] for i in kept}
+        content, adapter = results_of(file.parent), {} if place is None else {"peft": str(place)}
+        assert content["config"]["model_args"] == {"pretrained": str(padded), "peft": ""} | adapter
+        assert content["model_name"] == str(place or padded)
 
 
 def test_adapters_race_in_the_order_of_a_first_block_with_their_base(
@@ -227,6 +202,21 @@ def test_one_that_answers_as_its_base_is_named_and_one_that_does_not_reach_it_is
     assert [c["message"] for c in probed["failed"]] == [failed["message"]]
 
 
+def test_a_base_that_is_there_takes_the_next_adapter_without_a_word(
+    made: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    models, warnings.filters[:] = SharedBase(), [("default", None, Warning, None, 0)]
+    names = ("", "near", "strays", "far")
+    places = [{"pretrained": str(BASE), "peft": name and str(made / name)} for name in names]
+    lm = models.loaded("hf", places[0], lambda _: None, device="cpu")
+    assert models.loaded("hf", places[1], lambda _: None, device="cpu") is lm
+    with pytest.raises(HarnessError, match="none of the adapter's 42 tensors"):
+        models.loaded("hf", places[2], lambda _: None, device="cpu")
+    assert lm.peft == places[2]["peft"]  # near has left the base
+    assert models.loaded("hf", places[3], lambda _: None, device="cpu").peft == places[3]["peft"]
+    assert not [warning for warning in recwarn if warning.category is FutureWarning]
+
+
 def test_one_logit_decides_whether_it_answers_as_its_base(tmp_path: Path) -> None:
     rank = {"use_rslora": True, "rank_pattern": {"q_proj": 4}}
     heads = {"target_modules": ["lm_head"]}  # of which no block knows
@@ -273,6 +263,8 @@ def test_those_that_were_probed_race_by_their_block_with_their_base_once(adapter
     ]  # fmt: skip
     again = raced.joined(all_named([far], api=False)).ordered(raced.by, shared=True)
     assert [e.chosen for e in again.entries] == ["base", "named", "named"]
+    merged = all_named([near, far, str(DEMO / "sums-30")], api=False).ordered(None, shared=True)
+    assert [e.label for e in merged.entries] == ["sums-20 (base)", "near", "far", "sums-30"]
     assert going_on([*probed.entries] * 12) == 8
 
 

@@ -6,11 +6,13 @@ lm-evaluation-harness' branch ``next0.5`` (tried with 0.5.0.dev2 of 2026-05-11).
 
 import json
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from harness_world import ARC, check_stored_run, child
+from harness_world import ARC, COMMAND, LM_EVAL, check_stored_run, child
 
 from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.store import read_store
@@ -89,23 +91,25 @@ def test_the_command_with_default_options_stores_the_run(variables, in_world, mo
     """As `test_run_command.py` has it of the installed lm-eval."""
     model = ("--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32", "--device", "cpu")
     more = ("--output_path", tmp_path / "out", "--metadata", '{"dispersion_layers": "last+layer.0"}')
-    command = (sys.executable, "-W", "ignore", "-m", "lmeval_dispersion", "run", *model, "--tasks", ARC)
+    command = (sys.executable, "-W", "ignore", "-c", COMMAND, "run", *model, "--tasks", ARC)
     done = child(*command, *more, path=NEXT, cwd=in_world, **variables)
     assert "ootstrapping" not in done.stdout + done.stderr
     check_stored_run(tmp_path / "out", ARC)
 
 
-def test_plain_samples_of_both_are_one_run(in_world, model_folder, tmp_path):
-    """Kinds of tasks and a group, by the stock command of each; read without vectors, and compared."""
-    model = ("--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32", "--device", "cpu")
-    more = ("--limit", "5", "--log_samples", "--gen_kwargs", "max_gen_toks=4", "--num_fewshot", "0")
-    tasks = "arc_easy,wikitext,gsm8k,mmlu_stem"
-    for name, path in (("now", ""), ("later", NEXT)):
-        output = ("--output_path", tmp_path / name)
-        command = (sys.executable, "-W", "ignore", "-m", "lm_eval", *model, "--tasks", tasks, *more, *output)
-        child(*command, path=path, cwd=in_world, LMEVAL_DISABLE_MULTIPROC="1")
-    now, later = (read_logged(tmp_path / name).documents for name in ("now", "later"))
-    np.testing.assert_array_equal(*(frame[["task", "doc_id", "subject"]] for frame in (now, later)))
-    found = compare([tmp_path / "now", tmp_path / "later"])
-    assert (found.documents, found.left_out) == (len(now), [0, 0])
+def test_plain_samples_of_both_are_one_run(in_world, model_folder, stock, tmp_path):
+    """Kinds of tasks and a group, the later ones by the stock command; read without vectors, and compared."""
+    names, families = ("arc_easy", "mmlu_stem", "gsm8k", "wikitext"), ("arc", "mmlu", "gsm8k", "wikitext")
+    now, _ = stock(*names, families=families, gen_kwargs={"max_gen_toks": 8}, limit=5)
+    for family in ("arc", "mmlu/default", "gsm8k", "wikitext"):
+        shutil.copytree(Path(NEXT, "lm_eval", "tasks", family), tmp_path / "tasks" / family)
+    command = (sys.executable, "-W", "ignore", "-c", LM_EVAL, "--model", "hf", "--device", "cpu")
+    model = ("--model_args", f"pretrained={model_folder},dtype=float32,max_length=512", "--num_fewshot", "0")
+    tasks = ("--tasks", ",".join(names), "--include_path", tmp_path / "tasks", "--limit", "5")
+    more = ("--log_samples", "--gen_kwargs", "max_gen_toks=8", "--output_path", tmp_path / "later")
+    child(*command, *model, *tasks, *more, path=NEXT, cwd=in_world, LMEVAL_DISABLE_MULTIPROC="1")
+    documents = [read_logged(place).documents for place in (now, tmp_path / "later")]
+    np.testing.assert_array_equal(*(frame[["task", "doc_id", "subject"]] for frame in documents))
+    found = compare([now, tmp_path / "later"])
+    assert (found.documents, found.left_out) == (len(documents[0]), [0, 0])
     assert (found.others[0].slices[0].gained, found.others[0].slices[0].lost) == (0, 0)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
-from harness_world import check_same_store, environment, from_folder
+from harness_world import COMMAND, check_same_store, environment, from_folder
 from json_schemas import faults
 from lm_eval.models.huggingface import HFLM
 from test_next_lm_eval import NEXT
@@ -31,13 +32,11 @@ from lmeval_dispersion.errors import DispersionError, HarnessError
 from lmeval_dispersion.harness import records, seams
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.evaluation import Evaluation
-from lmeval_dispersion.store import read_store
+from lmeval_dispersion.store import Store, read_store
 from lmeval_dispersion.store.samples import is_logged, read_logged
 
+pytestmark = pytest.mark.usefixtures("named_tasks_alone")
 DEMO = data_folder("demo")
-# lm-eval reads all of its 10,000 task files each time: in tests it has none of its own.
-NONE = 'import sys, lm_eval.tasks.manager as manager\nmanager.__file__ = "/none/manager.py"\n'
-COMMAND = NONE + "from lmeval_dispersion.cli import main\nsys.exit(main(sys.argv[1:]))"
 # Dies as soon as the third file of samples is on disk: the second block's first one of two.
 KILLED = """
 import fcntl, os
@@ -52,11 +51,6 @@ os.fsync = fsync
 def are_samples(number: int) -> bool:
     """Whether an open file is one of samples, to which a block is appended."""
     return bool(fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND)
-
-
-@pytest.fixture(autouse=True)
-def _no_tasks_but_named_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")
 
 
 def words(tasks: Path, out: Path, *models: object, task: str = "sums", batch: int = 16) -> list[str]:
@@ -209,45 +203,56 @@ def test_a_name_on_the_hub_goes_on_with_the_commit_that_was_loaded_first(
     assert json.loads(next(tmp_path.glob("out/*/results_*")).read_text())["config"]["model_sha"] == "a" * 40
 
 
-@pytest.fixture
-def recorded(tasks: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def recorded(tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tasks, with a group of two of a user's own whose class is DispersionTask."""
-    shutil.copytree(tasks, tmp_path, dirs_exist_ok=True)
+    folder = Path(shutil.copytree(tasks, tmp_path_factory.mktemp("recorded") / "tasks"))
     for task in ("sums", "sums_written"):
         text = (
             f"include: {task}.yaml\ntask: my_{task}\n"
             "class: !function lmeval_dispersion.harness.DispersionTask\n"
         )
-        (tmp_path / f"my_{task}.yaml").write_text(text)
-    (tmp_path / "mine.yaml").write_text("group: mine\ngroup_alias: Mine\ntask: [my_sums, my_sums_written]\n")
-    return tmp_path
+        (folder / f"my_{task}.yaml").write_text(text)
+    (folder / "mine.yaml").write_text("group: mine\ngroup_alias: Mine\ntask: [my_sums, my_sums_written]\n")
+    return folder
 
 
-def check_stores(folder: Path, recorded: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def check_stores(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
     """A checkpoint's folder holds what lm-eval's run of the dispersion tasks keeps of the same documents."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    asked: dict[str, list[int]] = {}
-    for task, doc_id in samples(folder):
-        asked.setdefault(task, []).append(doc_id)
-    lm = from_folder(DEMO / folder.name)
-    lm.batch_size_per_gpu = 1
-    place = tmp_path / f"expected-{folder.name}"
-    manager = TaskManager(
-        include_path=str(recorded), include_defaults=False, metadata={"dispersion_store": str(place)}
-    )
-    lm_eval.simple_evaluate(lm, tasks=["mine"], samples=asked, task_manager=manager)
-    (stores,) = folder.glob("dispersion_*")
-    check_same_store(read_store(stores), read_store(place))
-    assert not is_logged(folder)
-    assert main(["audit", str(folder), "-q", "-o", str(place / "audit.json")]) == 0
+    runs: dict[str, Store] = {}
+
+    def expected(model: str, asked: dict[str, list[int]]) -> Store:
+        lm = from_folder(DEMO / model)
+        lm.batch_size_per_gpu = 1
+        place = tmp_path_factory.mktemp(model)
+        manager = TaskManager(
+            include_path=str(recorded), include_defaults=False, metadata={"dispersion_store": str(place)}
+        )
+        lm_eval.simple_evaluate(lm, tasks=["mine"], samples=asked, task_manager=manager)
+        return read_store(place)
+
+    def check(folder: Path) -> None:
+        asked: dict[str, list[int]] = {}
+        for task, doc_id in sorted(samples(folder)):
+            asked.setdefault(task, []).append(doc_id)
+        if (key := f"{folder.name} {asked}") not in runs:
+            runs[key] = expected(folder.name, asked)
+        (stores,) = folder.glob("dispersion_*")
+        check_same_store(read_store(stores), runs[key])
+        assert not is_logged(folder)
+        assert main(["audit", str(folder), "-q", "-o", str(folder.parent / "audit.json")]) == 0
+
+    return check
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", pytest.param("kill -9", marks=pytest.mark.slow)])
 def test_dispersion_tasks_leave_the_stores_of_lm_eval(
-    how: str, in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    how: str, in_world: Path, recorded: Path, check_stores: Callable[[Path], None], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of a checkpoint that was asked everything, and of one that was dropped; after an end in a block."""
     given = words(recorded, tmp_path / "out", "sums-80", "sums-00", task="mine", batch=1)
@@ -265,7 +270,7 @@ def test_dispersion_tasks_leave_the_stores_of_lm_eval(
     assert [(c["label"], c["questions"]) for c in result["checkpoints"]] == [("sums-80", 80), ("sums-00", 25)]
     assert "warning" not in capsys.readouterr().err
     for name in ("sums-80", "sums-00"):
-        check_stores(tmp_path / "out" / name, recorded, tmp_path)
+        check_stores(tmp_path / "out" / name)
     assert not (tmp_path / "out" / "sums-80" / ".states").exists()
     # The rule may let a dropped checkpoint go on, and its states are still there.
     store = next((tmp_path / "out").glob("sums-00/dispersion_*"))
@@ -274,7 +279,7 @@ def test_dispersion_tasks_leave_the_stores_of_lm_eval(
     results.write_text(results.read_text().replace('"stored": 25', '"stored": 0'))
     monkeypatch.setattr(seams, "loaded_lm", None)
     raced(capsys, *given)
-    check_stores(tmp_path / "out" / "sums-00", recorded, tmp_path / "again")
+    check_stores(tmp_path / "out" / "sums-00")
 
 
 def test_ctrl_c_prints_what_is_known(
@@ -340,11 +345,15 @@ def test_auto_is_detected_once_a_checkpoint_and_a_halved_batch_stays(
 
     monkeypatch.setattr(HFLM, "_detect_batch_size", counted)
     monkeypatch.setattr(seams, "evaluated", full)
-    given = words(tasks, tmp_path / "out", "sums-80", "sums-00", task="sums,sums_written")
+    shutil.copy(tasks / "sums.yaml", tmp_path)
+    written = yaml.safe_load((tasks / "sums_written.yaml").read_text())
+    written["generation_kwargs"]["max_gen_toks"] = 40
+    (tmp_path / "sums_written.yaml").write_text(yaml.safe_dump(written))
+    given = words(tmp_path, tmp_path / "out", "sums-80", "sums-00", task="sums,sums_written")
     given[given.index("--batch_size") + 1] = "auto"
-    result = raced(capsys, *given, "--model_args", "max_length=300")  # all of its output is JSON
+    result = raced(capsys, *given)  # all of its output is JSON
     assert (result["best"], result["questions"]) == ("sums-80", 105)
-    longest = len(from_folder(DEMO / "sums-80").tok_encode("7+5=12. 13+13=")) + 256  # of an answer
+    longest = len(from_folder(DEMO / "sums-80").tok_encode("7+5=12. 13+13=")) + 40  # of an answer
     assert detected == [("sums-80", longest), ("sums-00", longest)]
     assert sizes == [64, 64, 32, 32, 32]
 
@@ -380,8 +389,8 @@ def test_a_full_disk_is_a_sentence_and_loses_no_block(
 
 @pytest.mark.parametrize("full", [True, False], ids=["full disk", "Ctrl-C"])
 def test_a_block_that_breaks_off_as_it_is_written_is_asked_again(
-    full: bool, in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    full: bool, in_world: Path, recorded: Path, check_stores: Callable[[Path], None], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The second one: its states on a full disk, or its second file of samples as Ctrl-C comes."""
     given, calls = words(recorded, tmp_path / "out", "sums-80", task="mine", batch=1), []
@@ -407,12 +416,12 @@ def test_a_block_that_breaks_off_as_it_is_written_is_asked_again(
     assert raced(capsys, *given)["questions"] == 80
     lines = [file.read_text().splitlines() for file in (tmp_path / "out" / "sums-80").glob("samples_*")]
     assert [len(found) for found in lines] == [40, 40]
-    check_stores(tmp_path / "out" / "sums-80", recorded, tmp_path)
+    check_stores(tmp_path / "out" / "sums-80")
 
 
 def test_a_checkpoint_has_no_states_of_one_that_failed_before(
-    in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    in_world: Path, recorded: Path, check_stores: Callable[[Path], None], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The first one fails after its tasks have their figures."""
     evaluated = seams.evaluated
@@ -430,7 +439,7 @@ def test_a_checkpoint_has_no_states_of_one_that_failed_before(
         "sums-00": "best",
         "sums-80": "failed",
     }
-    check_stores(tmp_path / "out" / "sums-00", recorded, tmp_path)
+    check_stores(tmp_path / "out" / "sums-00")
 
 
 def test_copies_are_not_told_apart(
@@ -604,16 +613,6 @@ def test_the_screen_comes_first_and_verify_judges_it(
         ),
         (["--tasks", "states", "--model", "local-completions"], "which LocalCompletionsAPI does not give"),
         (["--tasks", "sums_dispersion"], "lm-eval has no task 'sums_dispersion'; did you mean sums"),
-        (["--output_path", "{out}", "--seed", "1"], "has answers to another seed (0, now 1)"),
-        (
-            ["--output_path", "{out}", "--num_fewshot", "3"],
-            "has answers to sums with other prompts or examples;",
-        ),
-        (["--output_path", "{out}", "--by", "block"], "expected rows, by which the race in {out} began, got"),
-        (
-            ["--output_path", "{out}", "--limit", "30"],
-            "has answers to another number of questions (25, now 30)",
-        ),
     ],
 )
 def test_what_cannot_be_raced_is_one_sentence(
@@ -637,15 +636,24 @@ def test_what_cannot_be_raced_is_one_sentence(
     (tmp_path / "other" / "race.json").write_text('{"laps": 3}')
     at = more.index("--tasks") if "--tasks" in more else len(more)
     given = words(tmp_path, tmp_path / "out", "sums-80", task=[*more[at + 1 : at + 2], "sums"][0])
-    more = more[:at] + more[at + 2 :]
-    if "{out}" in more:
-        raced(capsys, *given, "--limit", "25")
-        given += ["--limit", "25"]
-    places = {"out": tmp_path / "out", "tasks": tmp_path, "demo": DEMO}
-    models = [word.format(**places) for word in more if word.startswith("{demo}")]
-    given[1:1] = models
-    assert main([*given, *(word.format(**places) for word in more if word[:6] != "{demo}")]) in (1, 2)
-    assert sentence.format(**places) in capsys.readouterr().err
+    more = [word.format(tasks=tmp_path) for word in more[:at] + more[at + 2 :]]
+    assert main([*given, *more]) in (1, 2)
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_folder_of_another_race_is_refused(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*words(tasks, tmp_path / "out", "sums-80"), "--limit", "25"]
+    raced(capsys, *given)
+    for option, value, sentence in (
+        ("--seed", "1", "has answers to another seed (0, now 1)"),
+        ("--num_fewshot", "3", "has answers to sums with other prompts or examples;"),
+        ("--by", "block", f"expected rows, by which the race in {tmp_path / 'out'} began, got block"),
+        ("--limit", "30", "has answers to another number of questions (25, now 30)"),
+    ):
+        assert main([*given, option, value]) == 2
+        assert sentence in capsys.readouterr().err
 
 
 class Server(BaseHTTPRequestHandler):
@@ -720,31 +728,28 @@ def shots(tasks: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("file", "before", "after", "changed"),
-    [
-        ("train.jsonl", "7+5=12.", "7+5=13.", "prompts or examples"),
-        ("test.jsonl", "7+5=12.", "7+5=13.", "prompts or examples and documents"),
-        ("scoring.py", "argmax", "argmin", "scoring"),
-        ("sums.yaml", "{{q}}", "{{q}} ", "prompts or examples"),
-    ],
-)
 def test_after_a_change_of_the_task_a_race_does_not_go_on(
-    file: str, before: str, after: str, changed: str, in_world: Path, shots: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    in_world: Path, shots: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     given = words(shots, tmp_path / "out", "sums-80", "sums-20")
     with monkeypatch.context() as patch:
         interrupted_after(0, "sums-20", patch)
         raced(capsys, *given, code=130)
-    text = (shots / file).read_text()
-    assert before in text
-    (shots / file).write_text(text.replace(before, after))
-    assert main(given) == 2
-    said = capsys.readouterr().err
-    assert f"out has answers to sums with other {changed}; name another folder" in said
-    assert len(said) < 300
-    (shots / file).write_text(text)
+    for name, before, after, changed in (
+        ("train.jsonl", "7+5=12.", "7+5=13.", "prompts or examples"),
+        ("test.jsonl", "7+5=12.", "7+5=13.", "prompts or examples and documents"),
+        ("scoring.py", "argmax", "argmin", "scoring"),
+        ("sums.yaml", "{{q}}", "{{q}} ", "prompts or examples"),
+    ):
+        text = (shots / name).read_text()
+        assert before in text
+        (shots / name).write_text(text.replace(before, after))
+        assert main(given) == 2
+        said = capsys.readouterr().err
+        assert f"out has answers to sums with other {changed}; name another folder" in said
+        assert len(said) < 300
+        (shots / name).write_text(text)
     assert raced(capsys, *given)["best"] == "sums-80"
 
 

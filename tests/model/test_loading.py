@@ -3,13 +3,11 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 import tiny_models
 import torch
-from processes import environment
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.model.loading import (
@@ -142,30 +140,24 @@ def test_an_adapter_changes_the_output_and_the_identity(folder, tmp_path):
     assert len(adapters) == 2
 
 
-_ASK = """
-from lmeval_dispersion.errors import DispersionError
-from lmeval_dispersion.model.loading import load_model
-for name in ("org/missing", "org/gated", "org/old"):
-    try:
-        load_model(name, revision="v9" if name == "org/old" else None)
-    except DispersionError as error:
-        print(error.exit_code, error)
-"""
-
-
-def test_what_the_hub_refuses_has_a_sentence_of_its_own(hub, folder, tmp_path):
+def test_what_the_hub_refuses_has_a_sentence_of_its_own(hub, folder, tmp_path, in_process, monkeypatch):
     hub.add("org/gated", folder, gated=True)
     hub.add("org/old", folder)
-    (tmp_path / "hub" / "models--org--missinf").mkdir(parents=True)
-    settings = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
-    settings["HF_TOKEN"] = "hf_of_somebody_else"
-    command = [sys.executable, "-c", _ASK]
-    done = subprocess.run(command, env=environment() | settings, capture_output=True, text=True)
-    missing, gated, old = done.stdout.splitlines()
-    assert missing.startswith("2 there is no model org/missing on the Hub")
+    (tmp_path / "hf" / "hub" / "models--org--missinf").mkdir(parents=True)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
+
+    def ask(_):
+        for name, revision in (("org/missing", None), ("org/gated", None), ("org/old", "v9")):
+            with pytest.raises(UsageError) as caught:
+                load_model(name, revision=revision)
+            print(caught.value)
+        return 0
+
+    missing, gated, old = in_process(endpoint=hub.endpoint, main=ask).stdout.splitlines()
+    assert missing.startswith("there is no model org/missing on the Hub")
     assert missing.endswith("did you mean org/missinf?")
-    assert gated.startswith("2 org/gated is gated: accept its terms")
-    assert old.startswith("2 org/old has no revision 'v9'")
+    assert gated.startswith("org/gated is gated: accept its terms")
+    assert old.startswith("org/old has no revision 'v9'")
 
 
 def test_a_folder_is_its_weights_configuration_and_tokenizer_whatever_it_is_called(folder, tmp_path):

@@ -44,6 +44,11 @@ PLANTED: dict[str, Table] = {
 }
 
 
+# Where a rule that errs ten times as often loses the best in sixty races; the slow tests have all.
+TELLING = ("each a little better than the one before", "alike, the best last", "alike, the best second")
+TELLING += ("alike, a chain", "answers turned round", "rarely wrong")
+
+
 def _moved(scores: Array, gains: Any, rng: np.random.Generator) -> tuple[Array, Array]:
     """Checkpoints with so many more right answers than they had; probabilities follow the answers."""
     for mine, gain in zip(scores, gains, strict=True):
@@ -114,7 +119,7 @@ def _wrong(table: Table, races: int, **settings: Any) -> float:
     return wrong / races
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", TELLING)
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_the_best_is_rarely_lost(name: str, side_by_side: bool) -> None:
     assert _wrong(PLANTED[name], 60, side_by_side=side_by_side) <= 0.1
@@ -272,7 +277,7 @@ def test_a_reference_is_asked_everything_and_is_never_the_best() -> None:
     assert behind.standing["0"] == "complete"
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", TELLING)
 def test_by_the_block_the_best_is_rarely_lost(name: str) -> None:
     assert _wrong(PLANTED[name], 40, block=25) <= 0.125
 
@@ -296,7 +301,7 @@ def _missed(table: Table, races: int, top: int, **settings: Any) -> float:
     return missed / races
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", TELLING)
 def test_the_best_three_are_rarely_missed(name: str) -> None:
     assert _missed(PLANTED[name], 20, 3) <= 0.15
 
