@@ -84,7 +84,7 @@ class Reading:
 
     @property
     def place(self) -> str:
-        """The name by which others call it their base: ``name``, or a folder's absolute path."""
+        """The name that other checkpoints give for it as a base: ``name``, or a folder's absolute path."""
         return self.target.place if self.target.local else self.name
 
     @property

@@ -548,7 +548,7 @@ class Screening:
         return comparable
 
     async def _with_bodies(self, readings: Sequence[Reading]) -> list[Reading]:
-        """The readings, those with the same rows with their bodies: only these show which are copies."""
+        """The readings, with bodies where rows are the same: only bodies show copies."""
         alike: dict[tuple[object, ...], list[Reading]] = {}
         for reading in readings:
             alike.setdefault((reading.target.family, reading.common, reading.shape), []).append(reading)

@@ -367,7 +367,7 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
 
 
 def shared_name(targets: Sequence[Target]) -> str:
-    """The name of the folder or organisation that holds all targets; empty if there is none.
+    """Name of the folder or organisation that holds all targets; empty if there is none.
 
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'
