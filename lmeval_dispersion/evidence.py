@@ -80,9 +80,9 @@ class Slope:
         return next((share for most, share in self.right if chance <= most), None)
 
     def counts(self, first: int, chance: float, places: int) -> str:
-        """A sentence on past success: lists that held the best, and pairs in order at ``chance``.
+        """A sentence on past success: lists of ``first`` of ``places`` that held the best, pairs in order.
 
-        ``first`` places of ``places`` are to be evaluated; ``chance`` is that of a pair that far apart.
+        ``chance`` is that of a pair this far apart.
         """
         right = self.was_right(chance)
         said = []

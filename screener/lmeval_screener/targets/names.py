@@ -99,7 +99,7 @@ class Target:
 
     @property
     def place(self) -> str:
-        """``repo``, of a folder its absolute path: the same from everywhere."""
+        """``repo``; a folder's absolute path, which is the same from every working folder."""
         return str(Path(self.repo).resolve()) if self.local else self.repo
 
     @property
