@@ -61,8 +61,8 @@ class ClustersResult(StudyResult):
     """Distances within and between clusters in one model or several.
 
     Attributes:
-        summary: One row per model and layer: ``within`` and ``ratio`` = between / within with 95 % bounds over
-            clusters, ``between`` with its jackknife error, ``perplexity`` of the contexts.
+        summary: One row per model and layer: ``within`` and ``ratio`` = between / within with 95 % bounds
+            over clusters, ``between`` with its jackknife error, ``perplexity`` of the contexts.
         clusters: One row per model, layer and cluster: its ``within``, and ``apart``, the mean distance of
             its centroid to the others.
         ngrams: One row per cluster: its n-gram and how often it occurs.
