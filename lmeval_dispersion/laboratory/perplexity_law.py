@@ -437,7 +437,7 @@ class OverBins(NamedTuple):
 
 
 def correlated(x: Array, y: Array, seed: int) -> OverBins:
-    """Pearson r of perplexity and a measure over bins, (bins,) each."""
+    """Pearson r of perplexity and a measure over bins, (bins,) each, with its interval."""
     try:
         value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
     except GeometryError as error:

@@ -166,7 +166,7 @@ def _places(members: Sequence[Screened]) -> str:
 
 
 def first_of(group: Group) -> list[Screened]:
-    """The members in the first three places, or the first where fewer exist; empty without an order."""
+    """The members in the first three places, if there are more, else in the first; empty without an order."""
     if group.steps or group.is_noise or group.places < 2:
         return []
     budget = _FIRST if group.places > _FIRST else 1

@@ -184,7 +184,7 @@ class Verdict(Report):
         return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
 
     def context(self) -> Mapping[str, Any]:
-        """Template values for the sentences."""
+        """Template values: groups by kind of evidence, results needed, and places to evaluate first."""
         known = [line for line in self.groups if line.best is not None and line.others]
         return {
             "enough": enough_results(USEFUL),
