@@ -80,10 +80,7 @@ class Slope:
         return next((share for most, share in self.right if chance <= most), None)
 
     def counts(self, first: int, chance: float, places: int) -> str:
-        """A sentence on past success: lists that held the best, and pairs in order at ``chance``.
-
-        ``first`` places of ``places`` are to be evaluated; ``chance`` is that of a pair that far apart.
-        """
+        """A sentence on the past success of lists of ``first`` places, and of pairs with this ``chance``."""
         right = self.was_right(chance)
         said = []
         if self.held and first < places:

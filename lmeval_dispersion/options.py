@@ -154,8 +154,8 @@ def add_output(
 ) -> None:
     """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them.
 
-    ``file`` is the help of ``--output``, ``form`` the default of ``--format`` in words. Without ``details``
-    there is no such option, as a report without details has no use for it.
+    ``file`` is the help of ``--output``, ``form`` the default of ``--format`` in words. ``details`` is
+    False for a report that has none.
     """
     parser.add_argument("--format", choices=FORMATS, help=f"form of the report (default: {form})")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=file)

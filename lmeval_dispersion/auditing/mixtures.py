@@ -171,12 +171,12 @@ class Mixtures:
     """The two curves over target accuracies with their trends, and the pools that are their ends.
 
     Attributes:
-        documents_per_mixture, asked_documents_per_mixture, seeds: Size used and wanted; draws a target.
+        documents_per_mixture, asked_documents_per_mixture, seeds: Size used and wanted; draws per target.
         correct_documents, incorrect_documents: Sizes of the pools.
         share_of_smaller_pool: Near 1 all draws hold nearly the same documents, and their spread is too small.
         unreachable_targets: Target accuracies that the pools cannot reach.
         pools: The pools' dispersions.
-        inside: The same inside each ``subject`` or ``task``.
+        inside: By ``subject`` or ``task``: the same inside these.
     """
 
     documents_per_mixture: int

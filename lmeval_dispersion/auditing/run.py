@@ -116,11 +116,7 @@ class AuditRun:
 
     @classmethod
     def of(cls, store: Store, layer: str | None = None) -> AuditRun:
-        """Build it from a store and one layer's vectors (default: the store's default layer).
-
-        Raises:
-            StoreError: No such layer, or no document with a direction.
-        """
+        """Build it from a store and one layer's vectors (default: the store's); StoreError without any."""
         name, documents, centred, without = "", store.documents, None, 0
         if store.layers:
             name = store.layer_name(layer)
@@ -261,10 +257,10 @@ def _notes(run: AuditRun) -> list[str]:
 
 
 def likeliest(logprobs: Sequence[Sequence[float]]) -> tuple[Array, Rows]:
-    """Largest probability of each document's choices, from their log-probabilities; and its place from 0.
+    """Each document's largest choice probability and that choice's place from 0, by its log-probabilities.
 
-    The place is -1 where there are fewer than two choices, or none of finite log-probability; the probability
-    is then NaN, and also where one is NaN or infinity.
+    The place is -1 with fewer than two choices, or none of finite log-probability; the probability is
+    then NaN, and also where one is NaN or infinity.
 
     >>> [values.tolist() for values in likeliest([[0.0, 0.0, -1e9, -1e9], []])]
     [[0.5, nan], [0, -1]]

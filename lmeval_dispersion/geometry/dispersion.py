@@ -252,7 +252,7 @@ def effective_rank(x: ArrayLike) -> float:
     """
     directions = _directions(_finite(x, 2))
     if not len(directions):
-        raise GeometryError("expected rows that differ, got equal ones, which have no effective rank")
+        raise GeometryError("expected rows that differ, got rows that are all the same: no effective rank")
     return _entropy_rank(_eigenvalues(directions))
 
 

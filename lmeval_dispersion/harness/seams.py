@@ -604,7 +604,7 @@ def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any) -> Any:
-    """Load an lm-eval model, after ``check`` without weights; UsageError for an unknown backend."""
+    """Load an lm-eval model; ``check`` sees it before its weights. UsageError for an unknown backend."""
     disable_progress_bar()
     kind, arguments = backend(name), downloaded(arguments)
 

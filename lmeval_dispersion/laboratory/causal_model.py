@@ -271,7 +271,7 @@ def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_dispersions(states: Tensor) -> NDArray[np.float64]:
-    """Mean cosine distance over each text's token pairs, shape (b,)."""
+    """Mean cosine distance over each text's token pairs, shape (b,); NaN below two directions."""
     units, valid = unit_tokens(states)
     count = valid.sum(dim=1).double()
     mean = units.sum(dim=1, keepdim=True) / count[:, None, None]

@@ -58,15 +58,15 @@ _NGRAMS = {"cluster": Col("Cluster", "d"), "ngram": Col("N-gram"), "occurrences"
 
 @dataclass(frozen=True, repr=False)
 class ClustersResult(StudyResult):
-    """Distances within and between clusters of one model or several.
+    """Distances within and between clusters in one model or several.
 
     Attributes:
-        summary: One row a model and layer: ``within`` and ``ratio`` = between / within with 95 % bounds over
-            clusters, ``between`` with its jackknife error, ``perplexity`` of the contexts.
-        clusters: One row a model, layer and cluster: its ``within``, and ``apart``, the mean distance of its
-            centroid to the others.
-        ngrams: One row a cluster: its n-gram and how often it occurs.
-        manifest: Settings, counts and what was run.
+        summary: One row per model and layer: ``within`` and ``ratio`` = between / within with 95 % bounds
+            over clusters, ``between`` with its jackknife error, ``perplexity`` of the contexts.
+        clusters: One row per model, layer and cluster: its ``within``, and ``apart``, the mean distance of
+            its centroid to the others.
+        ngrams: One row per cluster: its n-gram and how often it occurs.
+        manifest: Settings, counts and the run's models.
     """
 
     summary: pd.DataFrame

@@ -92,11 +92,11 @@ class LawResult(StudyResult):
     """The perplexity law of one model on one or two sources; docs/reference/laboratory.md has the columns.
 
     Attributes:
-        correlations: One row a split, perplexity, layer and measure: ``pearson`` with bounds over bins.
-        points: One row a chosen bin and layer: its mean perplexity and every measure, also of controls.
-        overall: One row a split and layer: dispersion over all texts, token dispersion, perplexity.
-        controls: One row a split, perplexity, layer, measure and control; None where no control ran.
-        manifest: Settings, counts and what was run.
+        correlations: One row per split, perplexity, layer and measure: ``pearson`` with bounds over bins.
+        points: One row per chosen bin and layer: its mean perplexity and every measure, also of controls.
+        overall: One row per split and layer: dispersion over all texts, token dispersion, perplexity.
+        controls: One row per split, perplexity, layer, measure and control; None where no control ran.
+        manifest: Settings, counts and the run's models.
     """
 
     correlations: pd.DataFrame
@@ -335,7 +335,7 @@ def _bins(split: _Split, settings: Mapping[str, Any]) -> Iterator[_Bin]:
 def _points(
     study: Study, models: Mapping[str, CausalModel], layers: list[str], split: _Split
 ) -> Iterator[dict[str, Any]]:
-    """One row a chosen bin and layer: its perplexity, the model's measures and the controls' first two."""
+    """One row per chosen bin and layer: its perplexity, the model's measures and the controls' first two."""
     bins = list(_bins(split, study.settings))
     values = {  # control -> every bin's (layers, measures)
         control: [
@@ -378,7 +378,7 @@ def _measured_bin(
 
 
 def _overall(split: _Split, layers: list[str], seed: int) -> Iterator[dict[str, Any]]:
-    """One row a layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
+    """One row per layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
     perplexity = float(np.exp(split.nll[:, 0].mean()))
     for layer, total, spread in zip(layers, split.totals, split.tokens.T, strict=True):
         mean, error, n = total.estimate()
@@ -437,7 +437,7 @@ class OverBins(NamedTuple):
 
 
 def correlated(x: Array, y: Array, seed: int) -> OverBins:
-    """Pearson r of perplexity and a measure over bins, (bins,) each."""
+    """Pearson r of perplexity and a measure over bins, (bins,) each, with its interval."""
     try:
         value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
     except GeometryError as error:
@@ -449,9 +449,9 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
 def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> dict[str, pd.DataFrame]:
     """Pearson r of the bins' mean perplexity with every measure, per split, perplexity and layer.
 
-    Of single tokens, whose perplexity spans many powers of ten, it is that of the mean log perplexity.
-    ``correlations`` are the model's, ``controls`` those of every control and the model's minus it over the
-    same resamples of bins. The answer's claims have bounds for all layers and perplexities together.
+    A single token's perplexity spans many powers of ten, so r takes its mean logarithm there.
+    ``correlations`` has the model's, ``controls`` each control's and the model's minus it over the same
+    resamples of bins. The answer's claims have bounds for all layers and perplexities together.
     """
     models, others = list[dict[str, Any]](), list[dict[str, Any]]()
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first

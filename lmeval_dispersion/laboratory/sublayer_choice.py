@@ -59,11 +59,11 @@ class SublayersResult(StudyResult):
     """Dispersion of candidate sub-layers; docs/reference/laboratory.md has the columns.
 
     Attributes:
-        summary: One row a candidate and size of draw: ``mean`` and ``sd`` over draws.
+        summary: One row per candidate and size of draw: ``mean`` and ``sd`` over draws.
         recommendation: One row: the ``layer`` of highest mean in the largest draws, ``second``, and the
             ``margin``; ``told_apart`` is false below ``MARGIN``.
-        draws: One row a candidate, size and draw.
-        manifest: Settings, counts and what was run.
+        draws: One row per candidate, size and draw.
+        manifest: Settings, counts and the run's models.
     """
 
     summary: pd.DataFrame
@@ -145,7 +145,7 @@ def _measure(study: Study) -> Iterator[TableRow]:
 def _draws(
     vectors: Mapping[str, NDArray[np.float32]], sizes: list[int], seed: int
 ) -> Iterator[dict[str, Any]]:
-    """One row a candidate, size and draw."""
+    """One row per candidate, size and draw."""
     pool = len(next(iter(vectors.values())))
     for size, repeat in itertools.product(sizes, range(REPEATS)):
         # The same segments for every candidate, so that texts cause no difference.

@@ -68,12 +68,12 @@ class CondensationResult(StudyResult):
     """Condensation of one model or several; docs/reference/laboratory.md has the columns.
 
     Attributes:
-        summary: One row a model and control (empty for the model itself): ``trend``, ``spearman``,
+        summary: One row per model and control (empty for the model itself): ``trend``, ``spearman``,
             ``kendall``, ``last_mean``.
-        layers: One row a model and depth: ``mean`` similarity over pairs of different tokens with bounds.
-        histogram: One row a model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
-        texts: One row a model, depth and text: its mean.
-        manifest: Settings, counts and what was run.
+        layers: One row per model and depth: ``mean`` similarity over pairs of different tokens with bounds.
+        histogram: One row per model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
+        texts: One row per model, depth and text: its mean.
+        manifest: Settings, counts and the run's models.
     """
 
     summary: pd.DataFrame

@@ -325,7 +325,7 @@ def weights_identity(name: str | Path, commit: str | None = None, gguf: str | No
 
 
 def weights_stamp(name: str | Path, gguf: str | None = None, *, adapter: bool = False) -> list[list[Any]]:
-    """Name, size in bytes and time in ns of each weights file in a folder; empty for a Hub name."""
+    """Name, size in bytes and time in ns of each file that loading a folder reads; empty for a Hub name."""
     folder = Path(name).expanduser()
     patterns = ADAPTER if adapter else _loaded_patterns(folder, gguf)
     files = [(file.name, file.stat()) for file in _files(folder, patterns)]

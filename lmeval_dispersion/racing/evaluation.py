@@ -480,7 +480,7 @@ class Entrant:
             save_states(self._states(begin), states)
 
     def store(self) -> None:
-        """Write each dispersion task's store of all documents asked so far, unless it exists.
+        """Write each dispersion task's store of all documents asked so far, unless it is up to date.
 
         Raises:
             HarnessError: The kept states were changed.

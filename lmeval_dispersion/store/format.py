@@ -82,7 +82,7 @@ def write_store(
 
     Args:
         path: The folder.
-        documents: One row a document, with ``doc_id``, ``task`` and any of :data:`COLUMNS`; others are kept.
+        documents: One row per document, with ``doc_id``, ``task`` and any of :data:`COLUMNS`; others stay.
         vectors: Layer -> raw rows (n, d), in the order of the documents.
         manifest: Additional keys of the manifest.
 

@@ -108,7 +108,7 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def check_comparable(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """How the models of two runs differ, as sentences without a full stop; none if they do not.
+    """How two runs' models differ, as sentences without a full stop; none if equal or not recorded.
 
     Raises:
         MixedStoresError: The runs' prompts differ.

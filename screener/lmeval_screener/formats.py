@@ -68,7 +68,7 @@ def holds_weights(files: Iterable[str]) -> bool:
 
 
 def own_weights(files: Iterable[str]) -> list[str]:
-    """The files of a model's own weights in transformers' layout: the whole one, else all; none without."""
+    """A model's own weights files in transformers' layout: the single one, else all; empty without any."""
     names = sorted(files)
     pickled = [p for p in names if p.startswith("pytorch_model") and p.endswith(ARCHIVE.suffix)]
     weights = safetensors_files(names) or pickled

@@ -42,16 +42,16 @@ class Reading:
         tokenizer: Digest of the tokenizer file.
         resolution: The rows of T and R; checkpoints of one tokenizer share it.
         gaps: The gap in every metric.
-        warnings: Remarks that a reader of the number should know.
+        warnings: Remarks for readers of the figures.
         bytes_read: Bytes transferred, including an adapter's base; 0 from a cache.
-        requests: Requests likewise.
-        seconds: From the first request to the last row.
+        requests: Requests, counted likewise.
+        seconds: Time from the first request to the last row.
         ratio: The ratio; None if the final norm is not known, and G stands alone.
         no_ratio: Why the ratio is missing, one clause; empty if it is known.
-        sketch: Identifies those with the same rows (`lmeval_screener.weights.copies`); empty if not known.
+        sketch: Identifies equal rows (`lmeval_screener.weights.copies`); empty if not known.
         body: Its body in brief (`lmeval_screener.weights.body`), which identifies copies; empty if not read.
         base: The ``place`` of its base, from an adapter's configuration or the Hub; empty for none.
-        common: Digest of the tokenizer on whose words it is compared with others; empty until that is known.
+        common: Digest of the tokenizer whose words compare it with others; empty until that is known.
     """
 
     target: Target
@@ -84,7 +84,7 @@ class Reading:
 
     @property
     def place(self) -> str:
-        """The name by which others call it their base: ``name``, or a folder's absolute path."""
+        """The name that other checkpoints give for it as a base: ``name``, or a folder's absolute path."""
         return self.target.place if self.target.local else self.name
 
     @property

@@ -97,13 +97,13 @@ def screen(
         author: Organisations or users of the Hub whose models are screened too.
         tag: Tags of the Hub that all listed models have.
         base_model: Models whose fine-tunes, according to the Hub, are screened too.
-        limit: Only so many listed models, those changed last.
+        limit: The most listed models; those changed last count.
         registry: The SQLite file that keeps results; only new or changed checkpoints are read.
         since: Start of ``result.news``: ``last`` or ``yesterday``, which announce a checkpoint once, a date
             or time (UTC), or a run of the registry. Without a registry: only listed models that changed on
             that date or later. Default: no news, and all.
         base: The checkpoint that the others were trained from, their zero point. Default: none.
-        rank_by: Which figure ranks: ``ratio``, or ``gap`` for G, of whose order no chance is known.
+        rank_by: The figure that ranks: ``ratio``, or ``gap`` for G, whose order has no known chance.
         slope: File that ``verify`` kept: chances by your own results. Default: by ours.
 
     Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
@@ -362,7 +362,7 @@ class Screening:
         return "measured when the demo was trained" if measured else ""
 
     def named(self, targets: Iterable[Target]) -> tuple[list[Target], dict[str, str]]:
-        """The targets and those that options name, each once and labelled; and each such option's label."""
+        """All targets, with those that options name, each once and labelled; and option -> its label."""
         every, found = list(dict.fromkeys(targets)), dict[str, Target]()
         for name, text in (("fail_if_below", self.fail_if_below), ("base", self.base)):
             if text is not None:
@@ -424,7 +424,7 @@ class Screening:
         return [reading for reading in readings if reading is not None]
 
     async def _tried(self, work: Awaitable[Reading]) -> Reading | ScreeningError:
-        """The reading of some work, or the error that fails this checkpoint only."""
+        """A coroutine's reading, or the error that fails this checkpoint only."""
         try:
             return await work
         except ScreeningError as error:
@@ -548,7 +548,7 @@ class Screening:
         return comparable
 
     async def _with_bodies(self, readings: Sequence[Reading]) -> list[Reading]:
-        """The readings, those with the same rows with their bodies: only these show which are copies."""
+        """The readings, with bodies where rows are the same: only bodies show copies."""
         alike: dict[tuple[object, ...], list[Reading]] = {}
         for reading in readings:
             alike.setdefault((reading.target.family, reading.common, reading.shape), []).append(reading)

@@ -160,7 +160,7 @@ def select(
     tokenizer: str | None = None,
     notice: Notice | None = None,
 ) -> Selected:
-    """The checkpoints of names and options, each once, which are those of `screen`; listings are requested.
+    """The checkpoints for names and options, each once; listings are requested. Options are `screen`'s.
 
     Raises:
         UsageError: An option or a list that cannot be used as given, or a listing without models.

@@ -339,6 +339,10 @@ def test_the_next_lm_eval_gives_the_same_figures(in_world, tasks, tmp_path, task
         words = [*command, DEMO / "sums-80", DEMO / "sums-10", "--task", task, "--include_path", tasks]
         more = ["--answers", tasks / "digits.yaml", "--num_fewshot", 2]
         file = tmp_path / f"{len(results)}.json"
+        more += [
+            "--output_path",
+            tmp_path / str(len(results)),
+        ]  # scored by another lm-eval, a folder is refused
         child(*words, *more, "-o", file, path=path, cwd=in_world)
         results.append(json.loads(file.read_text()))
     assert results[0] == results[1]

@@ -239,7 +239,7 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
     ]
     pairs = Pairs.of(slices)
     if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
-        raise UsageError("expected slices of different dispersion, got equal ones; slice by another column")
+        raise UsageError("every slice has the same dispersion; slice by another column")
     ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
     about, rows = run.describe(), run.labelled
     calibrator = Calibrator(

@@ -137,7 +137,7 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(cls, slices: Sequence[FittedSlice]) -> Pairs:
-        """The numbers of labelled slices."""
+        """Build the arrays from labelled slices."""
         columns = [[getattr(part, name) for part in slices] for name in cls._fields]
         return cls(*(np.array(column, dtype=np.float64) for column in columns))
 
@@ -187,7 +187,7 @@ def conformal_rank(slices: int, level: float) -> int:
 
 
 def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Array]:
-    """Ends (s,) of intervals, from the estimates of S left-out fits (S, s) and as many half widths.
+    """Interval ends (s,) from the left-out fits' estimates (S, s), with half widths of the same shape.
 
     Source: Barber et al. 2021, eq. 1.5: quantiles of centre - half and of centre + half.
     """

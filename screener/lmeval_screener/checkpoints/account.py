@@ -131,7 +131,7 @@ class Account:
             self._since = None
 
     async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Result of the first attempt that succeeds; waits between them double, with up to 50 % jitter."""
+        """The result of ``attempt``, retried with backoff that doubles, each wait with up to 50 % jitter."""
         failures = 0
         while True:
             try:

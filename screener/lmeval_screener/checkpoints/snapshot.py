@@ -239,10 +239,8 @@ class RangedSnapshot(Snapshot):
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
     """Open a folder's checkpoint, or a weights file with its folder's configuration and tokenizer, if any.
 
-    A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``).
-
-    Raises:
-        ScreeningError: ``FolderNotFound``: ``path`` is neither, or the folder is empty.
+    A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``); a
+    ScreeningError refuses an empty or missing one.
     """
     place = Path(path).expanduser()
     if place.is_file():

@@ -224,7 +224,7 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             ) from error
         if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise UsageError(
-                f"expected a file that may be written, got {path}", argument="registry"
+                f"expected a writable file, got {path}; check its permissions", argument="registry"
             ) from error
         advice = "if it is damaged, begin a new registry: its checkpoints are then read again"
         if "locked" in reason or "locking" in reason:

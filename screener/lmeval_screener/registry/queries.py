@@ -122,7 +122,7 @@ def ranked_rows(
 def bases_among(
     connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
 ) -> list[str]:
-    """The label of the base that the user named, else of those of the last run that had any."""
+    """Labels of the base that the user named, else of the bases in the last run that had any."""
     if asked is not None:
         exact = [entry.target.label for entry in seen if asked in (entry.target.label, entry.target.name)]
         identity = "" if exact else checkpoint_named(connection, asked)[0]

@@ -80,7 +80,7 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
 
 
 def sentences_of(groups: Sequence[Group], subject: str, domain: str) -> list[str]:
-    """The sentences of a single group; of several, those of each of the first in a line, after its title."""
+    """A single group's sentences; for several groups one line each, after its title, for the first few."""
     if len(groups) == 1:
         return group_sentences(groups[0], subject, domain)
     said = [(group.title, group_sentences(group, subject, domain)) for group in groups[:_GROUPS]]
@@ -166,7 +166,7 @@ def _places(members: Sequence[Screened]) -> str:
 
 
 def first_of(group: Group) -> list[Screened]:
-    """The members in the first three places, or the first where fewer exist; empty without an order."""
+    """The members in the first three places, if there are more, else in the first; empty without an order."""
     if group.steps or group.is_noise or group.places < 2:
         return []
     budget = _FIRST if group.places > _FIRST else 1

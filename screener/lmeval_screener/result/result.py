@@ -180,7 +180,8 @@ class Result(Report):
         (group, a), (other, b) = places[better], places[worse]
         if group is not other:
             raise UsageError(
-                f"expected one group, got {better} of {group.title} and {worse} of {other.title}"
+                f"expected two checkpoints of one group, got {better} of {group.title}, {worse} of "
+                f"{other.title}"
             )
         return group.chance(a, b)
 

@@ -170,7 +170,7 @@ class Candidate:
 
     @property
     def accuracy(self) -> float:
-        """Its result, in [0, 1]; NaN without one."""
+        """Its result; NaN without one."""
         return math.nan if self.target.accuracy is None else self.target.accuracy
 
 

@@ -148,10 +148,7 @@ class Verdict(Report):
         """Write the slope to a file, which screenings read; returns a sentence on it.
 
         Args:
-            path: A new file, or one with an earlier slope.
-
-        Raises:
-            DispersionError: There is no slope to keep, with the reason, or the file cannot be written.
+            path: A new file, or one with an earlier slope. DispersionError if there is no slope to keep.
         """
         if self.slope is None or self.ours is None:
             why = "this screening's ranks have no known chance; rank by the ratio"
@@ -187,7 +184,7 @@ class Verdict(Report):
         return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
 
     def context(self) -> Mapping[str, Any]:
-        """Template values for the sentences."""
+        """Template values: groups by kind of evidence, results needed, and places to evaluate first."""
         known = [line for line in self.groups if line.best is not None and line.others]
         return {
             "enough": enough_results(USEFUL),

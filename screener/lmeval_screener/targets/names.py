@@ -99,7 +99,7 @@ class Target:
 
     @property
     def place(self) -> str:
-        """``repo``, of a folder its absolute path: the same from everywhere."""
+        """``repo``; a folder's absolute path, which is the same from every working folder."""
         return str(Path(self.repo).resolve()) if self.local else self.repo
 
     @property
@@ -367,7 +367,7 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
 
 
 def shared_name(targets: Sequence[Target]) -> str:
-    """The name of the folder or organisation that holds all targets; empty if there is none.
+    """Name of the folder or organisation that holds all targets; empty if there is none.
 
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'

@@ -152,7 +152,7 @@ class Adapter:
 
 
 def is_adapter(snapshot: Snapshot) -> bool:
-    """Whether a folder holds an adapter only: training leaves other .bin files next to it."""
+    """Whether a folder holds an adapter without a whole model; training leaves other .bin files there."""
     files = snapshot.files
     return CONFIG in files and not own_weights(files) and any(name in files for name in ADAPTERS)
 

@@ -62,7 +62,7 @@ SAYS_TIED = "config.json says that embeddings are tied"
 
 
 def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
-    """Name of the stored output projection, and whether it is the tied input embedding."""
+    """The stored output projection's name, and whether it is the tied input embedding; or ScreeningError."""
     stored = set(names)
     if scale := stored_name(stored, _LOGIT_SCALE):
         reason = f"each logit is multiplied by a learned {scale}, which neither G nor the ratio includes"

@@ -240,7 +240,7 @@ def _apart(a: Array, b: Array) -> Array:
 
 
 def said(members: Sequence[Screened]) -> list[str]:
-    """One sentence for each copy, and for each set of equal rows; none without them."""
+    """A sentence on the copies among checkpoints, and one on equal rows; empty without either."""
     copies: dict[str, list[str]] = {}
     equal: dict[str, list[str]] = {}
     for c in members:

@@ -81,7 +81,7 @@ class Header:
 
 
 def damaged(what: str, reason: str, code: str = "BadHeader") -> ScreeningError:
-    """The error of a header or an archive that does not fit its file."""
+    """The error for a header or an archive that does not fit its file."""
     return ScreeningError(
         code,
         f"{what} is broken: {reason}; the file was damaged in transit or at its source: compare its sha256 "

@@ -102,5 +102,5 @@ async def content(file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name
 
 
 def broken(what: str, reason: str) -> ScreeningError:
-    """The error for an archive that does not fit its own directory."""
+    """The error for an archive that contradicts its own directory."""
     return damaged(f"the archive {what}", reason, "BadArchive")

@@ -146,7 +146,7 @@ def test_a_chance_is_of_two_candidates_of_one_group():
     assert found.chance("7B-a", "7B-d") == of.between(1, 4) == 1 - found.chance("7B-d", "7B-a")
     assert [group.first_for() for group in found.groups] == [9, 2]
     for ask, said in (
-        (lambda: found.chance("7B-a", "1B-a"), "expected one group"),
+        (lambda: found.chance("7B-a", "1B-a"), "two checkpoints of one group"),
         (lambda: found.chance("7B-a", "no"), "'no'"),
         (lambda: found.first_for(0.8), r"got 2; ask each of `groups`: Group.first_for\(0.8\)"),
         (lambda: found.first_for(0.0), "above 0"),
