@@ -58,7 +58,7 @@ def tooltip(rows: Rows, *fields: str) -> list[Spec]:
 def names_apart(
     values: Rows, x: str, y: str, *, length: float, line: float, most: float
 ) -> list[dict[str, Any]]:
-    """The rows with ``place``, the y of each point's name at its right: lower where another is in the way.
+    """The rows with ``place``: the y of a point's name at its right, lower where another name is in the way.
 
     ``length`` and ``line`` are a name's width and height in units of ``x`` and ``y``. None: it would be
     further than ``most`` lines from its point.

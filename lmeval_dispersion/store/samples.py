@@ -79,7 +79,7 @@ class JudgedTask:
 
 
 def find_run(place: str | Path) -> LoggedRun:
-    """Find the run in a folder, or of a results file; HarnessError if there is none or several."""
+    """The run in a folder, or with this results file; HarnessError if there is none or several."""
     path = Path(place).expanduser()
     if not path.exists():
         raise HarnessError(f"{path} does not exist; name the folder that lm-eval wrote (output_path)")

@@ -152,12 +152,12 @@ def rank_places(means: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Ratio:
-    """A checkpoint's ratio within(T) / within(R).
+    """A checkpoint's ratio.
 
     Attributes:
         mean: within(T) / within(R).
         se: Its jackknife standard error over tokens of both sets; γ is held fixed.
-        rounding: Largest move by rounding to the stored element type, three standard deviations.
+        rounding: Possible move by rounding to the stored element type, three standard deviations.
         left_out_domain: The figure without domain token i, shape (|T|,).
         left_out_reference: The figure without reference token j, shape (|R|,).
         shares: The parts of ``rounding`` over ``mean``: of T's rows, of R's, and of γ with a scale, (3,).
@@ -178,7 +178,7 @@ class Ratio:
         return self.mean - self.rounding > other.mean + other.rounding
 
     def rounding_from(self, base: Ratio) -> float:
-        """Largest move by rounding of the difference from a base, three standard deviations.
+        """Possible move of the difference from a base by rounding, three standard deviations.
 
         A fine-tune begins at its base's numbers: rows, or γ, that are equal bit for bit have no rounding
         between them; for the others the coarser of the two types decides.
