@@ -188,9 +188,9 @@ def test_vectors_that_are_all_alike_tell_nothing(tmp_path):
     frame = documents(rng.random(600) < 0.5, rng=rng, subjects=12)
     frame = frame.assign(logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0)
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
-    with pytest.raises(UsageError, match="expected slices of different dispersion"):
+    with pytest.raises(UsageError, match="every slice has the same dispersion"):
         calibrate(run)
-    assert "Not available: expected slices of different dispersion" in audit(run, short=True).to_markdown()
+    assert "Not available: every slice has the same dispersion" in audit(run, short=True).to_markdown()
 
 
 def drawn(rng, slices=30, documents=50, slope=0.0, between=0.1):
