@@ -282,10 +282,12 @@ def _on_disk(text: str) -> Target | None:
     if is_folder or (is_file and path.name.endswith(SUFFIXES)):
         return Target(str(path), local=True)
     if is_file:
+        what = f"the folder with config.json and the tokenizer: {path.parent}"
+        if path.suffix in (".txt", ".csv"):
+            what = f"a list of names on standard input: `screen-checkpoints - < {text}`"
         raise ScreeningError(
             "FolderNotFound",
-            f"expected a folder or a weights file ({', '.join(SUFFIXES)}), got the file {text!r}; give "
-            f"the folder with config.json and the tokenizer: {path.parent}",
+            f"expected a folder or a weights file ({', '.join(SUFFIXES)}), got the file {text!r}; give {what}",
         )
     return None
 

@@ -90,6 +90,8 @@ def test_folders_and_files(tmp_path, monkeypatch):
     error = refused(parse_name, "tokenizer.json")
     assert error.code == "FolderNotFound"
     assert "give the folder" in str(error)
+    (tmp_path / "list.txt").write_text("org/name")
+    assert "`screen-checkpoints - < list.txt`" in str(refused(parse_name, "list.txt"))
 
 
 @given(st.text(max_size=40))
