@@ -287,7 +287,8 @@ def _on_disk(text: str) -> Target | None:
             what = f"a list of names on standard input: `screen-checkpoints - < {text}`"
         raise ScreeningError(
             "FolderNotFound",
-            f"expected a folder or a weights file ({', '.join(SUFFIXES)}), got the file {text!r}; give {what}",
+            f"expected a folder or a weights file ({', '.join(SUFFIXES)}), got the file {text!r}; give "
+            f"{what}",
         )
     return None
 
