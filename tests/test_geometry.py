@@ -285,7 +285,7 @@ def test_what_is_not_defined_is_nan_and_bad_input_is_refused():
     assert math.isnan(same.participation_ratio)
     assert same.stable_rank == pytest.approx(1)
     assert math.isnan(g.spectrum(np.zeros((6, 8))).rankme)
-    with pytest.raises(GeometryError, match="all the same"):
+    with pytest.raises(GeometryError, match="rows that differ"):
         g.effective_rank(np.ones((6, 8)))
     with pytest.raises(GeometryError, match="n >= 3"):
         g.spectrum(np.ones((2, 4)))
