@@ -6,14 +6,19 @@ figures of the singular values of their rows, which are bounded by n and rise wi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
-from lmeval_dispersion.geometry.pairs import Array, at_least, matrix, unit_rows
+from lmeval_dispersion.geometry.pairs import Array, at_least, matrix, unit_rows, valid_rows
 from lmeval_dispersion.statistics import jackknife_se
+
+_NUMBERS = 2**16  # of a block: 512 KB in float64
+_LEAST, _MOST = 1e-200, 1e200  # squared lengths that neither under- nor overflowed
+_CANCELLED = 1e-4  # below, n - |sum of unit rows|^2 / n has lost too many digits
 
 
 class Estimate(NamedTuple):
@@ -27,8 +32,8 @@ class Estimate(NamedTuple):
 def dispersion(x: ArrayLike) -> float:
     """Mean cosine distance over all pairs of rows of ``x`` (n >= 2, d).
 
-    0 all parallel, 1 orthogonal on average, at most n/(n-1). In float64 whatever the dtype; nearly parallel
-    vectors keep their digits. Compare a model with itself or its siblings only.
+    0 all parallel, 1 orthogonal on average, at most n/(n-1). In float64 whatever the dtype, without a copy of
+    ``x``; nearly parallel vectors keep their digits. Compare a model with itself or its siblings only.
 
     Raises:
         TooFewVectorsError: n < 2.
@@ -40,7 +45,9 @@ def dispersion(x: ArrayLike) -> float:
     >>> dispersion([[1, 0], [0, 1]])
     1.0
     """
-    return float(contributions(x).mean())
+    rows = _rows(x)
+    mean = mean_distance(_total(rows), len(rows))
+    return mean if mean > _CANCELLED else float(contributions(rows).mean())
 
 
 def contributions(x: ArrayLike) -> Array:
@@ -50,10 +57,39 @@ def contributions(x: ArrayLike) -> Array:
         TooFewVectorsError: n < 2.
         NoDirectionError: A zero or non-finite row.
     """
-    u = unit_rows(x)
-    at_least(u, 2)
-    u -= u.mean(axis=0)
-    return mean_distances(np.einsum("ij,ij->i", u, u))
+    rows = _rows(x)
+    centre = _total(rows) / len(rows)
+    squares = [np.square(block / lengths[:, None] - centre).sum(axis=1) for block, lengths in _blocks(rows)]
+    return mean_distances(np.concatenate(squares))
+
+
+def _rows(x: ArrayLike) -> NDArray[Any]:
+    """``x`` unchanged, of a float dtype, with at least two rows."""
+    rows = np.asarray(x)
+    rows = rows if rows.dtype.kind == "f" and rows.ndim == 2 and rows.size else matrix(x)
+    at_least(rows, 2)
+    return rows
+
+
+def _total(rows: NDArray[Any]) -> Array:
+    """Sum of the rows scaled to length one, shape (d,)."""
+    return np.asarray(np.sum([(1 / lengths) @ block for block, lengths in _blocks(rows)], axis=0))
+
+
+def _blocks(rows: NDArray[Any]) -> Iterator[tuple[Array, Array]]:
+    """Blocks of rows in float64 that fit into the cache, with the rows' lengths."""
+    size = max(1, _NUMBERS // rows.shape[1])
+    for i in range(0, len(rows), size):
+        block = rows[i : i + size].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("ij,ij->i", block, block)
+        if not (squares.min() > _LEAST and squares.max() < _MOST):
+            # Tiny or huge values; or a row without a direction, which `unit_rows` names by its index in `x`.
+            if not valid_rows(block).all():
+                unit_rows(rows)
+            block = block / np.abs(block).max(axis=1, keepdims=True)
+            squares = np.einsum("ij,ij->i", block, block)
+        yield block, np.sqrt(squares)
 
 
 def mean_distance(total: Array, n: int) -> float:
