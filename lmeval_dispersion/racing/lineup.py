@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_screener.result.result import Result
-from lmeval_screener.screening import Screening
-from lmeval_screener.selection import Selected, select
+from lmeval_screener.screening import prepared
+from lmeval_screener.selection import select
 from lmeval_screener.shortlist.accuracies import Accuracies, Rated
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.loading import with_base
 from lmeval_screener.shortlist.manifest import DOWNLOADED, FILE, Candidate, manifest_dict, shortlist_manifest
 from lmeval_screener.targets.names import labelled
 from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in
-from lmeval_screener.tokens.resolution import load_domain
-from lmeval_screener.tokens.sets import AnswerSet, TokenSet, load_token_set
+from lmeval_screener.tokens.sets import AnswerSet
 from lmeval_screener.weights.tensors import DTYPE_BITS
 
 from lmeval_dispersion.errors import DispersionError, UsageError
@@ -158,7 +157,10 @@ def lineup(
     if not content:
         if not isinstance(named, Result):
             task = first_known(tasks)[0].removesuffix(SUFFIX) or (None if domain else _counted(tasks, count))
-            named = _screened(select(named, family=family), load_domain(domain, task), base)
+            with progress_bar() as update:
+                run = prepared(domain, task, base=base)
+                run.on_done = lambda outcome, done, count: update(done, count, outcome.label)
+                named = run.result(select(named, family=family))
             if isinstance(task, AnswerSet) and named.checkpoints:
                 tokens = [token.text.strip() for token in named.checkpoints[0].resolution.of_ratio]
                 notes.append(f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}.")
@@ -253,13 +255,6 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
         ) from error
     about = f"the answers of {name} ({documents:,} documents)"
     return AnswerSet(name, tasks_in(tasks), about=about, answers=dict(answers))
-
-
-def _screened(selected: Selected, domain: TokenSet, base: str | None) -> Result:
-    with progress_bar() as update:
-        run = Screening(domain, load_token_set("reference", "reference"), base=base)
-        run.on_done = lambda outcome, done, count: update(done, count, outcome.label)
-        return run.result(selected)
 
 
 def all_named(names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named") -> Lineup:

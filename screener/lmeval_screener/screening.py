@@ -30,7 +30,7 @@ from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.selection import CompleteList, Selected, select
 from lmeval_screener.targets.names import Target, labelled, parse_target, parse_targets
 from lmeval_screener.tokens.resolution import load_domain
-from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.tokens.sets import AnswerSet, TokenSet, load_token_set
 from lmeval_screener.weights.copies import originals
 from lmeval_screener.yaml_fields import nearest
 
@@ -144,10 +144,10 @@ def screen(
 
 def prepared(
     domain: str | None,
-    task: str | None,
-    reference: str,
-    accuracy: str | Path | None,
-    slope: str | Path | None,
+    task: str | AnswerSet | None,
+    reference: str = "reference",
+    accuracy: str | Path | None = None,
+    slope: str | Path | None = None,
     **settings: Any,
 ) -> Screening:
     """A Screening with these options; token sets, accuracies and slope are read from files first."""
