@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.document import Chart
 
 WIDTHS = {"wide": 860, "narrow": 340}
@@ -95,7 +95,7 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     layers = spec.get("layer", [])
     if width == "narrow" and not any(_is(layer, "line") for layer in layers):
         spec |= {"layer": [layer for layer in layers if not _is(layer, "text")]} if layers else {}
-    spec = dict(_finite(spec))
+    spec = dict(json_value(spec))  # JSON has no NaN
     config = _merged(_CHART_CONFIG, _NARROW) if width == "narrow" else _CHART_CONFIG
     spec["config"] = _merged(config, spec.get("config", {}))
     spec["description"] = chart.description
@@ -117,15 +117,6 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
 def _is(layer: Mapping[str, Any], kind: str) -> bool:
     mark = layer.get("mark")
     return (mark.get("type") if isinstance(mark, Mapping) else mark) == kind
-
-
-def _finite(node: Any) -> Any:
-    """The same tree with None for numbers that JSON lacks."""
-    if isinstance(node, float):
-        return node if math.isfinite(node) else None
-    if isinstance(node, list):
-        return [_finite(item) for item in node]
-    return {key: _finite(value) for key, value in node.items()} if isinstance(node, Mapping) else node
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

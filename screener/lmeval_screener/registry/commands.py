@@ -87,7 +87,7 @@ def registry(
     if what is not None and action == "diff":
         raise UsageError(f"expected nothing after diff {file}, got {what!r}")
     if since is None and action == "diff":
-        raise UsageError("diff expects a date, such as yesterday, got none", argument="since")
+        raise UsageError(f"expected a date after diff {file}, such as yesterday, got none")
     is_sql = action == "query" and what is not None
     given = {"domain": domain, "scale": scale, "top": top, "since": since, "base": base}
     for option, value in given.items():
