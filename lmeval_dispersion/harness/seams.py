@@ -1,6 +1,6 @@
 """The seams to lm-eval: every workaround is here, and nowhere else.
 
-lm-eval has no public interface for nine things that a dispersion task, a probe or a race needs. Each is
+lm-eval has no public interface for ten things that a dispersion task, a probe or a race needs. Each is
 done here, once:
 
 ===================================  ==================================================  ==================
@@ -24,6 +24,8 @@ and a refusal in one sentence        :func:`one_sentence`
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
 models                               :func:`right_choices`, :func:`loaded_lm`,
                                      :func:`settle_batch`
+tens of thousands of them at once    :func:`compile_templates_once`: a cache in its      done in 0.5
+                                     environment of templates
 some documents evaluated, by one     :func:`evaluated`: lm-eval's ``evaluate`` over      none
 model after the other                requests that are built once
 ===================================  ==================================================  ==================
@@ -44,7 +46,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -53,6 +55,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from datasets import disable_progress_bars
+from lm_eval import utils
 from lm_eval.api import registry
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
@@ -318,6 +321,13 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
         lm.__dict__.update(originals)
 
 
+def compile_templates_once() -> None:
+    """Let lm-eval 0.4 compile a task's template once, as 0.5 does, and not for every document."""
+    environment = getattr(utils, "env", None)
+    if environment is not None and not hasattr(environment.from_string, "cache_info"):
+        environment.from_string = lru_cache(maxsize=256)(environment.from_string)
+
+
 def loaded_tasks(
     names: str,
     num_fewshot: int | None = None,
@@ -337,6 +347,7 @@ def loaded_tasks(
 
     disable_progress_bar()
     disable_progress_bars()
+    compile_templates_once()
     ours = [] if install.status().state == "enabled" else [str(install.tasks_path())]
     theirs = [include_path] if isinstance(include_path, str) else include_path or ()
     manager = TaskManager(include_path=[*ours, *theirs])

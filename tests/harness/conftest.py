@@ -6,7 +6,6 @@ import gc
 import json
 import shutil
 from copy import deepcopy
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import yaml
 from datasets_layout import write_all
 from harness_world import World, from_folder, tiny_llama, trained_tokenizer, trimmed_copy
 
-from lmeval_dispersion.harness import install
+from lmeval_dispersion.harness import install, seams
 from lmeval_dispersion.store import read_store
 
 # HumanEval's metric comes from the Hub; in its place one that does not run what a model wrote.
@@ -57,10 +56,8 @@ def _what_was_imported_is_not_looked_through_again():
 
 @pytest.fixture(scope="session", autouse=True)
 def _a_template_is_compiled_once():
-    """lm-eval compiles a task's template for each document."""
-    from lm_eval.utils import env
-
-    env.from_string = lru_cache(maxsize=None)(env.from_string)
+    """Also in runs of lm-eval without us."""
+    seams.compile_templates_once()
 
 
 @pytest.fixture

@@ -282,18 +282,6 @@ def test_dispersion_tasks_leave_the_stores_of_lm_eval(
     check_stores(tmp_path / "out" / "sums-00")
 
 
-def test_ctrl_c_prints_what_is_known(
-    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    given = words(tasks, tmp_path / "out", "sums-80", "sums-20")
-    with monkeypatch.context() as patch:
-        interrupted_after(0, "sums-20", patch)
-        stopped = raced(capsys, *given, code=130)
-    assert [c["status"] for c in stopped["checkpoints"]] == ["best", "undecided"]
-    assert raced(capsys, *given)["loaded"] == 2
-
-
 def test_a_checkpoint_that_fails_costs_no_other_its_race(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -728,14 +716,15 @@ def shots(tasks: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_after_a_change_of_the_task_a_race_does_not_go_on(
+def test_after_ctrl_c_a_race_goes_on_with_the_same_task_alone(
     in_world: Path, shots: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     given = words(shots, tmp_path / "out", "sums-80", "sums-20")
     with monkeypatch.context() as patch:
         interrupted_after(0, "sums-20", patch)
-        raced(capsys, *given, code=130)
+        stopped = raced(capsys, *given, code=130)
+    assert [c["status"] for c in stopped["checkpoints"]] == ["best", "undecided"]
     for name, before, after, changed in (
         ("train.jsonl", "7+5=12.", "7+5=13.", "prompts or examples"),
         ("test.jsonl", "7+5=12.", "7+5=13.", "prompts or examples and documents"),
@@ -750,7 +739,8 @@ def test_after_a_change_of_the_task_a_race_does_not_go_on(
         assert f"out has answers to sums with other {changed}; name another folder" in said
         assert len(said) < 300
         (shots / name).write_text(text)
-    assert raced(capsys, *given)["best"] == "sums-80"
+    result = raced(capsys, *given)
+    assert (result["best"], result["loaded"]) == ("sums-80", 2)
 
 
 def test_a_fault_of_the_task_ends_the_race_after_two_checkpoints(
@@ -861,6 +851,19 @@ def test_choices_that_a_task_shuffles_as_it_is_loaded_are_the_same_each_time(
     (tmp_path / "sums.yaml").write_text(content + "\nprocess_docs: !function shuffled.docs\n")
     again = [Evaluation("sums", include_path=str(tmp_path)).identity() for _ in range(2)]
     assert again[0] == again[1]
+
+
+def test_a_tasks_template_is_compiled_once(in_world: Path, tasks: Path) -> None:
+    """And gives what lm-eval's own gives, also where two templates differ in a space."""
+    from jinja2 import Environment
+    from lm_eval.utils import apply_template, env
+
+    requests = Evaluation("sums", include_path=str(tasks)).identity()
+    before = env.from_string.cache_info()
+    assert Evaluation("sums", include_path=str(tasks)).identity() == requests
+    assert env.from_string.cache_info().misses == before.misses
+    for template in ("{{q}} ", "{{q}}"):
+        assert apply_template(template, {"q": "7+5"}) == Environment().from_string(template).render(q="7+5")
 
 
 def test_a_race_screens_by_the_answers_of_its_own_task(
