@@ -171,7 +171,6 @@ def test_hf_and_names_of_nothing_here_do_go_to_the_hub(counted):
 def test_a_bare_name_that_is_nowhere_is_not_a_folder_here_either(counted, monkeypatch, reached, code):
     if not reached:
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-        monkeypatch.setattr("lmeval_screener.checkpoints.http.FIRST_BACKOFF", 0.001)
     (failed,) = screen("nothere").failed
     assert (failed.error, "no folder here is called nothere, and " in failed.message) == (code, True)
     os.mkdir("there")
