@@ -231,12 +231,3 @@ def test_a_calibrator_of_noise_is_refused(dispersion_command, tmp_path):
     assert "next:" not in calibrated.stderr
     assert "worse than the labelled accuracy" in calibrated.stdout
     assert "n.json should not be used" in sentence(dispersion_command("predict", file, noise))
-
-
-def test_parts_that_cannot_be_had_are_said_and_the_rest_appears(dispersion_command, tmp_path):
-    all_right = planted_store(tmp_path / "s", n=50, correct=1.0)
-    result = dispersion_command("audit", all_right, "--details")
-    assert result.returncode == 3
-    assert "6 slices by subject" in result.stdout
-    assert "Not available: mixtures need right and wrong answers" in result.stdout
-    assert "mixtures not available: mixtures need right and wrong answers" in result.stderr

@@ -91,8 +91,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     assert said[2] == "1 new, 1 failed."
     assert said[3].startswith("Still failing: broken (BadHeader, since ")
     assert texts(moves)["later"] == ("new", "below the former best, new")
-    rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
-    ranks = {row["checkpoint"]: (row["rank"], row["note"]) for row in rows}
+    ranks = {name: (row["rank"], row["note"]) for name, row in night.rows().items()}
     assert ranks["far"][0] == 3
     assert ranks["far"][1].endswith(": Unreachable")
     assert [ranks[name] for name in ("new", "mid", "gone")] == [(1, None), (2, None), (None, "gone")]
@@ -307,8 +306,8 @@ def test_of_copies_the_registry_calls_the_earlier_the_original(night, tmp_path):
     known = model(tmp_path / "known", "low")
     night(known)
     night(shutil.copytree(known, tmp_path / "a-copy"), known)
-    rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
-    assert {row["checkpoint"]: row["copy_of"] for row in rows} == {"known": None, "a-copy": "known"}
+    copies = {name: row["copy_of"] for name, row in night.rows().items()}
+    assert copies == {"known": None, "a-copy": "known"}
 
 
 def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
@@ -322,8 +321,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     copy = "Not news, by the rows read: float16 is a copy of known."
     assert (code, said) == (0, [copy, "1 copy."])
     assert texts(moves) == {"float16": ("copy", "a copy of known")}
-    rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
-    assert {row["checkpoint"]: (row["rank"], row["copy_of"]) for row in rows} in (
+    assert {name: (row["rank"], row["copy_of"]) for name, row in night.rows().items()} in (
         {"known": (1, None), "float16": (1, "known")},
         {"known": (1, "float16"), "float16": (1, None)},
     )
@@ -336,8 +334,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
         "Not news, by the rows read: moved is a copy of float16.",
     ]
     for top, names in ((1, {"known"}), (2, {"known", "float16", "moved"})):  # a copy takes no other's place
-        rows = json.loads(night.ask("query", "--top", str(top), "--format", "json").stdout)["rows"]
-        assert {row["checkpoint"] for row in rows} == names
+        assert night.rows("--top", str(top)).keys() == names
     with closing(sqlite3.connect(night.store)) as connection, connection:
         connection.execute("UPDATE results SET sketch = NULL")
     said = night(known, float16, model(tmp_path / "again", "low"))[1]

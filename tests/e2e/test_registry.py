@@ -22,6 +22,7 @@ from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.screening import TIMEOUT
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.shared import without_hub
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.installation import data_folder
 
@@ -41,8 +42,6 @@ def add(hub, tmp_path):
 @pytest.fixture
 def start(hub, tmp_path):
     """Starts the command in a process of its own, each time with an empty cache."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "OPENBLAS_NUM_THREADS": "1"}
     begun = []
 
     def popen(*args):
@@ -52,7 +51,7 @@ def start(hub, tmp_path):
             stderr=subprocess.PIPE,
             text=True,
             cwd=tmp_path,
-            env=env | {"HF_HOME": str(tmp_path / f"hf-{len(begun)}")},
+            env=without_hub(HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path / f"hf-{len(begun)}")),
         )
         begun.append(process)
         return process

@@ -139,11 +139,6 @@ def dated(sentences):
     return [re.sub(r"\d{4}-\d\d-\d\d", "DATE", sentence) for sentence in sentences]
 
 
-def rows_of(night):
-    rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
-    return {row["checkpoint"]: row for row in rows}
-
-
 @pytest.fixture
 def acme(hub, tmp_path):
     """Serves acme/best and acme/mid, and acme/new on demand."""
@@ -167,10 +162,7 @@ def test_a_cause_has_its_state_its_sentences_and_its_status(night, acme, hub, tm
         got, said, moves = night(*case.names)
         said = [sentence for sentence in dated(said) if re.search("[A-Z]", sentence)]
         assert (said, got) == ([wanted] if wanted else [], code)
-        rows = {
-            row["checkpoint"]: row
-            for row in json.loads(night.ask("query", "--format", "json").stdout)["rows"]
-        }
+        rows = night.rows()
         label = next((label for label in rows if label.startswith(("acme/best", "acme/top"))), None)
         # The figures hold, or do not; what is gone is listed without a rank.
         if cause.state == "unknown":
@@ -264,14 +256,14 @@ def test_folders_are_gone_where_the_folders_above_are_there(night, tmp_path):
         (sentence,) = (sentence for sentence in said if re.search("[A-Z]", sentence))
         assert (code, sentence[: len(wanted)]) == (status_of, wanted)
         assert ["best (" in sentence, "mid (" in sentence, "FolderNotFound" in sentence] == [True] * 3
-    assert rows_of(night)["best"]["rank"] == 1
+    assert night.rows()["best"]["rank"] == 1
     (tmp_path / "away").rename(disk)
     assert night(*names, other) == (0, ["no changes."], {})
     # A name that is no checkpoint's is said each time, and is not the registry's.
     for _ in range(2):
         code, said, _ = night(*names, other, tmp_path / "there" / "typo")
         assert (code, "Failed: " in said[0], "typo (FolderNotFound)" in said[0]) == (3, True, True)
-    assert not any("typo" in label for label in rows_of(night))
+    assert not any("typo" in label for label in night.rows())
     shutil.rmtree(names[0])
     names[1].rename(disk / "models" / "top")
     code, said, moves = night(*names, disk / "models" / "t*", other)
@@ -283,7 +275,7 @@ def test_folders_are_gone_where_the_folders_above_are_there(night, tmp_path):
     }
     code, said, _ = night(*names, disk / "models" / "t*", other)
     assert (code, said) == (0, ["no changes."])
-    assert {label: row["note"] for label, row in rows_of(night).items()}["best"] == "gone"
+    assert {label: row["note"] for label, row in night.rows().items()}["best"] == "gone"
     for name in (names[1], "top"):  # by its former path too
         (sentence,) = json.loads(night.ask("show", name, "--format", "json").stdout)["answer"]
         assert sentence.endswith(f" Renamed: {names[1]} → {disk / 'models' / 'top'}.")

@@ -135,9 +135,9 @@ def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
     return sign * np.ldexp(significand, np.maximum(exponent, 1) - bias - mantissa_bits)
 
 
-def whole_gap(folder: Path, checkpoint: Any, metric: str = "cosine") -> float:
+def whole_gap(folder: Path, checkpoint: Any) -> float:
     """G of a screened checkpoint by its definition, from the whole matrix in a folder."""
-    return gap_of(full_matrix(folder / checkpoint.file, checkpoint.tensor), checkpoint, metric)
+    return gap_of(full_matrix(folder / checkpoint.file, checkpoint.tensor), checkpoint)
 
 
 def gap_of(matrix: NDArray[Any], checkpoint: Any, metric: str = "cosine") -> float:

@@ -80,6 +80,11 @@ class Nights:
     def ask(self, *words):
         return self.run("registry", words[0], self.store, *words[1:], main=main)
 
+    def rows(self, *words):
+        """What the registry answers to a query, by checkpoint."""
+        rows = json.loads(self.ask("query", *words, "--format", "json").stdout)["rows"]
+        return {row["checkpoint"]: row for row in rows}
+
 
 @pytest.fixture
 def night(in_process, hub, tmp_path):

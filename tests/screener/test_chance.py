@@ -176,8 +176,9 @@ def drawn(draw, n, *, tokens=10, words=105, spread=0.0):
 @pytest.mark.parametrize(
     ("n", "kind", "groups"),
     [
-        *((2, "rows", 200), (6, "rows", 150), (6, "direction", 150), (24, "copies", 40)),
+        *((2, "rows", 100), (6, "rows", 75), (6, "direction", 75), (24, "copies", 25)),
         *((300, "drawn", 40), (3000, "drawn", 5)),
+        pytest.param(2, "rows", 1000, marks=pytest.mark.slow),
         pytest.param(2, "direction", 1000, marks=pytest.mark.slow),
         *(
             pytest.param(6, kind, 1000, marks=pytest.mark.slow, id=f"6-{kind}-slow")
