@@ -17,6 +17,7 @@ import json
 import resource
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -155,6 +156,29 @@ def seconds_to_rank(count: int) -> float:
     return time.process_time() - start
 
 
+def processor_seconds(*words: object, **variables: str) -> float:
+    """Processor seconds of Python with these arguments, its start included."""
+    # With bytecode, as an installed package has it.
+    environment = without_hub(OPENBLAS_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="", **variables)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *map(str, words)], env=environment, stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def print_starts(server: Any, folder: Path, count: int) -> None:
+    """Processor seconds of the demo and of a cold 7B by the command, in starts of numpy, in turns."""
+    ratios: dict[str, list[float]] = {"--demo": [], FAMILY[0]: []}
+    for number in range(count):
+        start = processor_seconds("-c", "import numpy")
+        for words, runs in ratios.items():
+            home = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(folder / f"start-{number}")}
+            runs.append(processor_seconds("-m", "lmeval_screener", words, **home) / start)
+    for words, runs in ratios.items():
+        low, middle, high = statistics.quantiles(runs, n=4)
+        print(f"screen-checkpoints {words}: {middle:.2f} ({low:.2f}-{high:.2f}) of `import numpy`")
+
+
 def main() -> None:
     args = parsed(
         __doc__,
@@ -169,7 +193,6 @@ def main() -> None:
 
     from hub_server import HubServer
 
-    print(f"10,000 siblings rank in {seconds_to_rank(10_000):.1f} s of processor time")
     with (
         tempfile.TemporaryDirectory() as name,
         HubServer(latency=LATENCY, bandwidth=BANDWIDTH) as server,
@@ -177,6 +200,7 @@ def main() -> None:
         folder = Path(name)
         for repo, place in zip(FAMILY, true_checkpoints(folder, len(FAMILY)), strict=True):
             server.add(repo, place, parameters=PARAMETERS)
+        print_starts(server, folder, 7 * args.repeat)
         needed = len(rows_read()) * BYTES / 1e6
         print(f"{needed:.3f} MB of rows of {BYTES} bytes; median of {args.repeat} runs, min-max\n")
         heads = f"{'':<40} {'seconds':>8} {'spread':>13} {'process':>8} {'requests':>9} {'MB':>10} "
@@ -198,6 +222,8 @@ def main() -> None:
                 runs.append(measured(server, home, name, FAMILY[:1]))
                 shutil.rmtree(home, ignore_errors=True)
             line(name, runs, base)
+    # Last: a child's peak of memory is at least its parent's when it started.
+    print(f"10,000 siblings rank in {seconds_to_rank(10_000):.1f} s of processor time")
 
 
 if __name__ == "__main__":
