@@ -7,13 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (ROOT / "lmeval_dispersion", ROOT / "screener/lmeval_screener")
 # A command module declares its options in one and does its work in the other; `main` is a console script's.
-ALLOWED = {"add_arguments", "run", "main"}
-# Names of the screener that its own move gives up.
-ALLOWED |= {
-    *("Compared", "Difference", "Group", "Store", "accuracies", "against_base"),
-    *("dots", "final_norm", "manifest_of", "ranked", "ranks", "read_manifest", "resolve", "sentences"),
-    "shown",
-}
+# Both `ranked` put ranks on checkpoints: by answers, and by rows.
+ALLOWED = {"add_arguments", "run", "main", "ranked"}
 
 
 def doubled(folders):

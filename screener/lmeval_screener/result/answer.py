@@ -92,7 +92,7 @@ def group_sentences(group: Group, subject: str, domain: str = "") -> list[str]:
     members, names = group.candidates, group.names
     if group.steps:
         figures = [c.figure for c in group.steps]
-        return [course(group.figure, figures, [c.step or "" for c in group.steps]), STEP]
+        return [course_sentence(group.figure, figures, [c.step or "" for c in group.steps]), STEP]
     if not members:
         return [f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."]
     equal, asked = equal_rows(group)
@@ -191,7 +191,7 @@ def decimals(figures: Sequence[Gap | Ratio | Against]) -> int:
     return next((places for places in range(3, 6) if smallest * 10**places >= 10), 6)
 
 
-def course(what: str, figures: Sequence[Gap | Ratio], names: Sequence[str]) -> str:
+def course_sentence(what: str, figures: Sequence[Gap | Ratio], names: Sequence[str]) -> str:
     """A figure's course over two or more training steps, in a sentence, by paired errors.
 
     Two of all pairs of steps differ where their p-value is below 5 % over the number of pairs (Bonferroni):

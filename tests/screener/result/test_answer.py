@@ -13,7 +13,7 @@ import pytest
 import yaml
 from lmeval_screener.chance import Chances, Own
 from lmeval_screener.figures import gap
-from lmeval_screener.result.answer import course, not_screened
+from lmeval_screener.result.answer import course_sentence, not_screened
 from lmeval_screener.screened import Against
 from screenings import failed, ranking, ratio_of, result, screened, siblings
 
@@ -227,7 +227,7 @@ def training(levels, seed=0, noise=0.02):
     ],
 )
 def test_a_planted_course_is_found(levels, kind, flat_since):
-    sentence = course("G", training(levels), [f"step{i}" for i in range(len(levels))])
+    sentence = course_sentence("G", training(levels), [f"step{i}" for i in range(len(levels))])
     assert ("flat since step2" in sentence) is flat_since
     words = {"rises": "rises from", "falls": "falls from", "flat": "does not change"}
     words |= {"peaks": ", then falls to", "dips": ", then rises to"}
@@ -237,7 +237,9 @@ def test_a_planted_course_is_found(levels, kind, flat_since):
 
 
 def test_on_noise_no_course_is_claimed():
-    courses = [course("G", training([0.5] * 6, seed, noise=0.1), list("abcdef")) for seed in range(60)]
+    courses = [
+        course_sentence("G", training([0.5] * 6, seed, noise=0.1), list("abcdef")) for seed in range(60)
+    ]
     claims = sum("does not change" not in sentence for sentence in courses)
     # 5 % of 60 is 3; 8 or more would happen once in a hundred times.
     assert claims < 8
