@@ -1,21 +1,17 @@
-"""The demo family's accuracy, measured again, and the tables of its pages, from ``family.yaml``."""
+"""The demo family's accuracy, measured again."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from demo_answers import OPERANDS, held_out_pairs
-from scipy.stats import spearmanr
 from tokenizers import Tokenizer
 from torch.nn.functional import log_softmax
 from transformers import LlamaForCausalLM
-
-METRICS = ("cosine", "euclidean")
 
 
 class Accuracy(NamedTuple):
@@ -69,41 +65,3 @@ def addition_accuracy(
         right += int((scores.view(-1, 4).argmax(1) == 0).sum())
     mean = right / questions
     return Accuracy(mean, math.sqrt(mean * (1 - mean) / questions), questions)
-
-
-def correlations(rows: list[dict[str, Any]]) -> str:
-    """Spearman's rho of G with the measured accuracy, over all rows and over those with right answers."""
-    parts = []
-    for name, chosen in (("all", rows), ("right answers", [r for r in rows if r["answers"] == "right"])):
-        accuracies = [r["accuracy"]["mean"] for r in chosen]
-        if len(set(accuracies)) > 2:
-            rho = {m: spearmanr([r["gap"][m] for r in chosen], accuracies).statistic for m in METRICS}
-            parts.append(f"{name} (n={len(chosen)}): " + ", ".join(f"{m} {rho[m]:.2f}" for m in METRICS))
-    return "; ".join(parts)
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The measured figures of one seed as a Markdown table."""
-    lines = [
-        "| checkpoint | share | answers | accuracy ± se | perplexity | G cosine | G Euclidean |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        a = r["accuracy"]
-        lines.append(
-            f"| {r['folder']} | {r['share']:.2f} | {r['answers']} | {a['mean']:.3f} ± {a['se']:.3f} "
-            f"| {r['perplexity']:.1f} | {r['gap']['cosine']:.3f} | {r['gap']['euclidean']:.3f} |"
-        )
-    return "\n".join(lines)
-
-
-def spread(rows: list[dict[str, Any]]) -> str:
-    """Mean, lowest and highest figure of each checkpoint over the seeds, as a Markdown table."""
-    lines = ["| checkpoint | accuracy | G cosine | G Euclidean |", "|---|---|---|---|"]
-    for folder in dict.fromkeys(row["folder"] for row in rows):
-        same = [row for row in rows if row["folder"] == folder]
-        figures = [[row["accuracy"]["mean"] for row in same]]
-        figures += [[row["gap"][metric] for row in same] for metric in METRICS]
-        cells = [f"{np.mean(f):.3f} ({min(f):.3f}–{max(f):.3f})" for f in figures]
-        lines.append(f"| {folder} | {' | '.join(cells)} |")
-    return "\n".join(lines)

@@ -1,16 +1,18 @@
 """The bundled demo family: whole, small, loadable, and what its table says is what it does."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from demo_measures import addition_accuracy, correlations, spread, table
+from demo_measures import addition_accuracy
 from lmeval_screener.tokens.resolution import resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from safetensors import safe_open
+from scipy.stats import spearmanr
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -81,10 +83,34 @@ def test_accuracy_is_measured_again(folder):
     assert (again.mean > COMMONEST + 4 * again.se) == (entry["answers"] == "right")
 
 
+def decimals_of(page, begin):
+    """The numbers with a point of the only line of a page that begins so."""
+    (line,) = [line for line in page.splitlines() if line.startswith(begin)]
+    return re.findall(r"\d+\.\d+", line)
+
+
 def test_pages_hold_the_measured_table_and_the_spread_over_seeds():
+    readme = (DEMO / "README.md").read_text("utf-8")
     page = (ROOT / "docs" / "explanation" / "demo.md").read_text("utf-8")
-    assert table(CHECKPOINTS) in (DEMO / "README.md").read_text("utf-8")
     rows = CHECKPOINTS + FAMILY["replicates"]
-    assert spread(rows) in page
-    for seed in sorted({row["seed"] for row in rows}):
-        assert f"- seed {seed}: {correlations([r for r in rows if r['seed'] == seed])}\n" in page
+    for r in CHECKPOINTS:
+        accuracy, gaps = r["accuracy"], [r["gap"][metric] for metric in METRICS]
+        figures = [r["share"], accuracy["mean"], accuracy["se"], r["perplexity"], *gaps]
+        digits = zip(figures, (2, 3, 3, 1, 3, 3), strict=True)
+        assert decimals_of(readme, f"| {r['folder']} |") == [
+            f"{value:.{places}f}" for value, places in digits
+        ]
+        same = [row for row in rows if row["folder"] == r["folder"]]
+        spreads = [[row["accuracy"]["mean"] for row in same]]
+        spreads += [[row["gap"][metric] for row in same] for metric in METRICS]
+        expected = [f"{of(values):.3f}" for values in spreads for of in (np.mean, min, max)]
+        assert decimals_of(page, f"| {r['folder']} |") == expected
+    for seed in {row["seed"] for row in rows}:
+        every = [row for row in rows if row["seed"] == seed]
+        right = [row for row in every if row["answers"] == "right"]
+        rhos = [
+            spearmanr([row["gap"][metric] for row in of], [row["accuracy"]["mean"] for row in of]).statistic
+            for of in (every, right)
+            for metric in METRICS
+        ]
+        assert decimals_of(page, f"- seed {seed}: ") == [f"{rho:.2f}" for rho in rhos]
