@@ -1,4 +1,4 @@
-"""Rows of docs/explanation/gap.md on tiny models: a folded norm, wrappers, tying in `hf_olmo`."""
+"""The table "What G reads and what it leaves out" of docs/explanation/gap.md: every row on a tiny model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hub_client import read_folder
 from lmeval_screener import screen
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import choose_tensor
+from safetensors.torch import load_file
 from test_figures import TOKENIZER
 from test_figures import V as WORDS
 
@@ -26,8 +27,18 @@ SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+CAPPED = {"head_dim": 8, "final_logit_softcapping": 0.5}
 UNTIED = {"tie_word_embeddings": False}
 IDS = torch.tensor([[3, 9, 4, 17]])
+
+
+def build(name, **settings):
+    """A model of transformers by the stem of its class, with numbers that nothing shares by chance."""
+    torch.manual_seed(0)
+    kind = f"{name}{'Text' if name == 'Gemma3' else ''}Config"
+    config = getattr(transformers, kind)(**SHAPE | settings)
+    return moved(getattr(transformers, f"{name}ForCausalLM")(config).eval())
 
 
 def moved(model):
@@ -54,9 +65,7 @@ def close(found, expected):
 
 def test_a_folded_final_norm_moves_g_and_not_the_ratio(tmp_path):
     """γ multiplied into the rows: the same logits, other rows; the ratio is of γ ∘ row in both."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SHAPE | UNTIED | {"vocab_size": WORDS})
-    plain = moved(transformers.LlamaForCausalLM(config).eval())
+    plain = build("Llama", vocab_size=WORDS, **UNTIED)
     with torch.no_grad():
         plain.model.norm.weight.copy_(torch.rand(D) * 2 + 0.3)
     plain.save_pretrained(tmp_path / "plain")
@@ -73,6 +82,36 @@ def test_a_folded_final_norm_moves_g_and_not_the_ratio(tmp_path):
     assert abs(a.gaps["cosine"].mean - b.gaps["cosine"].mean) > 0.01
     assert a.ratio.mean == pytest.approx(b.ratio.mean, abs=1e-5)
     assert [c.copy_of for c in result.groups[0].checkpoints] == [None, "plain"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "left_out"),
+    [
+        ("Cohere", {"logit_scale": 0.25}, lambda scores, _: scores * 0.25),
+        ("Granite", {"logits_scaling": 8.0}, lambda scores, _: scores / 8),
+        ("Gemma2", CAPPED, lambda scores, _: np.tanh(scores * 2) / 2),
+        ("Phi", UNTIED, lambda scores, stored: scores + stored["lm_head.bias"].double().numpy()),
+        ("Mixtral", UNTIED | {"num_local_experts": 2, "num_experts_per_tok": 1}, None),
+        ("Qwen2Moe", UNTIED | EXPERTS | {"shared_expert_intermediate_size": 8}, None),
+        ("Olmoe", EXPERTS | {"tie_word_embeddings": True}, None),
+        # Their layers see √d times the row, the head the row itself.
+        ("Gemma", {"head_dim": 8}, None),
+        ("Gemma2", CAPPED | {"final_logit_softcapping": None}, None),
+        ("Gemma3", {"head_dim": 8}, None),
+    ],
+)
+def test_factors_caps_biases_and_scales_of_the_input_are_left_out_and_experts_have_one_head(
+    tmp_path, name, settings, left_out
+):
+    model = build(name, **settings)
+    model.save_pretrained(tmp_path)
+    states, out = logits(model)
+    found = read_folder(tmp_path, range(V))
+    scores = states @ found.rows.T
+    assert close(scores, out) is (left_out is None)
+    if left_out is not None:
+        assert close(left_out(scores, load_file(tmp_path / "model.safetensors")), out)
+    assert found.projection.tied is model.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("outside", [{}, UNTIED, {"tie_word_embeddings": True}])
