@@ -60,7 +60,7 @@ class Slope:
         measured: The day of the measurement.
         groups: Number of groups; for a user's own results, of checkpoints.
         fresh: k with its interval by groups that were trained afterwards to test it.
-        held: Cells in which the places to evaluate held the best.
+        held: Counts of cells whose short list held one within 0.01 of the best.
         right: Upper chance of a bin, and the share of its pairs that were in the right order.
     """
 

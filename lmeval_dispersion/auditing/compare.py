@@ -344,7 +344,7 @@ def compare(paths: Sequence[str | Path], *, by: str = "subject", layer: str | No
 
 
 def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
-    """Each run's rows of the shared documents, in one order, and notes on the documents left out."""
+    """Each run's rows (n,) of shared documents in one order, and notes; MixedStoresError for unlike runs."""
     columns = ["doc_hash", "target", "prompt_hash"]
     frames = [
         run.documents[[*_KEY, *columns]].assign(

@@ -293,7 +293,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
 
 
 def errors_sentence(ranking: Ranking | Missing) -> str:
-    """A sentence on the share of errors in the low tail, and on the best other signal."""
+    """A sentence: the lowest tenth's share of the errors, and the best other signal; empty if not judged."""
     if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
         return ""
     share = ranking.signals[0].errors_10 or 0.0

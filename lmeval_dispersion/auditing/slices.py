@@ -111,7 +111,7 @@ def _dividing(run: AuditRun, columns: Sequence[str]) -> dict[str, list[Slice]]:
 
 
 def by_column(run: AuditRun, name: str) -> list[Slice]:
-    """The slices of one column of the documents, or of ``length`` or ``confidence``."""
+    """Slices by a column (many numbers: bands), ``length``, ``confidence``; UsageError if absent or empty."""
     empty = UsageError(f"the column {name!r} is empty in this run; choose another")
     if name in _BANDED:
         if not (bands := by_band(getattr(run, name))):

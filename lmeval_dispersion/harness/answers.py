@@ -185,10 +185,10 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
-    """Counts of all documents' answers, with the leading space that the prompt needs; number of documents.
+    """Counts of all answers (every choice; of code, every word), leading space included; number of documents.
 
     Raises:
-        UsageError: A task has no answers (perplexity), or code without a reference solution.
+        UsageError: A task has no answers (perplexity), others than texts, or code without a solution.
     """
     answers: Counter[str] = Counter()
     documents = 0

@@ -55,7 +55,7 @@ def task_files() -> dict[str, str]:
 
 
 def task_names() -> list[str]:
-    """Names of all tasks and groups of this version."""
+    """Names of all dispersion tasks and groups in this version of the package, sorted."""
     names = (re.search(r"^(?:task|group): (\S+)$", text, re.MULTILINE) for text in task_files().values())
     return sorted(match[1] for match in names if match)
 

@@ -158,7 +158,7 @@ class TokenRecorder(Recorder):
         self.fresh[name] = state[rows, positions]
 
     def select_cont_toks(self, original: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method, called once per row with its normalised log-probabilities (t, v)."""
+        """Replaces HFLM's method, called per row with log-probabilities (t, v): sums the wanted tokens'."""
         if self.input is not None and self.row < len(self.input):
             shift = logits.shape[0] - self.input.shape[1]
             for row, wanted in self.rows:
@@ -336,7 +336,7 @@ def check_model(lm: Any, tasks: str) -> None:
 
 
 def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
-    """Raise HarnessError before weights are loaded if a class or model cannot run the tasks."""
+    """Raise HarnessError if a class or model gives our tasks no states, or no requested chat template."""
     ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
     if ours and not evaluation.predict_only:
         check_model(lm, min(ours))

@@ -50,7 +50,7 @@ def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
 
 
 def load_states(file: Path) -> Iterator[tuple[DocState, Any]]:
-    """Read a file of :func:`save_states`, in its order."""
+    """Read a file of :func:`save_states`, in order; SafetensorError, KeyError or others if it is damaged."""
     with safe_open(file, framework="numpy") as tensors:
         for i, (state, more) in enumerate(json.loads(tensors.metadata()["states"])):
             vectors = {layer: tensors.get_tensor(f"{i} {layer}") for layer in state["vectors"]}
@@ -138,7 +138,7 @@ def records_of(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ..
 def estimate(records: tuple[DocRecord, ...], layer: str | None = None) -> Estimate:
     """Dispersion over the records' states of a layer (default: the reported one) with its jackknife error.
 
-    NaN below two states with a direction.
+    NaN below two states with a direction; the error is NaN below three.
     """
     states = (record.state.vectors for record in records)
     parts = [s[layer] if layer else next(iter(s.values())) for s in states]

@@ -129,7 +129,7 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 
 
 def law_bins(points: pd.DataFrame) -> Spec:
-    """Mean perplexity against dispersion: one dot per bin, one panel per perplexity and layer."""
+    """Dispersion against mean perplexity (log axis): one dot per bin, one panel per perplexity and layer."""
     shown = ["split", "bin", "mean_perplexity", "dispersion"]
     panel = points["perplexity"].map(in_words) + ", " + points["layer"]
     frame = points[shown].assign(panel=panel, logarithm=np.log10(points["mean_perplexity"]))

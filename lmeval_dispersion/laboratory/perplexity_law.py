@@ -109,7 +109,7 @@ class LawResult(StudyResult):
     template = "law.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``layers``: r of whole segments; ``correlations``, ``controls`` and ``overall`` in full."""
+        """``layers``: r of perplexity and dispersion; ``correlations``, ``controls``, ``overall`` in full."""
         first = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
         caption = "The same for controls, and the model's r minus theirs"
         controls = {}

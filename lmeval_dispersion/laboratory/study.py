@@ -248,7 +248,7 @@ def _parameters_digest(model: Any) -> str:
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """The models' names in reports: the fewest last parts of their paths that are unique."""
+    """Names in reports: fewest last parts of paths that differ, with revision, adapter and quantisation."""
     choices = [model_choice(model) for model in models]
     names = short_names([_path(choice.name) for choice in choices])
     adapters = short_names([_path(choice.adapter or "") for choice in choices])

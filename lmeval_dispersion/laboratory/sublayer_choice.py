@@ -87,7 +87,7 @@ class SublayersResult(StudyResult):
         return {"draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")}
 
     def context(self) -> dict[str, Any]:
-        """Template values: the recommended candidate."""
+        """Template values: also ``best``, the row of ``recommendation`` as a dict."""
         return {**super().context(), "best": records(self.recommendation)[0]}
 
 

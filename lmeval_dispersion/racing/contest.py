@@ -144,7 +144,7 @@ class Contest:
             self.judge_again()
 
     def judge_again(self) -> None:
-        """Compare all checkpoints again with all answers, whatever the order in which these came."""
+        """Set every standing but ``failed`` anew from all answers, whatever the order in which they came."""
         for label, standing in self.standing.items():
             if standing != "failed":
                 self.add(label, NOTHING)

@@ -480,10 +480,10 @@ class Entrant:
             save_states(self._states(begin), states)
 
     def store(self) -> None:
-        """Write each dispersion task's store of all documents asked so far, unless it is up to date.
+        """Write dispersion tasks' stores of the documents asked so far; after the last, remove kept states.
 
         Raises:
-            HarnessError: The kept states were changed.
+            HarnessError: The kept states were changed, or all of a task's texts are empty.
             DispersionError: A store could not be written.
         """
         n, records = self._count, defaultdict[tuple[str, str | None], list[DocRecord]](list)

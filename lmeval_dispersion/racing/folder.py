@@ -182,7 +182,7 @@ class RaceFolder:
         return base + fewest, base + questions * going + block * (raced - going)
 
     def forecast(self, questions: int, load: float, ask: float) -> str:
-        """The race's cost in words, from ``load`` seconds per checkpoint and ``ask`` seconds per question."""
+        """Cost in words: at most ``questions`` a checkpoint, ``load`` seconds a load, ``ask`` a question."""
         few, many = self.expected(questions)
         loads = len(self.raced)
         if self.lineup.by == "block":

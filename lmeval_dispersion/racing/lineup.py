@@ -202,7 +202,7 @@ def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
-    """The models of finished evaluations that a manifest lists, in its order.
+    """The ``models`` (of finished evaluations) that a manifest lists: by rank, its random sample last.
 
     Raises:
         UsageError: No manifest is named, a model is not in it, or a listed one was not evaluated.

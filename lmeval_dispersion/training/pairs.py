@@ -101,13 +101,13 @@ def points(
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Points:
-    """The points of ``z`` (b, t, d) or (l, b, t, d), with ``mask`` and ``segments`` of shape (b, t).
+    """The points of ``z`` (b, t, d) or (l, b, t, d), in float32 or float64: where ``mask`` (b, t) is not 0.
 
-    With ``max_tokens`` that many positions of every row are drawn among the real ones, anew for each layer,
-    from ``generator`` (without one: always the same draw), never from the global one.
+    ``segments`` (b, t) number packed documents, each a group for ``"sequence"``. At most ``max_tokens`` a row
+    are drawn, anew for each layer, by ``generator`` (None: always the same draw), never by the global one.
 
     Raises:
-        GeometryError: A shape does not fit.
+        GeometryError: A shape or type does not fit.
         UsageError: ``pairs`` or ``max_tokens`` is not usable.
     """
     z = z.unsqueeze(0) if z.dim() == 3 else z

@@ -225,7 +225,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         folder: Folder of the JSONL; default: the trainer's output folder.
 
     Raises:
-        UsageError: The trainer has no tokenizer, or the model no output projection.
+        UsageError: Not a Trainer, no tokenizer, no output projection, or another argument is not usable.
         ScreeningError: The tokenizer lacks too many of the words.
     """
 

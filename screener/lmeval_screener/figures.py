@@ -191,7 +191,7 @@ class Ratio:
 
 
 def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
-    """The ratio from rows of T (n, d) and R (m, d), stored as ``dtype``, behind a norm of known weight."""
+    """Ratio from rows of T (n, d) and R (m, d), as ``dtype``, by a known norm; GeometryError if undefined."""
     seen = norm.effective(domain), norm.effective(reference)
     inside, control = (within(rows, "euclidean") for rows in seen)
     if not control.mean > 0:

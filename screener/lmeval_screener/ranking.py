@@ -40,7 +40,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class CommonTokenizer(NamedTuple):
-    """A tokenizer that checkpoints share: the first reading with it, and its (piece, row id) pairs."""
+    """A tokenizer that checkpoints share: its first reading, and (piece, row id) of the compared tokens."""
 
     first: Reading
     rows: frozenset[tuple[str, int]]

@@ -155,8 +155,8 @@ class Screened(Reading):
     """One screened checkpoint: its reading, and its rank in its group.
 
     Attributes:
-        family: Family, or the tokenizer's short hash for checkpoints given by name.
-        scale: Size as the field names it.
+        family: Family, or ``tokenizer:`` and a short hash for checkpoints given by name.
+        scale: Size class, such as ``7B``.
         rank: Place within (family, scale), 1 for the best by ``ranked_by``; equal ones share a place. The
             base, and those with its rows, take none: their rank is that of the first one not above them.
         ranked_by: The figure that ranks: ``gap`` or ``ratio``; G if some of the group have no ratio.
@@ -168,7 +168,7 @@ class Screened(Reading):
         equal_rows_with: Label of another of the group that has the same rows and that it is not a copy of, as
             an adapter has its base's; None for none. They share a rank.
         same_rows: A number that those of the group with the same rows share; None if nothing is known.
-        bodies: How far its body was compared with that of one of the two.
+        bodies: How far its body was compared with that of ``copy_of``, else of ``equal_rows_with``.
         chosen: Why it is on a short list: ``rank`` or ``audit``; None if it is not.
         inclusion_probability: Its probability of being chosen; None without a short list.
     """

@@ -103,7 +103,7 @@ class Selected:
 
     @property
     def sentence(self) -> str:
-        """Number of selected repositories, and reasons for the others; empty without any of these."""
+        """Numbers of listed and selected repositories, reasons for others; or left-out folders; or empty."""
         if self.left_out and not self.listed:
             some = printable(", ".join(self.left_out[:5])) + (", …" if self.left_out[5:] else "")
             return f"left out, without config.json and weights: {some}"

@@ -103,12 +103,12 @@ def predict(
     Args:
         calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
         run: Folder of the store, or a folder that holds the stores of one run.
-        where: Estimate only documents that satisfy this.
+        where: Estimate only documents that satisfy this, such as ``"prompt_tokens < 300"``.
         by: Column of the documents that makes the slices; default: that of the calibrator.
 
     Raises:
-        UsageError: The calibrator does not fit the run or did not beat the labelled accuracy, or there is no
-            such column.
+        UsageError: The calibrator cannot be read, does not fit the run or did not beat the labelled accuracy;
+            or the run has no vectors, no document to estimate, or no such column.
     """
     name: str | Path = "the calibrator"
     if isinstance(calibrator, Calibration):

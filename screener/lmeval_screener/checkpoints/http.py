@@ -94,7 +94,7 @@ class Quota:
         self._changed = asyncio.Event()
 
     def available(self) -> float:
-        """Number of requests that may be sent now."""
+        """Number of requests that may be sent now: infinite without a limit, 0 or less for none."""
         now = time.monotonic()
         if now < self._throttled_until:
             return 0

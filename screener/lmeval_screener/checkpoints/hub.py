@@ -197,7 +197,7 @@ class Hub:
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """Request an API address and parse its JSON; a reply that is not the Hub's JSON is retried."""
+        """Request an API address: ``parse`` of its JSON, and the response; ScreeningError if retries fail."""
         transport, url = self.online(address), url_of(address)
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:

@@ -166,7 +166,7 @@ class WebServers:
         self._online = online
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The address itself; see `Source.expand`. A web server lists no folders, so there are no globs."""
+        """The address itself; see `Source.expand`. ScreeningError for ``*``: web servers list no folders."""
         if "*" in url_of(target.repo).path:
             raise ScreeningError(
                 "BadName",

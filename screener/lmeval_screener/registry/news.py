@@ -43,14 +43,14 @@ class Move:
         what: ``new``, ``changed``, ``recovered``, ``copy`` (new, of a known one), ``renamed``, ``gone`` or
             ``failed``.
         checkpoint: Its label.
-        group: Tokenizer and scale; None if it does not rank.
-        rank: Rank in the group among all that the registry holds, except their base; None for the base.
+        group: Title of its group; None without figures.
+        rank: Rank in the group among all that the registry holds; None for the base and those with its rows.
         G: Its gap.
         ratio: Its ratio.
         chance: Chance that it is more accurate than the group's former best; None where unknown.
-        standing: ``above`` the former best: with a chance of 50 % or more, and by more than rounding;
-            ``below`` it; ``level``: but for rounding, or where rows give no order; ``first`` of its group;
-            ``copy`` of a known one. None where these weights were announced before, or there are no figures.
+        standing: ``above`` the former best: by more than rounding, at a chance of 50 % or more, or unknown;
+            ``below`` it; ``level``: within rounding, or no order; ``first`` of its group; ``copy`` of a
+            known one; ``equal``: another's rows. None for a base, if announced before, or without figures.
         text: The same in words.
         name: The checkpoint's name for commands.
         error: Code of its failure.

@@ -80,7 +80,7 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
 
 
 def sentences_of(groups: Sequence[Group], subject: str, domain: str) -> list[str]:
-    """A single group's sentences; for several groups one line each, after its title, for the first few."""
+    """A single group's sentences; of several groups, ``TITLE: SENTENCES`` for each of the first `_GROUPS`."""
     if len(groups) == 1:
         return group_sentences(groups[0], subject, domain)
     said = [(group.title, group_sentences(group, subject, domain)) for group in groups[:_GROUPS]]

@@ -48,7 +48,7 @@ class GroupResults:
 
     @cached_property
     def design(self) -> Design:
-        """Coverage of the results: ``all``, the list and an ``audit`` sample, a ``list``, or ``none``."""
+        """Results: ``all``; ``audit``: the list and some drawn; ``none``: below two; ``list``: any others."""
         if self.known.sum() < 2:
             return "none"
         if self.known.all():

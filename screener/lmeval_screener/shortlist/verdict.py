@@ -326,9 +326,9 @@ def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outco
 
 
 def enough_results(share: float) -> int:
-    """Number of results in a group that shows a true decision accuracy ``share`` in four of five cases.
+    """Fewest results in a group, 4 or more, that show a decision accuracy ``share`` > 0.5 in 4 of 5 cases.
 
-    From the variance of tau without any relation, 2 (2n + 5) / (9n (n - 1)): Kendall (1938).
+    At 5 %, two-sided, by the variance of tau without any relation, 2 (2n + 5) / (9n (n - 1)): Kendall (1938).
     """
     tau, point = 2 * share - 1, normal_point(1) + 0.8416
     n = 4

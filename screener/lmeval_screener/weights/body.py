@@ -49,7 +49,7 @@ UNKNOWN = Likeness(None)
 
 
 def likeness(first: bytes, second: bytes) -> Likeness:
-    """Compare two bodies in brief: numbers of one type exactly, of two types within the rounding of both."""
+    """Compare bodies of `read_body`: equal types exactly, others by rounding; `UNKNOWN` if none is shared."""
     if first[:_DIGEST] == second[:_DIGEST] and first[:_DIGEST].strip(b"\0"):
         return Likeness(True)
     wholes = [body[_DIGEST : _DIGEST + 4] for body in (first, second)]
