@@ -26,14 +26,15 @@ def sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path, what: str, schema: str, hint: str) -> dict[str, Any]:
-    """Read a JSON object whose ``schema`` must match.
+def read_json(path: Path, what: str, schema: str, hint: str, *, key: str = "schema") -> dict[str, Any]:
+    """Read a JSON object whose schema must match.
 
     Args:
         path: The file.
         what: The expected content, with its article.
-        schema: The value of its key ``schema``.
+        schema: Its schema.
         hint: The advice for any other file.
+        key: The key of its schema.
 
     Raises:
         UsageError: The file is missing, is not JSON, or has another schema.
@@ -47,7 +48,7 @@ def read_json(path: Path, what: str, schema: str, hint: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         why = "is not JSON"
     else:
-        held = content.get("schema") if isinstance(content, dict) else None
+        held = content.get(key) if isinstance(content, dict) else None
         if held == schema:
             return dict(content)
         why = f"has {held or 'other JSON'}"

@@ -303,12 +303,14 @@ def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fit
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "expected a calibrator"),
-        ("", "expected a calibrator"),
-        ("[1]", "is not a calibrator"),
-        ('{"format": "dispersion-audit/1"}', "is not a calibrator"),
-        ('{"format": "dispersion-calibrator/9"}', "written as 'dispersion-calibrator/9'"),
-        ('{"format": "dispersion-calibrator/1"}', "reads dispersion-calibrator/3; calibrate again"),
+        (None, "json does not exist; `dispersion calibrate"),
+        ("", "json is not JSON"),
+        ("[1]", "json has other JSON"),
+        ('{"format": "dispersion-audit/1"}', "json has dispersion-audit/1"),
+        (
+            '{"format": "dispersion-calibrator/1"}',
+            r"\(dispersion-calibrator/3\), but .* has dispersion-cal.*/1",
+        ),
         ('{"format": "dispersion-calibrator/3"}', "lacks 'beats_trivial'"),
     ],
 )

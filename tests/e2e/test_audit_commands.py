@@ -149,7 +149,10 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["calibrate", "STORE", "-o", "."], "--output: expected a file, got the folder"),
         (["audit", "TEXTS"], "is not a folder; `dispersion embed MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
-        (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
+        (
+            ["predict", "absent.json", "STORE"],
+            "expected a calibrator (dispersion-calibrator/3), but absent.json does",
+        ),
         (["audit", "STORE", "--worst", "0"], "expected --worst to be 1 or more"),
         (["audit"], "expected a RUN"),
         (["predict", "STORE"], "expected CALIBRATOR and RUN, got no CALIBRATOR"),

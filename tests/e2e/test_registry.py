@@ -63,15 +63,9 @@ def start(hub, tmp_path):
 
 
 @pytest.fixture
-def run(hub, in_process):
+def run(night):
     """The commands in this process, each time with an empty cache; ``run("registry", …)`` asks."""
-    homes = itertools.count()
-
-    def finished(*words):
-        command = main if words[0] == "registry" else screen_checkpoints
-        return in_process(*words, endpoint=hub.endpoint, home=f"home-{next(homes)}", main=command)
-
-    return finished
+    return lambda *words: night.run(*words, main=main if words[0] == "registry" else screen_checkpoints)
 
 
 @pytest.fixture

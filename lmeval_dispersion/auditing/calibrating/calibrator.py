@@ -30,7 +30,7 @@ from lmeval_dispersion.auditing.ranking import clustered
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.files import write_whole
+from lmeval_dispersion.files import read_json, write_whole
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.statistics import LEVEL, Bounds, rank_correlations
 from lmeval_dispersion.store.format import DOCUMENTS
@@ -244,21 +244,8 @@ class Calibrator:
     @classmethod
     def read(cls, name: str | Path) -> Calibrator:
         """Read a file of :meth:`to_json`; UsageError for anything else."""
-        try:
-            content = json.loads(Path(name).read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(
-                f"expected a calibrator from `dispersion calibrate`, got {name}: {reason}; "
-                "`dispersion calibrate RUN -o FILE` writes one"
-            ) from None
-        kind = content.get("format") if isinstance(content, dict) else None
-        if not str(kind).startswith("dispersion-calibrator/"):
-            raise UsageError(f"{name} is not a calibrator; `dispersion calibrate RUN -o {name}` writes one")
-        if kind != FORMAT:
-            raise UsageError(
-                f"{name} was written as {kind!r} and this version reads {FORMAT}; calibrate again"
-            )
+        hint = "`dispersion calibrate RUN -o FILE` writes one"
+        content = read_json(Path(name), "a calibrator", FORMAT, hint, key="format")
         if missing := sorted(f.name for f in fields(cls) if f.default is MISSING and f.name not in content):
             raise UsageError(f"{name} lacks {missing[0]!r}; it is damaged, calibrate again")
         content = {field.name: content[field.name] for field in fields(cls) if field.name in content}
