@@ -29,6 +29,7 @@ from lmeval_dispersion.harness.records import DocState, Prompt, Vectors
 from lmeval_dispersion.harness.seams import (
     RunningEvaluation,
     add_request_types,
+    compile_templates_once,
     one_sentence,
     pool_groups,
     shadowed,
@@ -319,6 +320,7 @@ def prepare_lm_eval() -> None:
     needed = [*RECORDERS, *(name for recorder in RECORDERS.values() for name in recorder.shadows)]
     add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, needed)
     pool_groups()
+    compile_templates_once()
 
 
 def check_model(lm: Any, tasks: str) -> None:

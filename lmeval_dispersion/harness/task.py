@@ -55,7 +55,6 @@ class DispersionTask(TaskBase):
         settings.pop("class", None)  # lm-eval leaves it in, and its TaskConfig rejects it
         self._layers: tuple[str, ...] = ()
         self._run = saving.TaskRun(RunningEvaluation(), {}, None)
-        self._rendered: tuple[Any, Any] = None, None  # the latest document and its query
         self._correct_by: str | None = None
         self._records: dict[str, dict[int, DocRecord]] = {}  # filter -> true index -> record
         self._summary: dict[str, Any] = {}
@@ -90,21 +89,12 @@ class DispersionTask(TaskBase):
         if self.saves:
             self._run = saving.begin(self.task_name, metadata, evaluation, options)
 
-    def doc_to_text(self, doc: Any, *args: Any, **options: Any) -> Any:
-        """As lm-eval's; cached, because rendering a template is slow."""
-        text = super().doc_to_text(doc, *args, **options)
-        if not args and all(option is None for option in options.values()):
-            self._rendered = doc, text
-        return text
-
     def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> Any:
         """As lm-eval's, with request types that bring states back."""
         built = super().construct_requests(doc, ctx, **options)
         if self.only_predicts:
             return built
-        rendered_doc, query = self._rendered
-        if rendered_doc is not doc:
-            query = super().doc_to_text(doc)
+        query = self.doc_to_text(doc)
         for request in built if isinstance(built, list) else [built]:
             if request.request_type not in recording.REQUEST_TYPES:
                 raise HarnessError(

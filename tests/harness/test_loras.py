@@ -26,7 +26,7 @@ from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.adapters import answers_as_base
 from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.racing.evaluation import Evaluation
-from lmeval_dispersion.racing.folder import going_on
+from lmeval_dispersion.racing.folder import RaceFolder, going_on
 from lmeval_dispersion.racing.lineup import all_named
 
 pytestmark = [
@@ -265,6 +265,8 @@ def test_those_that_were_probed_race_by_their_block_with_their_base_once(adapter
     assert [e.chosen for e in again.entries] == ["base", "named", "named"]
     merged = all_named([near, far, str(DEMO / "sums-30")], api=False).ordered(None, shared=True)
     assert [e.label for e in merged.entries] == ["sums-20 (base)", "near", "far", "sums-30"]
+    for lineup, loads in ((raced, "1 load,"), (merged, "5 loads,")):  # the merge twice, then the base again
+        assert RaceFolder("sums", {}, {}, Path(), lineup, "").forecast(40, 1.0, 0.0).startswith(loads)
     assert going_on([*probed.entries] * 12) == 8
 
 
