@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -15,6 +16,9 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+#: Errors of a disk, or a quota, that is full.
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def sha256(file: Path) -> str:
@@ -74,8 +78,9 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
+        free = "free some space or " * (error.errno in FULL)
         raise DispersionError(
-            f"could not write {path}: {error.strerror or error}; free some space or name another file"
+            f"could not write {path}: {error.strerror or error}; {free}name another file"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """The published JSON Schemas: well-formed, named for their contracts, and as strict as a contract is."""
 
 import json
+import re
 
 import pytest
 import schemas
@@ -66,6 +67,18 @@ def test_a_renamed_or_missing_key_of_the_screener_fails(printed):
                 if (change == "missing" and key in optional) or where.lstrip("$.") in names:
                     continue
                 assert faults(one), f"{where} {change}"
+
+
+def test_every_contract_of_a_report_is_published_and_in_the_change_log():
+    """`RESULTS` or `LAYOUTS` of scripts/schemas.py has it; a registry's rows follow the question."""
+    log = (FOLDER.parents[2] / "CHANGELOG.md").read_text("utf-8")
+    pattern = re.compile(r'^    schema(?:: ClassVar\[str\])? = "(\S+/\d+)"$', re.MULTILINE)
+    for room in ("lmeval_dispersion", "screener/lmeval_screener"):
+        for path in (FOLDER.parents[2] / room).rglob("*.py"):
+            for contract in pattern.findall(path.read_text("utf-8")):
+                assert f"`{contract}`" in log, contract
+                if contract != "dispersion-registry/1":
+                    assert (FOLDER / f"{contract.replace('/', '-')}.json").is_file(), contract
 
 
 def test_schemas_are_those_of_the_classes(capsys):

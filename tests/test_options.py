@@ -43,7 +43,7 @@ def test_the_suffix_chooses_and_the_option_wins(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x.xlsx", r"\.txt, \.md, \.csv, \.json, \.html, \.htm"),
+        ("x.xlsx", r"\.txt, \.md, \.csv, \.json, \.html, \.htm, got .*x\.xlsx; rename it, or give a format"),
         ("x", "suffix"),
         ("nowhere/x.md", "existing folder"),
         ("", "folder"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import lmeval_dispersion
+from lmeval_dispersion.cli import COMMANDS
 from lmeval_dispersion.errors import UsageError
 
 ROOT = Path(lmeval_dispersion.__file__).parent
@@ -34,6 +35,11 @@ def test_the_stub_is_the_one_list_and_dir_shows_it():
 def test_every_name_is_there_and_says_what_it_is(name):
     value = getattr(lmeval_dispersion, name)
     assert inspect.getdoc(value)
+
+
+def test_every_command_is_a_function_too():
+    """``run`` and ``enable`` are lm-eval's command line; a measure of ``inspect`` has its own."""
+    assert {*COMMANDS} - {"run", "enable", "inspect"} <= set(lmeval_dispersion.__all__)
 
 
 def test_a_near_name_is_offered():

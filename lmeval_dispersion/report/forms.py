@@ -36,7 +36,8 @@ def form_of(path: Path) -> Format:
         return _SUFFIXES[path.suffix.lower()]
     except KeyError:
         raise UsageError(
-            f"expected the suffix {', '.join(_SUFFIXES)}, or a format, got {path}", argument="output"
+            f"expected the suffix {', '.join(_SUFFIXES)}, got {path}; rename it, or give a format",
+            argument="output",
         ) from None
 
 

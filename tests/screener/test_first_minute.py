@@ -90,7 +90,12 @@ def test_what_lies_deeper_is_named_as_the_pattern_that_screens_it(counted, capsy
 @pytest.mark.parametrize(
     ("gone", "instead", "says"),
     [
-        (FIRST, "link", f"FileNotFound: m/{FIRST} links to ../gone, which is gone (perhaps a purged cache)"),
+        (
+            FIRST,
+            "link",
+            f"FileNotFound: m/{FIRST} links to ../gone, which is gone (perhaps a purged cache); download it "
+            "again, or copy the folder with its links followed (cp -rL)",
+        ),
         (
             "*.safetensors",
             LFS,

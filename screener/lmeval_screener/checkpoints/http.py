@@ -222,7 +222,8 @@ class Transport:
             answered = response.headers
             return response
         except _broken() as error:
-            raise _unreachable(error, url) from error
+            hub = "HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded" * self.is_hub(url)
+            raise _unreachable(error, url, hub or "the address") from error
         finally:
             quota.release(answered)
 
@@ -364,8 +365,8 @@ def _broken() -> tuple[type[Exception], ...]:
     return aiohttp.ClientError, asyncio.TimeoutError, OSError
 
 
-def _unreachable(error: Exception, url: URL) -> Exception:
-    """The error for a connection's exception."""
+def _unreachable(error: Exception, url: URL, check: str = "the address") -> Exception:
+    """The error for a connection's exception; ``check`` is what to check with the network."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -375,7 +376,7 @@ def _unreachable(error: Exception, url: URL) -> Exception:
     text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)
     text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])  # one line, and no signature of an address
     reason = f"{type(error).__name__}: {text}".rstrip(": ")
-    what = f"the connection to {url.host} failed ({reason}); check the network and the address"
+    what = f"the connection to {url.host} failed ({reason}); check the network and {check}"
     return RetryError(ScreeningError("Unreachable", what))
 
 

@@ -309,7 +309,9 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
 def _unreadable(place: Path, error: OSError) -> ScreeningError:
     if place.is_symlink() and not place.exists():
         why = f"{place} links to {os.readlink(place)}, which is gone (perhaps a purged cache)"
-        return ScreeningError("FileNotFound", f"{why}; download it again")
+        return ScreeningError(
+            "FileNotFound", f"{why}; download it again, or copy the folder with its links followed (cp -rL)"
+        )
     return ScreeningError(
         "FileNotFound", f"cannot read {place}: {error}; check that it exists and that you may read it"
     )

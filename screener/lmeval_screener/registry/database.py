@@ -123,7 +123,8 @@ WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
 def to_write(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a registry to read and write; a missing one is created."""
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
-        raise UsageError(f"expected a file in an existing folder, got {path}", argument="registry")
+        create = "" if path.exists() else f"; create {path.absolute().parent} first"
+        raise UsageError(f"expected a file in an existing folder, got {path}{create}", argument="registry")
     with _opened(path, "rwc") as connection:
         try:
             _prepare(connection, path)
@@ -219,7 +220,8 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
                     raise _other(path) from error
         if "unable to open" in reason:
             raise UsageError(
-                f"expected a folder where files can be created, as SQLite keeps a journal there, got {path}",
+                f"expected a folder where files can be created, as SQLite keeps a journal there, got {path}; "
+                "check its permissions, or name another",
                 argument="registry",
             ) from error
         if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sqlite3
 import time
@@ -196,7 +197,11 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
             if text in (entry.target.label, entry.target.name) or f"{entry.identity}/{file}" in exact
         } or {(entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
     if not matches:
-        raise UsageError(f"expected a checkpoint that the registry has seen, got {text}; query lists them")
+        near = difflib.get_close_matches(text, {entry.target.label for entry in seen}, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(
+            f"expected a checkpoint that the registry has seen, got {text}; {meant}query lists them"
+        )
     if len(matches) > 1:
         names = ", ".join("/".join(filter(None, match)) for match in sorted(matches)[:5])
         raise UsageError(f"expected one checkpoint, got {text}, which {len(matches)} have: {names}")
@@ -284,8 +289,9 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
         names = [f"{name}:{number}" if number else name for name, number in zip(heads, before, strict=True)]
         rows = [dict(zip(names, row, strict=True)) for row in cursor]
     except (sqlite3.Error, sqlite3.Warning) as error:
+        tables = "of checkpoints, results, seen, runs, tokenizers or names " * ("no such table" in str(error))
         raise UsageError(
-            f"the registry could not answer: {error}; it takes one SQLite SELECT that ends within "
+            f"the registry could not answer: {error}; it takes one SQLite SELECT {tables}that ends within "
             f"{_LIMIT:.0f} seconds"
         ) from error
     for row in rows:

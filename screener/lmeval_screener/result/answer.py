@@ -38,12 +38,14 @@ STEP = (
 
 
 def not_screened(failed: Sequence[Failed]) -> str:
-    """One line on a screening in which every checkpoint failed."""
+    """One line on a screening in which every checkpoint failed, with the first of each error."""
     if len(failed) == 1:
         return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
+    firsts = {failure.error: failure for failure in reversed(failed)}
+    shown = [f"{first.label}: {first.message}" for first in reversed(firsts.values())]
     return (
-        f"none of the {len(failed)} checkpoints could be screened ({_errors(failed)}); the first: "
-        f"{failed[0].label}: {failed[0].message}"
+        f"none of the {len(failed)} checkpoints could be screened ({_errors(failed)}); the first"
+        f"{' of each' * (len(shown) > 1)}: {'; '.join(shown)}"
     )
 
 

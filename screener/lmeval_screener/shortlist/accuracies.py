@@ -218,7 +218,9 @@ def _from_results(path: Path, task: str) -> Accuracies:
     """One task of lm-eval's results, the latest of each model."""
     files = sorted(path.rglob("results_*.json")) if path.is_dir() else [path]
     if not files:
-        raise UsageError(f"{path}: expected lm-eval's results_*.json in the folder, got none")
+        raise UsageError(
+            f"{path}: expected lm-eval's results_*.json in the folder, got none; name its --output_path"
+        )
     runs = {file: _results(file) for file in files}
     if (path / "race.json").is_file():
         return _from_race(runs)

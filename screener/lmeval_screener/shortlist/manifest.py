@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.files import read_json
+from lmeval_dispersion.files import FULL, read_json
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.screened import Group, Screened
 from lmeval_screener.shortlist.choice import Shortlist
@@ -92,8 +92,9 @@ def emit(
             if name.endswith(".sh"):
                 (folder / name).chmod(0o755)
     except OSError as error:
+        free = "free some space or " * (error.errno in FULL)
         raise DispersionError(
-            f"could not write {folder}: {error.strerror or error}; free some space or name another folder"
+            f"could not write {folder}: {error.strerror or error}; {free}name another folder"
         ) from error
     return folder / FILE
 

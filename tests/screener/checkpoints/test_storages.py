@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -88,6 +89,11 @@ def in_each(*kinds: str) -> Any:
     return pytest.mark.parametrize("storage", kinds, indirect=True)
 
 
+def test_every_server_of_a_storage_is_in_use():
+    fixtures = (Path(__file__).parents[1] / "conftest.py").read_text("utf-8")
+    assert {*re.findall(r"^def (\w+)_server\(", fixtures, re.MULTILINE), "web"} == set(SERVED)
+
+
 @in_each(*SERVED, "memory")
 def test_rows_bytes_and_requests(storage, tmp_path):
     large = write_checkpoint(tmp_path / "large", head_and_embedding(v=5000, d=64))
@@ -98,6 +104,9 @@ def test_rows_bytes_and_requests(storage, tmp_path):
     assert rows < found.snapshot.account.bytes_read < 1.2 * rows + header_piece + 2000
     if storage.server is None:
         return
+    page = (Path(__file__).parents[3] / "docs/reference/formats-and-storages.md").read_text("utf-8")
+    scheme = storage.address.partition("://")[0].replace("http", "https")
+    assert f"\n| `{scheme}://" in page, "a row on what it needs"
     asked = storage.server.requests
     assert found.snapshot.account.requests == len(asked)
     if storage.address.startswith("s3:"):

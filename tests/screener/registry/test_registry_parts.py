@@ -321,8 +321,15 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     place = str(tmp_path / "r.db")
     screen(many[:1], registry=place)
     for path in ("/dev/null", str(tmp_path)):
-        with pytest.raises(UsageError, match="a file in an existing folder"):
+        with pytest.raises(UsageError, match=f"a file in an existing folder, got {path}$"):
             screen(many[:1], registry=path)
+    with pytest.raises(UsageError, match=f"; create {tmp_path / 'none'} first$"):
+        screen(many[:1], registry=tmp_path / "none" / "r.db")
+    assert main(["registry", "query", place, "SELECT * FROM checkpoint"]) == 2
+    assert "SELECT of checkpoints, results, seen, runs, tokenizers or names" in capsys.readouterr().err
+    name = Path(many[0]).name
+    assert main(["registry", "show", place, f"{name}x"]) == 2
+    assert f"got {name}x; did you mean {name}? query lists them" in capsys.readouterr().err
     assert main(["registry", "query", place, "SELECT 1 a, 2 a, 3 a", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == [{"a": 1, "a:1": 2, "a:2": 3}]
     monkeypatch.setattr(queries, "_LIMIT", 0.1)

@@ -181,6 +181,9 @@ def test_failures_come_last_and_first_where_most_failed():
     none = "none of the 3 checkpoints could be screened (3 RepoNotFound); the first: org/0: none"
     assert not_screened(failures) == none
     assert not_screened(failures[:1]) == "org/0: RepoNotFound: none"
+    mixed = [*failures, failed("org/gated", "GatedRepo", "ask"), failed("org/too", "GatedRepo", "ask too")]
+    firsts = "the first of each: org/0: none; org/gated: ask"
+    assert not_screened(mixed).endswith(f"(3 RepoNotFound, 2 GatedRepo); {firsts}")
     for count, place in ((2, 0), (4, -1)):
         said = result(ranking(count), failures).answer()
         assert said[place] == f"3 of {count + 3} checkpoints could not be screened (3 RepoNotFound)."
