@@ -219,7 +219,7 @@ def _from_results(path: Path, task: str) -> Accuracies:
     files = sorted(path.rglob("results_*.json")) if path.is_dir() else [path]
     if not files:
         raise UsageError(
-            f"{path}: expected lm-eval's results_*.json in the folder, got none; name its --output_path"
+            f"{path}: expected lm-eval's results_*.json in the folder, got none; name lm-eval's output folder"
         )
     runs = {file: _results(file) for file in files}
     if (path / "race.json").is_file():
