@@ -94,11 +94,16 @@ def test_a_name_without_its_library_says_what_to_install():
         "        getattr(lmeval_dispersion, name)\n"
         "    except ImportError as error:\n"
         "        print(error)\n"
+        "for call in (lmeval_dispersion.race, lmeval_dispersion.probe):\n"
+        "    try:\n"
+        "        call(['x'], tasks='gsm8k')\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
         "from lmeval_dispersion import law"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["law", "capture", "DispersionTrainer", "losses"]
+    assert [line.split()[0] for line in lines] == ["law", "capture", "DispersionTrainer", "losses", *"aa"]
     assert all(line.endswith("run: pip install 'lmeval-dispersion[models]'") for line in lines)
     assert done.stderr.splitlines()[-1].endswith(lines[0])
 

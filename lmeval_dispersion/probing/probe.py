@@ -15,7 +15,7 @@ import numpy as np
 from lmeval_screener.figures import FigureDifference, rank_places
 from lmeval_screener.tokens.answers import first_known, tasks_in
 
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.harness.failures import as_their_base
 from lmeval_dispersion.options import add_examples, add_output
@@ -309,7 +309,9 @@ def probe(
     Raises:
         UsageError: An argument cannot be used as given, or the task gives no figure.
         DispersionError: No checkpoint could be asked, or a block could not be written.
+        MissingExtraError: torch or lm-eval is not installed.
     """
+    require_extra("models", "a probe")
     from lmeval_dispersion.racing.block import complete
 
     if questions < FEWEST:

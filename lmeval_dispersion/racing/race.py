@@ -117,6 +117,7 @@ def race(
     Raises:
         UsageError: An argument cannot be used as given, or the folder is of another race.
         DispersionError: No checkpoint could be asked, or a block could not be written.
+        MissingExtraError: torch or lm-eval is not installed.
         KeyboardInterrupt: Ctrl-C; its ``race`` is the result so far.
     """
     start = time.perf_counter()
@@ -146,6 +147,7 @@ def race(
         raise UsageError(
             "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks", argument="tasks"
         )
+    require_extra("models", "a race")
     folder = RaceFolder.opened(
         tasks, output_path, seed=seed, limit=limit, metric=metric, model=model, model_args=model_args,
         batch_size=batch_size, device=device, num_fewshot=num_fewshot, include_path=include_path,

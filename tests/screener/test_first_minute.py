@@ -134,6 +134,7 @@ LOCAL = {
     "myruns/ft-8": "did you mean myruns/ft-80?",
     "odd/zz*": "which matches nothing",
     "odd/a/zz*": "which matches nothing",
+    "zz*": "which matches nothing here; check the pattern",
     "loop": "a broken link",
     "pipe": "which is neither",
     "nowhere/": "that folder does not exist",

@@ -248,7 +248,7 @@ def parse_name(text: str) -> Target:
         raise _bad(text, "an address needs a scheme before :// and a place after it")
     name = name.rstrip("/")
     if not REPOSITORY.fullmatch(name) or ".." in name:
-        raise _bad(text)
+        raise _bad(text, "which matches nothing here; check the pattern" if glob.has_magic(text) else "")
     return Target(name, revision or None)
 
 
