@@ -33,7 +33,7 @@ UTC, or a run of the registry.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion registry``."""
+    """Add the arguments of ``dispersion registry``."""
     parser.add_argument("action", choices=_TAKES, help="what to do, see below")
     parser.add_argument("registry", type=Path, metavar="FILE", help="the registry that --registry wrote")
     parser.add_argument("what", nargs="?", metavar="ARGUMENT", help="SQL, CHECKPOINT or DATE, see below")
@@ -65,22 +65,24 @@ def registry(
     rank_by: RankBy = "ratio",
     base: str | None = None,
 ) -> Report:
-    """Ask a registry of screenings, which ``screen(registry=FILE)`` wrote.
+    """Ask a registry that ``screen(registry=FILE)`` wrote: `News` for ``diff``, else an `Answer`.
 
     Args:
         file: The registry.
         action: ``query``: the latest state of every checkpoint, ranked; ``show``: the history of a
             checkpoint; ``diff``: the changes since a time.
-        what: For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint.
-        domain: Only results of this token set; default: the most used.
-        scale: Only this scale, such as ``7B``.
-        top: The most checkpoints of each group.
+        what: For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint: label, path or address.
+        domain: For ``query``, ``diff``: only results of this token set; default: the most used.
+        scale: For ``query``: only this scale, such as ``7B``.
+        top: For ``query``: the most checkpoints of each group, at least 1.
         since: For ``diff``: ``last``, ``yesterday``, a date or time in UTC, or a run of the registry.
         rank_by: ``ratio``, or ``gap`` for G.
-        base: The checkpoint that the others were trained from.
+        base: For ``query``, ``diff``: the checkpoint that the others were trained from.
 
     Raises:
-        UsageError: No registry, no such checkpoint, or an argument that the action does not use.
+        UsageError: No registry, or one without results; an unknown checkpoint, domain or time; SQL that fails
+            or takes over 60 seconds; an argument that is missing, or that the action does not use.
+        DispersionError: SQLite cannot read the file: it is damaged or locked.
     """
     if what is None and action == "show":
         raise UsageError(f"expected the checkpoint after show {file}, got none")
@@ -113,7 +115,7 @@ def registry(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion registry``; returns the exit code."""
+    """Run ``dispersion registry``; returns the exit code 0, or raises as :func:`registry`."""
     output = Output.of(args)
     options = {name: vars(args)[name] for name in ("domain", "scale", "top", "rank_by", "base")}
     asked = {"since" if args.action == "diff" else "what": args.what}

@@ -121,7 +121,12 @@ WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
 
 @contextmanager
 def to_write(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a registry to read and write; a missing one is created."""
+    """Open a registry to read and write; a missing one is created, one on a full disk copied into memory.
+
+    Raises:
+        UsageError: It is not a registry, not writable, in no folder, or of a newer version of the package.
+        DispersionError: SQLite failed, here or in the block: a lock of 120 seconds, a damaged file.
+    """
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         create = "" if path.exists() else f"; create {path.absolute().parent} first"
         raise UsageError(f"expected a file in an existing folder, got {path}{create}", argument="registry")
@@ -171,7 +176,7 @@ def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
 
 @contextmanager
 def to_read(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a registry read-only: no statement can change it, or reach another file."""
+    """Open an existing registry read-only, without reach to other files; raises as `to_write`."""
     if not path.is_file():
         raise UsageError(
             f"expected a registry, but {path} does not exist; `screen-checkpoints --registry` makes one"
@@ -278,7 +283,7 @@ def _other(path: Path) -> UsageError:
 
 
 class Opened(NamedTuple):
-    """A checkpoint as opened: its identity, its state (a commit or hash), and whether it is private."""
+    """A checkpoint as opened: identity, state (commit or hash; "" if not reached), private (or unknown)."""
 
     identity: str
     state: str
@@ -289,6 +294,9 @@ class Session:
     """One run that takes known readings from a registry and adds new ones.
 
     Attributes:
+        run: Its name; ``since`` is the text of ``--since``, None without one.
+        ended: The time of its end (UTC); empty before :meth:`finish`.
+        tokens: The key of its pair of token sets, 32 hex digits.
         token: The mark of the token that it reads with; empty for none.
         reused: Number of checkpoints that were taken from the registry.
     """
@@ -330,7 +338,7 @@ class Session:
         self._write(lambda: self._put("runs", values))
 
     def pinned(self, target: Target) -> Reading | None:
-        """The kept reading for a target whose commit is known without a request; else None."""
+        """The kept reading for a target with a known commit, else None; raises its kept ScreeningError."""
         commit = target.listed.commit if target.listed else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not COMMIT.fullmatch(commit):
             return None
@@ -339,7 +347,7 @@ class Session:
         return self._find(target, Opened(self._known_as(identity_of(target, target.repo)), commit, private))
 
     def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
-        """The kept reading of an opened checkpoint in the same state; else None."""
+        """The kept reading of a checkpoint in the same state, else None; raises its kept ScreeningError."""
         state = state_of(target, snapshot, base)
         opened = Opened(identity_of(target, snapshot.repo), state, snapshot.private)
         self._opened[target] = opened
@@ -375,7 +383,7 @@ class Session:
         return _reading_of(row, target, self._resolutions)
 
     def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
-        """Record one checkpoint's outcome; a text that cannot be parsed only if the registry knows it."""
+        """Record an outcome, but not ``Interrupted``, nor a ``refused`` target that the registry lacks."""
         asked = identity_of(target, target.repo)
         opened = self._opened.pop(target, None) or Opened(self._known_as(asked), "")
         error = outcome if isinstance(outcome, ScreeningError) else None
@@ -427,7 +435,7 @@ class Session:
         return target in self._recorded
 
     def last_known(self, target: Target, error: ScreeningError) -> Reading | None:
-        """The last reading of a checkpoint whose state is unknown; else None."""
+        """The last reading, if there is one and ``error`` leaves a checkpoint's state unknown; else None."""
         if cause_of(error.code).state != "unknown":
             return None
         identity = self._known_as(identity_of(target, target.repo))
@@ -531,7 +539,7 @@ class Session:
         self.connection.execute(repo, [plain_name(identity), identity])
 
     def missing(self, lists: Sequence[CompleteList]) -> list[tuple[Seen, ScreeningError]]:
-        """Known checkpoints that the Hub's complete lists lack, with the reason."""
+        """Known checkpoints not seen in this run that a list lacks, or has without weights, and errors."""
         return [
             (seen, ScreeningError(GONE if seen.target.repo in names.without_weights else "RepoNotFound", why))
             for seen in (last_seen(self.connection, self.tokens) if lists else ())
@@ -541,7 +549,7 @@ class Session:
         ]
 
     def can_prove(self, seen: Seen, error: ScreeningError) -> bool:
-        """Whether the Hub's error for a missing checkpoint shows that it is gone."""
+        """Whether the Hub could prove a missing checkpoint gone: it was public, or this token read it."""
         return error.code != GONE and (seen.private == 0 or bool(self.token and seen.token == self.token))
 
     def rename(self, seen: Seen, repo: str) -> None:
@@ -549,7 +557,7 @@ class Session:
         self._write(lambda: self._name(seen.identity, f"hf://{repo}"))
 
     def lose(self, seen: Seen, error: ScreeningError) -> None:
-        """Record that a known checkpoint is not found."""
+        """Record a known checkpoint's failure; as ``Gone`` if its earlier rows prove that."""
         self._write(lambda: self._keep_seen(seen.target, Opened(seen.identity, ""), error))
 
     def _follow(self) -> None:
@@ -572,7 +580,10 @@ class Session:
     def finish(
         self, checkpoints: Sequence[Screened], *, failed: int, bytes_read: int, requests: int, seconds: float
     ) -> None:
-        """Mark the run finished, and record the known folders that were deleted."""
+        """Record the run's end, totals (``seconds`` of wall time), deleted folders and new names.
+
+        For ``last`` or ``yesterday`` it waits, 10 seconds at most, for the answers of runs that ended before.
+        """
         for seen in last_seen(self.connection, self.tokens):
             if seen.reading is not None and folder_is_gone(seen.identity):
                 self.lose(seen, ScreeningError("FolderNotFound", "the folder does not exist any more"))
@@ -621,7 +632,7 @@ class Session:
 
 
 def identity_of(target: Target, repo: str) -> str:
-    """The name that all revisions share: a checkpoint's repository, address, or folder's path."""
+    """The name that all revisions share: ``hf://ORG/NAME``, ``file://PATH`` (absolute) or the address."""
     if target.local or (target.refused and target.refused[0] == "FolderNotFound"):
         return f"file://{Path(target.repo).resolve()}"
     return repo if "://" in repo else f"hf://{repo}"
@@ -667,7 +678,7 @@ def _state(snapshot: Snapshot) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last known state of a checkpoint."""
+    """The last known state of a checkpoint; days are texts such as ``2026-11-23``, times are UTC."""
 
     target: Target  # as requested, by its present name
     identity: str  # the repository, folder or address
@@ -683,12 +694,12 @@ class Seen:
 
     @property
     def key(self) -> int:
-        """A key of the state's figures, equal before and after ranking."""
+        """A key of the reading's figures, equal before and after ranking; needs a ``reading``."""
         assert self.reading is not None
         return id(self.reading.gaps)
 
     def called(self, target: Target) -> Seen:
-        """A copy with another ``target``, which has a label."""
+        """A copy with another labelled ``target``, also in its reading."""
         reading = self.reading and replace(self.reading, target=target)
         return replace(self, target=target, reading=reading)
 
@@ -696,7 +707,10 @@ class Seen:
 def last_seen(
     connection: sqlite3.Connection, tokens: str, *, until: str = "9", identity: str | None = None
 ) -> list[Seen]:
-    """The last known state of every checkpoint (or one ``identity``) under a pair of token sets."""
+    """Every checkpoint's last known state under a pair of token sets (its key), the earliest known first.
+
+    A checkpoint is an identity, a revision and a file. ``until`` (UTC) leaves out later first sightings.
+    """
     resolutions = _resolutions(connection, tokens)
     rows = connection.execute(
         # A folder or repository that was once screened in a family stays in it when it is named alone.

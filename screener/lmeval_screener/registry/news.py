@@ -44,17 +44,17 @@ class Move:
             ``failed``.
         checkpoint: Its label.
         group: Title of its group; None without figures.
-        rank: Rank in the group among all that the registry holds; None for the base and those with its rows.
-        G: Its gap.
-        ratio: Its ratio.
+        rank: Rank among the group's in the registry; None for the base, for its rows, and without figures.
+        G: Its gap; None without figures.
+        ratio: Its ratio; None if it has none.
         chance: Chance that it is more accurate than the group's former best; None where unknown.
         standing: ``above`` the former best: by more than rounding, at a chance of 50 % or more, or unknown;
             ``below`` it; ``level``: within rounding, or no order; ``first`` of its group; ``copy`` of a
             known one; ``equal``: another's rows. None for a base, if announced before, or without figures.
-        text: The same in words.
-        name: The checkpoint's name for commands.
-        error: Code of its failure.
-        message: The failure in a sentence.
+        text: The change in words.
+        name: The checkpoint's name for commands; empty if it is gone or failed.
+        error: Code of its failure, or ``Gone``; else empty.
+        message: The failure in a sentence; else empty.
     """
 
     what: Annotated[str, Col("What")]
@@ -82,12 +82,12 @@ class News(Report):
 
     Attributes:
         since: The time (UTC), as ``2026-11-23 02:17:00.000000``; empty for the beginning.
-        moves: New checkpoints, best first, then changed, recovered, renamed, gone and failed ones.
+        moves: What changed, by kind (in the order of ``Move.what``), group and rank.
         touched: Checkpoints whose files were written again with the same figures.
-        kept: Label -> day and error, for checkpoints that could not be read and rank by older figures.
-        unknown: Sentences on new checkpoints without a ratio, with the reason.
-        failing: Label -> error and first day, for checkpoints that failed before and fail still.
-        against_base: Sentences on the side of their base on which new checkpoints lie; all if it changed.
+        kept: Label -> ``DAY, ERROR``, for checkpoints that could not be read and rank by figures of DAY.
+        unknown: Sentences on new or changed checkpoints without a ratio, with the reason.
+        failing: Label -> ``ERROR, since DAY``, for checkpoints that failed before and fail still.
+        against_base: Sentences on new or changed checkpoints' side of their base; on all if it changed.
     """
 
     template: ClassVar[str] = "news.jinja"
@@ -105,13 +105,13 @@ class News(Report):
 
     @property
     def status(self) -> int:
-        """The exit status for failures, by the table of states."""
+        """The exit status for failures: 3 if a checkpoint began to fail, else 0."""
         kinds = {move.what for move in self.moves}
         return max((cause.status for cause in CAUSES if cause.what in kinds), default=0)
 
     @property
     def worth(self) -> tuple[str, ...]:
-        """Checkpoints worth an evaluation, best first, by their names for commands."""
+        """Names for commands of the checkpoints worth an evaluation, in the order of ``moves``."""
         return tuple(move.name for move in self.moves if move.is_worth)
 
     def tables(self) -> Mapping[str, Table]:
@@ -120,12 +120,12 @@ class News(Report):
         return {"moved": Table.of(self.moves, "Changes", name="moved", excerpt=places)}
 
     def context(self) -> Mapping[str, Any]:
-        """Template values: the sentences, and each error's first message."""
+        """Template values: ``sentences``, and ``reasons``: error code -> its first message."""
         reasons = {move.error: move.message for move in reversed(self.moves) if move.message}
         return {"sentences": self._sentences(), "reasons": reasons}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract ``dispersion-registry/1`` as plain Python values."""
+        """The JSON contract ``dispersion-registry/1`` as plain Python values: ``moves`` are its ``rows``."""
         content = super().to_dict()
         return content | {"rows": content.pop("moves"), "worth": list(self.worth)}
 
@@ -177,8 +177,8 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
 
     ``last`` is the end of the last run that gave its answer to ``last`` or ``yesterday``; before the first
     such run, the end of the last finished run. ``yesterday`` is the same for runs that began before today
-    (UTC). Without any run, both are empty: the beginning. Any other text is the name of a run, which means
-    its end, or a date or time (UTC).
+    (UTC). Without any run under ``tokens``, both are empty: the beginning. Any other text is the name of a
+    run, which means its end, or a date or time (UTC), else a UsageError.
     """
     if since in NIGHTLY:
         today = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
@@ -221,8 +221,9 @@ def news(
 ) -> News:
     """Changes between two times under one pair of token sets, ranked among the whole registry.
 
-    ``base``, which the others were trained from, is never worth an evaluation; see `bases_among`.
-    ``others`` are failures that the registry does not hold; ``own`` is the slope of the user's own results.
+    Times are those of :func:`since_time`, ``until`` by default now. ``base``, which the others were trained
+    from, is never worth an evaluation; raises as `bases_among`. ``others`` are failures that the registry
+    does not hold; ``own`` is the slope of the user's own results.
     """
     now = {_place(seen): seen for seen in last_seen(connection, tokens, until=until)}
     then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}

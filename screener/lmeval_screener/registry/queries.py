@@ -57,7 +57,7 @@ class Answer(Report):
         return [row if isinstance(row, dict) else fields_of(row) for row in self.entries]
 
     def tables(self) -> dict[str, Table]:
-        """The rows; one line per value if mappings are too wide for a terminal."""
+        """One table, ``rows``; a line for each value if mappings are wider than 100 characters."""
         rows = self.rows()
         if not rows or not isinstance(self.entries[0], dict):
             return {"rows": Table.of(self.entries, self.title, name=self.name, excerpt=self.places)}
@@ -72,12 +72,12 @@ class Answer(Report):
         return {"rows": Table(rows, columns, self.title, self.name)}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract ``dispersion-registry/1`` as plain Python values."""
+        """The JSON contract ``dispersion-registry/1`` as plain Python values: schema, answer and rows."""
         return {"schema": self.schema, "answer": list(self.sentences), "rows": json_value(self.rows())}
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """Key, domain and reference of the token sets with most results, or in the last run of ``domain``."""
+    """Key, domain, reference of the sets with most results, or of ``domain``'s last run; else UsageError."""
     most = (
         "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens)" if domain is None else "max(started)"
     )
@@ -94,7 +94,7 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 
 
 def is_gone(seen: Seen) -> bool:
-    """Whether a checkpoint is gone, by the last attempt to read it; folders are checked now."""
+    """Whether a checkpoint is gone, by the last attempt to read it; a folder is looked for again now."""
     is_lost = seen.error in ("", "FolderNotFound") and folder_is_gone(seen.identity)
     return is_lost or cause_of(seen.error).state == "gone"
 
@@ -102,7 +102,7 @@ def is_gone(seen: Seen) -> bool:
 def ranked_rows(
     seen: Sequence[Seen], rank_by: RankBy = RANK_BY, bases: Collection[str] = ()
 ) -> list[Screened]:
-    """All measured checkpoints, ranked in groups of one tokenizer and scale.
+    """All measured checkpoints, ranked in groups of one tokenizer and scale; ``bases`` are labels.
 
     Two tokenizers count as the same if every compared token is the same piece at the same row.
     """
@@ -123,7 +123,7 @@ def ranked_rows(
 def bases_among(
     connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
 ) -> list[str]:
-    """Labels of the base that the user named, else of the bases in the last run that had any."""
+    """Labels of the base ``asked`` for (UsageError if unknown), else of those in the last run with any."""
     if asked is not None:
         exact = [entry.target.label for entry in seen if asked in (entry.target.label, entry.target.name)]
         identity = "" if exact else checkpoint_named(connection, asked)[0]
@@ -135,7 +135,7 @@ def bases_among(
 
 @dataclass(frozen=True)
 class Ranked:
-    """A registry's checkpoint in `query`; figures are None if it is gone, and a base has no rank."""
+    """A registry's checkpoint in `query`; figures are None if unknown or gone, a base has no rank."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
     family: str | None = None
@@ -145,23 +145,23 @@ class Ranked:
         float | None, Col("Ratio", ".3f", dots="page", hint="spread of T over that of R; highest first")
     ] = None
     G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
-    se: float | None = None
+    se: float | None = None  # of G
     holds_best: Annotated[
         float | None,
         Col("Holds the best", ".0%", hint="chance that ranks 1 to here hold it", drop=1),
     ] = None
-    revision: Annotated[str | None, Col("Commit", drop=3)] = None
-    copy_of: Annotated[str | None, Col("Copy of")] = None
-    note: Annotated[str | None, Col("Note")] = None
+    revision: Annotated[str | None, Col("Commit", drop=3)] = None  # None for a folder
+    copy_of: Annotated[str | None, Col("Copy of")] = None  # label of its original
+    note: Annotated[str | None, Col("Note")] = None  # gone, the base, or `as of DAY: ERROR` for older figures
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """One state of a checkpoint, seen by one or more consecutive runs."""
+    """One state of a checkpoint, seen by one or more consecutive runs; figures are None where it failed."""
 
     requested: Annotated[str, Col("Revision")]
     file: Annotated[str, Col("File")]
-    state: Annotated[str, Col("Commit")]
+    state: Annotated[str, Col("Commit")]  # or a hash of a listing; empty if it was not reached
     domain: Annotated[str, Col("Domain")]
     reference: str
     ratio: Annotated[float | None, Col("Ratio", ".3f", error="ratio_se")]
@@ -172,15 +172,15 @@ class Sighting:
     euclidean_se: float | None
     tensor: str | None
     dtype: str | None
-    first: Annotated[str, Col("First seen", drop=2)]
+    first: Annotated[str, Col("First seen", drop=2)]  # as 2026-11-23 02:17, UTC; so is the next
     last: Annotated[str, Col("Last seen")]
     runs: Annotated[int, Col("Runs", "d", drop=3)]
-    error: Annotated[str | None, Col("Error")]
+    error: Annotated[str | None, Col("Error")]  # a code; None if it was read, as the next
     message: Annotated[str | None, Col("Why", drop=4)]
 
 
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
-    """Identity, and file if any, of the one checkpoint with this label, path or address; else UsageError."""
+    """Identity and file (or "") of the one checkpoint with this label, path or address; else UsageError."""
     place = f"file://{Path(os.path.expanduser(text)).resolve()}"
     asked = [text, f"hf://{text}", place]
     renamed = connection.execute("SELECT identity FROM names WHERE asked IN (?, ?, ?)", asked)
@@ -216,7 +216,7 @@ def query(
     scale: str | None = None,
     top: int | None = None,
 ) -> Answer:
-    """Every checkpoint's latest state, ranked across runs."""
+    """The checkpoints' latest states, ranked across runs; raises as `sets_of` and `bases_among`."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = last_seen(connection, tokens)
     gone = dict.fromkeys(entry.target.label for entry in seen if is_gone(entry))
@@ -260,7 +260,7 @@ def query(
 
 
 def excerpt(kinds: Sequence[object]) -> tuple[int, ...]:
-    """Positions of a long table's rows for a terminal: the first few of each kind; empty to show all."""
+    """Positions of the rows that a terminal shows: the first few of each kind; empty (all) for up to 40."""
     most, before = max(1, _LONG // max(1, len(set(kinds)))), Counter[object]()
     if len(kinds) <= _LONG:
         return ()
@@ -278,7 +278,7 @@ def _best(group: Group, top: int | None) -> Sequence[Screened]:
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
-    """The rows of an SQL SELECT; UsageError if SQLite refuses it or it takes too long."""
+    """The rows of an SQL SELECT; UsageError if SQLite refuses it or it takes over 60 seconds."""
     deadline = time.monotonic() + _LIMIT
     connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
     try:
@@ -300,7 +300,7 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
 
 
 def history(connection: sqlite3.Connection, text: str) -> Answer:
-    """The history of the checkpoint named by ``text``; see :func:`checkpoint_named`."""
+    """The history of the checkpoint named by ``text``, newest first; raises as :func:`checkpoint_named`."""
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
         "SELECT requested, file, state, domain, reference, ratio, ratio_se, gap_cosine, gap_cosine_se, "

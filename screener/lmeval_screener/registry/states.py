@@ -25,10 +25,10 @@ class Cause(NamedTuple):
         event: The cause, for the docs.
         state: ``there``, ``gone``, or ``unknown``, which keeps the last figures.
         codes: Error codes that the registry then holds; the first cause with a code counts for it.
-        what: Kind of change in the first night; empty for another of `news.Move`'s kinds.
-        first: The first night's sentence, with the checkpoints in place of ``{}``.
-        later: The sentence of every later night.
-        status: The first night's exit status.
+        what: The change as `news.Move` names it, ``failed``, ``gone`` or ``renamed``; empty for any other.
+        first: The first night's sentence, with the checkpoints in place of ``{}``; empty for none.
+        later: The sentence of every later night; empty for none.
+        status: The first night's exit status, 3 or 0.
     """
 
     event: str
@@ -86,7 +86,7 @@ UNKNOWN = ", ".join(f"'{code}'" for code in sorted(_UNKNOWN))
 
 
 def cause_of(code: str, *, was_read: bool = True) -> Cause:
-    """The cause for an error code, "" for a checkpoint without an error."""
+    """The cause for an error code, "" for none (else KeyError); ``was_read``: it has earlier figures."""
     cause = _OF_CODE[code]
     return cause if was_read or cause.state != "unknown" else _NEVER_READ
 
@@ -117,7 +117,7 @@ def proven(error: ScreeningError, identity: str, last: sqlite3.Row | None, token
 def folder_is_gone(identity: str) -> bool:
     """Whether a folder was deleted: it is missing, and the folder above it, or the next, has other entries.
 
-    An empty one may be the mount point of a disk that is not there.
+    An empty one may be the mount point of a disk that is not there. False for other than ``file://PATH``.
     """
     place = Path(identity.removeprefix("file://"))
     if not identity.startswith("file://") or place.exists():
