@@ -1,6 +1,6 @@
-"""A screening in sentences: checkpoints to evaluate first, past success of such orders, a training's course.
+"""A screening's sentences: checkpoints to evaluate first, past success of such orders, a training's course.
 
-Along a training every step is compared with every other, so the bound grows with their number.
+Along a training every step is compared with every other: the more steps, the smaller a p-value must be.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 
 
 def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
-    """Note -> its checkpoint's label, or the number of checkpoints that share it."""
+    """Note -> its checkpoint's label, ``N checkpoints``, or ``all N`` for ``everyone`` = N > 1."""
     labels: dict[str, list[str]] = {}
     for text, c in texts:
         labels.setdefault(text, []).append(c.label)
@@ -71,7 +71,7 @@ def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, s
 
 
 def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
-    """Sentences on members without a ratio, so that G alone orders the group (``alone``: has one member)."""
+    """A sentence per reason on members without a ratio, if any; ``alone``: each is its group's only one."""
     reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
     all_of = f"all {len(members)}"
     ending = "G stands alone" if alone else "the order is by G alone"
@@ -82,7 +82,7 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
 
 
 def sentences_of(groups: Sequence[Group], subject: str, domain: str) -> list[str]:
-    """A single group's sentences; of several groups, ``TITLE: SENTENCES`` for each of the first `_GROUPS`."""
+    """A single group's sentences; of several groups, ``TITLE: SENTENCES`` for each of the first four."""
     if len(groups) == 1:
         return group_sentences(groups[0], subject, domain)
     said = [(group.title, group_sentences(group, subject, domain)) for group in groups[:_GROUPS]]
@@ -90,7 +90,7 @@ def sentences_of(groups: Sequence[Group], subject: str, domain: str) -> list[str
 
 
 def group_sentences(group: Group, subject: str, domain: str = "") -> list[str]:
-    """A group's sentences; ``subject`` is the named task, else the domain."""
+    """A group's sentences; ``subject`` is the named task, else the domain; ``domain`` adds code's caveat."""
     members, names = group.candidates, group.names
     if group.steps:
         figures = [c.figure for c in group.steps]
@@ -138,7 +138,7 @@ def _order(group: Group, subject: str) -> list[str]:
 
 
 def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
-    """Sentences on members with equal output rows and how to compare them, and these members."""
+    """Sentences on members with equal output rows and how to compare them, and these members, if any."""
     said, asked = [], list[Screened]()
     for alike in group.by_rows.values():
         named = {c.base for c in alike}
@@ -168,7 +168,7 @@ def _places(members: Sequence[Screened]) -> str:
 
 
 def first_of(group: Group) -> list[Screened]:
-    """The members in the first three places, if there are more, else in the first; empty without an order."""
+    """Members to evaluate first: three places of four or more, else one, no copies; empty for no order."""
     if group.steps or group.is_noise or group.places < 2:
         return []
     budget = _FIRST if group.places > _FIRST else 1
@@ -177,7 +177,7 @@ def first_of(group: Group) -> list[Screened]:
 
 
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
-    """Sentences on the side of their base on which ``members`` (all) lie; empty if the base is unknown."""
+    """Sentences on ``members``' side of their base (None: all); empty without a base that has a ratio."""
     if group.base is None or group.base.ratio is None:
         return []
     base, sides = group.names[group.base], dict[str, list[str]]()

@@ -17,7 +17,7 @@ _KINDS = ["checkpoint", "control: trained on wrong answers"]
 
 
 def ranking(group: Group) -> Spec:
-    """The ranking figure of a group's first checkpoints, best first."""
+    """The ranking figure of a group's first 40 checkpoints, best first."""
     members = group.checkpoints[:DRAWN]
     values = []
     for c, name in zip(members, short_names([c.label for c in members]), strict=True):
@@ -66,7 +66,7 @@ def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
 
 
 def accuracy_chart(groups: Sequence[Group]) -> Spec:
-    """Supplied accuracies against the ranking figure."""
+    """Supplied accuracies against the ratio; against G if it ranks one of these groups."""
     rated = [(group, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
     figure = "ratio" if all(group.figure == "ratio" for group, _ in rated) else "G"
     values = [

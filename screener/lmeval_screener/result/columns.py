@@ -27,7 +27,7 @@ class CheckpointColumn(NamedTuple):
         about: Its meaning, in Markdown.
         value: Its attribute of `Screened`, or a function of checkpoint and group; empty for ``path``.
         csv: Its column in CSV, None if CSV lacks it; empty for ``path`` with underscores.
-        cell: Makes the value's cell in CSV.
+        cell: Turns the value into its cell in CSV.
         only: Present only with a ``base`` or a short ``list``; empty for always.
         shown: Its column in *What was read*.
     """
@@ -47,7 +47,7 @@ class CheckpointColumn(NamedTuple):
         return (self.path or "").replace(".", "_") if self.csv == "" else self.csv
 
     def of(self, c: Screened, group: Group) -> Any:
-        """This column's value for a checkpoint in its group."""
+        """This column's value for a checkpoint in its group; None where it has none."""
         if callable(self.value):
             return self.value(c, group)
         value: Any = c
@@ -159,7 +159,7 @@ def _there(c: Screened, group: Group) -> Iterator[CheckpointColumn]:
 
 
 def entry(c: Screened, group: Group) -> dict[str, Any]:
-    """A group's checkpoint as an entry of the JSON contract."""
+    """A group's checkpoint as an entry of the JSON contract: nested dictionaries, by ``path``."""
     row: dict[str, Any] = {}
     for column in _there(c, group):
         if column.path is not None:
@@ -172,6 +172,6 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
 
 
 def flat_row(c: Screened, group: Group) -> dict[str, Any]:
-    """A group's checkpoint as a row of CSV."""
+    """A group's checkpoint as a row of CSV: column -> cell."""
     there = [column for column in _there(c, group) if column.name]
     return {str(column.name): column.cell(column.of(c, group)) for column in there}

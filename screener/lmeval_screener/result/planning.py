@@ -27,7 +27,7 @@ _GUIDE = "docs/reference/token-sets.md"
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """The highest cost of screening these targets; a cache or a registry makes it cheaper."""
+    """A report on the highest cost of a screening in requests and bytes; a cache or a registry lowers it."""
     from lmeval_screener.checkpoints.hub import Hub
 
     has_token = Hub().has_token()

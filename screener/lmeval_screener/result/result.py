@@ -45,10 +45,11 @@ _HARDLY = 0.1  # chance to beat a gate's reference at which a checkpoint fails i
 
 @dataclass(frozen=True)
 class Gate:
-    """The gate: whether any checkpoint in its group lies below ``reference``.
+    """The checkpoints of a group that lie below ``reference``, the label of another.
 
     One lies below by a paired difference of the ratio (or of G, where that ranks), or if its chance to be
-    more accurate is at most 10 %.
+    more accurate is at most 10 %. ``below`` has their labels; ``compared`` and ``not_compared`` count all
+    others; ``failed`` is the error code if the reference was not screened, else None.
     """
 
     reference: str
@@ -59,7 +60,7 @@ class Gate:
 
     @classmethod
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
-        """Build the gate from a screening's groups and failures, by its reference's label."""
+        """Build the gate from groups and failures; ``reference`` is the label of one of either."""
         # A registry may have figures of failed checkpoints.
         everyone = {f.label for f in failed} | {c.label for group in groups for c in group.candidates}
         everyone.add(reference)
@@ -149,15 +150,15 @@ class Result(Report):
 
     @property
     def best(self) -> Screened:
-        """The best checkpoint of the first group; an IndexError if none was screened."""
+        """The best checkpoint of the first group; IndexError if none was screened, or only its base."""
         return self.groups[0].candidates[0]
 
     @property
     def exit_code(self) -> int:
-        """Exit status of the command.
+        """Exit status of the command, the first that applies.
 
-        The first that applies: 4 below the gate, 1 without an answer, 5 for news worth an evaluation, 3 if
-        some failed; of news, if some began to fail or nothing could be read.
+        4: some are below the gate; 1: it compared none; 5: news worth an evaluation; 3: some failed (with
+        news: began to fail, or all failed); 1: all failed, without older figures; else 0.
         """
         if self.gate is not None and not self.gate.passed:
             return 4 if self.gate.below else 1
@@ -170,7 +171,7 @@ class Result(Report):
     def chance(self, better: str, worse: str) -> float | None:
         """The chance that one checkpoint is more accurate than another, by their labels; None if unknown.
 
-        It holds for two of a group whose accuracies differ by more than 0.01.
+        It holds for two whose accuracies differ by more than 0.01; UsageError unless both are in one group.
         """
         places = {c.label: (group, c) for group in self.groups for c in group.candidates}
         if missing := [label for label in (better, worse) if label not in places]:
@@ -186,7 +187,7 @@ class Result(Report):
         return group.chance(a, b)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Number of places in the group that hold the best with this chance; all where it is unknown."""
+        """Number of first places that hold the best with this chance, or all; UsageError if not one group."""
         if not 0 < chance <= 1:
             raise UsageError(f"expected above 0, at most 1, got {chance}", argument="chance")
         if len(self.groups) != 1:
@@ -202,6 +203,9 @@ class Result(Report):
             k: Number of places; None for as many as hold the best with a chance of 90 % (`Group.first_for`).
             audit_sample: Number of others in each group to add at random.
             seed: Seed of the random sample.
+
+        Raises:
+            UsageError: ``k`` is below 1, or ``audit_sample`` below 0.
         """
         from lmeval_screener.shortlist.choice import shortlist
 
@@ -211,7 +215,7 @@ class Result(Report):
         """Check the order against results: the short list's if there is one, else all.
 
         Args:
-            results: lm-eval's results or folders of them, or CSV files.
+            results: lm-eval's results or folders of them, or CSV files; raises as `shortlist.verdict.verify`.
         """
         from lmeval_screener.shortlist.manifest import manifest_dict, shortlist_manifest
         from lmeval_screener.shortlist.verdict import verify
@@ -222,7 +226,7 @@ class Result(Report):
         return verify(shortlist_manifest(content, "the screening"), results)
 
     def race(self, tasks: str, **options: Any) -> Any:
-        """Race the short list on lm-eval's tasks: see ``race``."""
+        """Race the short list, by default that of ``shortlist()``, on lm-eval's tasks; see ``race``."""
         import lmeval_dispersion
 
         return lmeval_dispersion.race(self, tasks=tasks, **options)
@@ -234,7 +238,7 @@ class Result(Report):
 
     @cached_property
     def agreement(self) -> list[Agreement]:
-        """Agreement of the figure that ranks with the supplied accuracies, per group and overall."""
+        """Agreement of the ranking figure with supplied accuracies, per group and overall; empty for none."""
         rated = [
             (c.figure.mean, c.accuracy, group.name)
             for group in self.groups
@@ -262,7 +266,7 @@ class Result(Report):
         return content
 
     def head(self) -> dict[str, Any]:
-        """The JSON contract without its entries."""
+        """The JSON contract without answer, agreement and short list; ``checkpoints`` is empty."""
         return {
             "schema": SCHEMA,
             "domain": self.domain,
@@ -302,7 +306,7 @@ class Result(Report):
         }
 
     def rows(self) -> Sequence[Row]:
-        """The rows of CSV and of the data frame, one per checkpoint."""
+        """The rows of CSV and of the data frame, one per checkpoint (of the short list, if one is shown)."""
         return [columns.flat_row(c, group) for group, members in self._members.items() for c in members]
 
     def _tokens(self) -> list[dict[str, Any]]:
@@ -332,7 +336,7 @@ class Result(Report):
     # --- the report -------------------------------------------------------------------------------------
 
     def tables(self) -> Mapping[str, Table]:
-        """Rankings by group, their figures, the failures, and what was read."""
+        """By name: each group's ranking and figures, failures, columns read, agreement and tokens."""
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, members) in enumerate(self._members.items()):
             first = answer.first_of(group)

@@ -25,7 +25,10 @@ _LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that
 
 @dataclass(frozen=True)
 class Rated:
-    """A supplied accuracy; ``place`` is its file and line, ``label`` its checkpoint's name in a report."""
+    """A supplied accuracy, as a share or in per cent, with its checkpoint's names; None for one not given.
+
+    ``place`` is its file and line, ``file`` the checkpoint's GGUF file, ``label`` its name in a report.
+    """
 
     name: str
     revision: str | None
@@ -39,7 +42,8 @@ class Rated:
 class Accuracies:
     """Accuracies from one source; if it is ``complete``, each must belong to a screened checkpoint.
 
-    ``dropped`` counts a race's checkpoints that were not asked everything: results chose the others.
+    ``meaning`` is the source in words, such as task, metric and file. ``dropped`` counts a race's checkpoints
+    that were not asked everything: results chose the others.
     """
 
     rated: tuple[Rated, ...]
@@ -51,7 +55,8 @@ class Accuracies:
         """Labelled targets, each with its accuracy from this source only.
 
         Raises:
-            UsageError: A name is unknown (where all targets could be expanded), or fits several targets.
+            UsageError: A name fits several targets, or a target has two accuracies; or, if all targets could
+                be expanded, no name fits a target, or one of a ``complete`` source does not.
         """
         names, taken = _Names(targets), dict[str, Rated]()
         labels = [target.label for target in targets]
@@ -83,7 +88,7 @@ class Accuracies:
 
 
 def read_accuracies(source: str) -> Accuracies:
-    """Read accuracies from lm-eval's results, or from a CSV file."""
+    """Read accuracies from lm-eval's results (file or folder, PATH:TASK), or a CSV file; else UsageError."""
     path, task = Path(os.path.expanduser(source)), ""
     if not path.exists() and ":" in source:
         place, _, task = source.rpartition(":")

@@ -28,7 +28,7 @@ class GroupChoice:
     Attributes:
         group: Its candidates. ``chosen`` of each is ``rank`` in the first places, ``audit`` for those drawn
             at random from the others; ``inclusion_probability`` is 1 on the list, else the audit's share.
-        k: Number of places on the list, out of ``places``; checkpoints with equal rows share one.
+        k: Number of places that the list takes, out of ``places``; checkpoints with equal rows share one.
         unranked: Number of listed checkpoints with their base's rows, and so without a place.
         kind: The group's kind, as in `Group.kind`.
     """
@@ -72,7 +72,10 @@ class GroupChoice:
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """A screening's checkpoints to evaluate: one choice per group."""
+    """A screening's checkpoints to evaluate: one choice per group.
+
+    ``k`` is the number of places asked for in each group, else the most of any; the others are settings.
+    """
 
     k: int
     audit_sample: int
@@ -124,7 +127,8 @@ def shortlist(
 ) -> Shortlist:
     """Choose each group's first ``k`` places, with ``audit_sample`` of the others drawn at random.
 
-    Without ``k`` a group's list holds its best with a chance of 90 %.
+    Without ``k`` a group's list holds its best with a chance of 90 %. Of the groups, which need one candidate
+    at least, those without any are left out.
 
     Raises:
         UsageError: ``k`` is below 1, or ``audit_sample`` below 0.

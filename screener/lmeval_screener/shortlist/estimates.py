@@ -48,7 +48,7 @@ class GroupResults:
 
     @cached_property
     def design(self) -> Design:
-        """Results: ``all``; ``audit``: the list and some drawn; ``none``: below two; ``list``: any others."""
+        """Known results: ``none`` (below two), ``all``, ``audit`` (the list, some drawn), else ``list``."""
         if self.known.sum() < 2:
             return "none"
         if self.known.all():
@@ -60,7 +60,7 @@ class GroupResults:
 
     @cached_property
     def used(self) -> NDArray[np.int64]:
-        """Positions of the results that form pairs; results outside an audit are not a sample."""
+        """Positions of the results that form pairs, shape (used,); in an audit, only of listed and drawn."""
         mask = self.known & (self.listed | self.audited) if self.design == "audit" else self.known
         return np.flatnonzero(mask)
 
@@ -104,7 +104,8 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     Over all pairs of candidates if all, or the list and two or more of the audit sample, are known;
     otherwise over the pairs with results. The interval is for checkpoints like these: the variance of a
     mean over pairs (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit's scale with
-    Student's t. If hardly a pair is wrong, an end is that of equally many independent pairs, all right.
+    Student's t. If hardly a pair is wrong, an end is that of equally many independent pairs, all right. All
+    NaN without a pair; 0 to 1 where checkpoints are too few for an error.
     """
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
@@ -146,7 +147,7 @@ def missed(group: GroupResults) -> dict[str, float | None]:
     minus that, ``seen`` the same among known results, ``at_random`` the mean regret of as many drawn at
     random; ``others`` are not on the list, ``drawn`` of them were drawn at random and evaluated; ``better``
     of the others, known or estimated with an exact 95 % interval, beat the best, and by ``excess`` on
-    average.
+    average. ``regret`` and ``at_random`` need all results; ``better`` and ``excess`` these or an audit.
     """
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):

@@ -24,7 +24,7 @@ def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's arguments for a checkpoint; an adapter becomes ``peft`` on its base's arguments.
 
     Raises:
-        ScreeningError: The adapter names no base, or one that cannot be opened.
+        ScreeningError: As :func:`on_base`.
     """
     given, place = dict(arguments), str(arguments.get("pretrained", ""))
     revision, local = given.get("revision"), Path(place).is_dir()
@@ -37,10 +37,11 @@ def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_base(target: Target) -> Target:
-    """An adapter's target with its commit and base; a whole model, or an unreadable target, unchanged.
+    """An adapter's target with its commit and base; a whole model, or a repository not readable, unchanged.
 
     Raises:
-        ScreeningError: The adapter names no base, or one that cannot be opened.
+        ScreeningError: The adapter names no usable base (AdapterOnly), its configuration is broken
+            (BadConfig), or its folder cannot be read.
     """
     if target.local and not Path(target.repo, "adapter_config.json").is_file():
         return target

@@ -65,7 +65,8 @@ def emit(
     """Write the short list's folder for lm-eval; returns the manifest's path.
 
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
-    commit that was screened; ``run.sh`` downloads adapters, and races; ``manifest.json`` comes last.
+    commit that was screened; ``run.sh`` downloads adapters, and races; ``manifest.json`` comes last. Raises
+    DispersionError if a file cannot be written, ScreeningError as `on_base`.
     """
     members, downloads = chosen.chosen, ""
     width = max(3, len(str(len(members))))
@@ -158,7 +159,10 @@ def _with_equal_rows(group: Group) -> set[str]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint in a manifest; results are matched to its target."""
+    """One checkpoint in a manifest, with its rank in ``group`` (family, scale); results match its target.
+
+    ``revision`` is the commit, None for a folder; ``chosen`` is ``rank``, ``audit`` or None.
+    """
 
     target: Target
     revision: str | None
@@ -179,7 +183,8 @@ class Candidate:
 class Manifest:
     """A screening with its short list, read at ``place``; candidates are best first in their groups.
 
-    ``kinds`` are the kinds of groups whose ranks have a chance (`lmeval_dispersion.evidence`).
+    ``kinds``: (family, scale) -> kind, for groups whose ranks have a chance (`lmeval_dispersion.evidence`).
+    Texts are empty where the manifest has none.
     """
 
     domain: str
@@ -194,7 +199,7 @@ class Manifest:
 
 
 def read_shortlist_manifest(path: Path) -> Manifest:
-    """Read a manifest from its file, or from the folder that ``--emit`` wrote."""
+    """Read a manifest from its file, or from the folder that ``--emit`` wrote; else UsageError."""
     file = path / FILE if path.is_dir() else path
     hint = "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
     content = read_json(file, "the manifest of a short list", SCHEMA, hint)
@@ -202,7 +207,7 @@ def read_shortlist_manifest(path: Path) -> Manifest:
 
 
 def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
-    """Build a Manifest from its JSON content; ``place`` is its name in errors."""
+    """Build a Manifest from its JSON content, or a UsageError in which ``place`` names it."""
     try:
         candidates = [_candidate(entry) for entry in content["candidates"]]
         targets = labelled([c.target for c in candidates])

@@ -42,8 +42,8 @@ class GroupVerdict:
     Its last fields are those of `missed`, if a group has results on its list.
 
     Attributes:
-        outcome: The verdict in a word.
-        candidates: Number of screened checkpoints.
+        outcome: ``works``, ``misleads``, ``chance`` (no better than it) or ``unknown``.
+        candidates: Number of screened checkpoints; ``results`` of them have one, ``listed`` were on the list.
         spearman: Rank correlation of the screen's order with the results, inside groups; ``p`` by
             permutation, two-sided.
         right: Share of pairs that the screen orders as the results do; ``low`` to ``high``: 95 % interval.
@@ -92,7 +92,7 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 @dataclass(frozen=True)
 class Point:
-    """A candidate with a result."""
+    """A candidate with a result; ``chosen`` is ``rank``, ``audit`` or None, ``ratio`` None where unknown."""
 
     label: Annotated[str, Col("Checkpoint")]
     group: Annotated[str, Col("Group", drop=1)]
@@ -107,7 +107,7 @@ class Verdict(Report):
     """A screen compared with lm-eval's results.
 
     Attributes:
-        outcome: The verdict in a word, over all groups.
+        outcome: The verdict over all groups, as in `GroupVerdict`.
         groups: One verdict per group; ``overall``: over all, compared only inside each.
         results: A line for each source of results.
         without: Labels of the checkpoints to evaluate that have no result.
@@ -145,10 +145,11 @@ class Verdict(Report):
     places: int = 0
 
     def keep(self, path: str | Path) -> str:
-        """Write the slope to a file, which screenings read; returns a sentence on it.
+        """Write the slope to ``path``, a file for screenings; returns a sentence on it.
 
-        Args:
-            path: A new file, or one with an earlier slope. DispersionError if there is no slope to keep.
+        Raises:
+            UsageError: The file exists and does not hold an earlier slope.
+            DispersionError: There is no slope to keep, or the file cannot be written.
         """
         if self.slope is None or self.ours is None:
             why = "this screening's ranks have no known chance; rank by the ratio"
@@ -205,7 +206,8 @@ def verify(manifest: Manifest | str | Path, results: Sequence[str | Path] = ()) 
             default: those in the manifest's folder.
 
     Raises:
-        UsageError: No manifest, or no results of its checkpoints.
+        UsageError: No manifest, a source of results that cannot be read or has none of its checkpoints, or
+            two results of one checkpoint that differ.
     """
     if not isinstance(manifest, Manifest):
         place = Path(manifest)
