@@ -70,9 +70,8 @@ def push_away(
     tokens.
 
     ``across_ranks`` forms the pairs over all ranks of the default process group, through one all-reduce of
-    sums; it needs ``pairs="batch"`` and a wrapper that averages gradients over ranks (DDP, FSDP).
-
-    Source: RD section 3.4.
+    sums; it needs ``pairs="batch"``, that group, and a wrapper that averages gradients over ranks (DDP,
+    FSDP). Source: RD section 3.4.
 
     >>> float(push_away(torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])))
     -1.0
@@ -88,7 +87,7 @@ def push_away(
 
 @wraps(push_away, assigned=())  # its signature
 def squeeze(z: Tensor, **options: Any) -> Tensor:
-    """The mean cosine distance over all pairs: the ablation, which should make a model worse.
+    """The mean cosine distance over all pairs, in [0, n/(n-1)]: the ablation, which should make models worse.
 
     Takes the arguments of :func:`push_away`. Source: RD B.4.2.
     """
@@ -107,8 +106,7 @@ def cross_domain_push_away(
     """Minus the mean cosine distance over pairs of tokens of different domains; in [-2, 0].
 
     ``domains`` (b,) holds the domain of each sequence, any integers; with one in the batch the loss is 0.
-
-    Source: RD section 3.4.
+    ``segments`` changes nothing. Source: RD section 3.4.
     """
     if domains.shape != z.shape[-3:-2]:
         raise GeometryError(
@@ -134,9 +132,8 @@ def angular_spread(
     0 all parallel, -1/(2 tau) all orthogonal. Cosines are kept 1e-6 away from +-1, so that the slope is
     finite; the gradient passes through.
 
-    ``tau`` is the temperature, at least 0.02; small values count the closest pairs only.
-
-    Source: LD, angular spread.
+    ``tau`` is the temperature, at least 0.02; small values count the closest pairs only. Source: LD, angular
+    spread.
     """
     _at_least(tau, 0.02)  # below, exp(-1/tau) leaves float32
     p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
@@ -155,8 +152,8 @@ def orthogonalization(
 ) -> Tensor:
     """Mean of max(0, margin - D)^2 over ordered pairs i != j, D = arccos(cos)/pi; in [0, margin^2].
 
-    0 when no two points are closer than ``margin`` (0.5: a right angle), margin^2 when all are parallel.
-    Source: LD, orthogonalization.
+    0 when no two points are closer than ``margin``, in (0, 1] (0.5: a right angle), margin^2 when all are
+    parallel. Source: LD, orthogonalization.
     """
     if not 0.0 < margin <= 1.0:
         raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
@@ -182,10 +179,8 @@ def l2_repel(
     takes the median squared distance of each group (a constant for the gradient; over 128 evenly spaced
     points where there are more).
 
-    ``tau`` is a squared length scale, or ``median``; ``norm_weight`` weighs the mean square of the numbers in
-    z, over points.
-
-    Source: LD, l2-repel.
+    ``tau`` is a squared length scale, at least 1e-30, or ``median``; ``norm_weight``, at least 0, weighs the
+    mean square of the numbers in z, over points. Source: LD, l2-repel.
     """
     if norm_weight < 0:
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
@@ -214,9 +209,7 @@ def decorrelation(
     """Mean squared correlation over pairs of different features; in [0, 1], 0 uncorrelated.
 
     ``axis``: ``features`` correlates features over the tokens, ``tokens`` tokens over the features (as LD's
-    released code does).
-
-    Source: LD, decorrelation; its sum is a mean here.
+    released code does). Source: LD, decorrelation; its sum is a mean here.
     """
     if axis not in get_args(Axis):
         raise UsageError(f"expected an axis of {', '.join(get_args(Axis))}, got {axis!r}")
@@ -262,7 +255,7 @@ class DispersionLoss(nn.Module):
         needs_domains: Whether each call needs ``domains``.
 
     Raises:
-        UsageError: Unknown loss, or an option that its function does not take.
+        UsageError: Unknown loss or option, or a function without the arguments ``mask`` and ``segments``.
     """
 
     def __init__(self, loss: str | Callable[..., Tensor], *, seed: int = 0, **options: Any) -> None:
@@ -298,7 +291,7 @@ class DispersionLoss(nn.Module):
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> Tensor:
-        """The loss of states (b, t, d), or of each layer of a stack (l, b, t, d)."""
+        """The loss of (b, t, d), or (l,) of a stack (l, b, t, d); UsageError without needed ``domains``."""
         given: dict[str, Any] = {"mask": mask, "segments": segments, **self.options}
         if self.needs_domains:
             if domains is None:

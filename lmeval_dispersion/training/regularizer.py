@@ -80,7 +80,7 @@ class DispersionRegularizer:
         weight: Factor of the loss, at least 0; may be changed between steps.
         mode: ``add``: :meth:`pop` returns the term to add to the loss. ``inject``: the gradient is added
             at the layers' outputs, for loops whose loss cannot be changed; set ``loss_scale`` if such a loop
-            scales its loss.
+            scales its loss. The forward pass then raises what :meth:`pop` would of the loss.
         seed: Seed of the draw of tokens, with ``max_tokens``.
         options: Options of the loss, such as ``max_tokens=256`` or ``tau=0.5``.
 
@@ -146,7 +146,8 @@ class DispersionRegularizer:
                 fire.
             NonFiniteLossError: The loss is NaN or infinite. On a GPU it is raised one step later, so that no
                 step waits for it.
-            GeometryError: Mask and states do not fit.
+            GeometryError: Mask, segments or domains do not fit the states.
+            UsageError: The loss needs ``domains``, and :meth:`describe` gave none.
         """
         if self.mode == "inject":
             return torch.zeros(())
@@ -209,7 +210,7 @@ class DispersionRegularizer:
                 self.detach()
 
     def dispersion(self) -> float | None:
-        """Mean cosine distance over all token pairs of the latest training batch, last chosen layer."""
+        """Mean cosine distance over the latest training batch's token pairs, last layer; None without one."""
         if self._latest is None:
             return None
         z, mask = self._latest
@@ -355,7 +356,7 @@ class TokenDispersion:
     def add(self, states: Tensor, mask: Tensor | None = None) -> None:
         """Add the tokens of ``states`` (b, t, d) where ``mask`` (b, t) is true; None: all.
 
-        Vectors of length up to 1e-12 have no direction and are left out.
+        Vectors of length up to 1e-12 have no direction and are left out. GeometryError if shapes do not fit.
         """
         p = points(states.detach(), mask=mask, pairs="batch")
         scale = unit_scale(p.z)

@@ -29,8 +29,7 @@ class DispersionConfig:
     """The dispersion loss that the trainer adds to its own.
 
     Attributes:
-        loss: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
-        layers: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
+        loss, layers: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
         weight: Factor of the loss; a callback may change ``trainer.regularizer.weight`` between steps.
         seed: Seed of the draw of tokens.
         options: Options of the loss, such as ``{"max_tokens": 256}``.
@@ -62,6 +61,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
     Raises:
         UsageError: The loss, a layer or the weight is not usable, or several GPUs are driven by one process
             (``DataParallel``), which shares no hooks.
+        CaptureError: The model has no decoder blocks.
     """
 
     def __init__(self, *args: Any, dispersion: DispersionConfig | None = None, **kwargs: Any) -> None:
@@ -98,7 +98,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The parent's loss, plus the weighted dispersion loss while training."""
+        """The parent's loss, plus the weighted one in training; raises as ``DispersionRegularizer.pop``."""
         inputs = dict(inputs)
         domains = inputs.pop(DOMAINS, None)
         reg = self.regularizer if model.training else None

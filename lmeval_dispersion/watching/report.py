@@ -26,14 +26,14 @@ _SHOWN = 12  # measurements in a terminal's table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion watch``."""
+    """Add the arguments of ``dispersion watch``."""
     parser.add_argument("folder", metavar="FOLDER", help="output folder of a watched training run")
     add_output(parser)
     add_examples(parser, "OUTPUT_FOLDER", "OUTPUT_FOLDER -o watch.html")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion watch``."""
+    """Run ``dispersion watch``; returns the exit code 0, or raises as :meth:`Watched.of`."""
     output = Output.of(args)
     output.write(Watched.of(args.folder).document())
     return 0
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement of a domain's G; its change since the first has a paired error over tokens."""
+    """A measurement of a domain's G; the change is None at the first, the spread without fixed texts."""
 
     step: Annotated[int, Col("Step")]
     domain: Annotated[str, Col("Domain")]
@@ -73,7 +73,7 @@ class Measurement:
 
 @dataclass(frozen=True, repr=False)
 class Watched(Report):
-    """A watched run's measurements, and changes larger than their errors."""
+    """A watched run's measurements of each domain, in the order of their steps."""
 
     template: ClassVar[str] = "watched.jinja"
     schema: ClassVar[str] = "dispersion-watched/1"
@@ -86,7 +86,7 @@ class Watched(Report):
 
     @classmethod
     def of(cls, folder: str | Path) -> Watched:
-        """Build it from a run's output folder."""
+        """Build it from a run's output folder; raises as :func:`read_records` and :func:`change`."""
         records = read_records(folder)
         rows = [
             _measurement(record, name, records)
@@ -130,7 +130,7 @@ class Watched(Report):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """Template values: each domain's first and last measurement, and whether G moved between them."""
+        """Template values: ``ends``, each domain's first and last measurement, and whether G moved (5 %)."""
         ends = []
         for rows in self.domains().values():
             p = rows[-1].change_p
@@ -177,7 +177,7 @@ def _chart(points: Sequence[tuple[int, float, float]], caption: str) -> Chart:
 
 
 def append_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Append one JSON line, after ending a line that a killed process left incomplete."""
+    """Append one JSON line, after ending a line that a killed process left incomplete; make the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     torn = False
@@ -190,7 +190,7 @@ def append_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_records(folder: str | Path) -> list[dict[str, Any]]:
-    """A run's measurements in the order of their steps; those of a resumed run replace older ones."""
+    """A run's measurements by step, a resumed run's in place of older ones; UsageError if there are none."""
     path = Path(folder)
     path = path / FILE if path.is_dir() else path
     try:
@@ -218,7 +218,7 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) -> FigureDifference:
-    """G of a domain in ``later`` minus that in ``earlier``, with the paired error over the tokens."""
+    """G in ``later`` minus that in ``earlier``, with its paired error; UsageError for other tokens."""
     a, b = later["domains"][domain], earlier["domains"][domain]
     if a["tokens"] != b["tokens"]:
         raise UsageError(

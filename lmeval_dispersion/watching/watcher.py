@@ -58,6 +58,7 @@ class Watcher:
 
     Raises:
         UsageError: An argument is not usable, or the model has no output projection in one piece.
+        CaptureError: The model has no list of decoder blocks.
         ScreeningError: The tokenizer lacks too many of the words.
     """
 
@@ -103,7 +104,7 @@ class Watcher:
         The count begins at 1: a loop resumed from a checkpoint calls :meth:`measure` with its own.
 
         Returns:
-            The figures to log, or None where nothing was measured.
+            The figures to log, or None where nothing was measured; raises as :meth:`measure`.
         """
         self._steps += 1
         if self._steps % self.every and not saved:
@@ -116,7 +117,8 @@ class Watcher:
         With a sharded model every process has to call it; ``write`` is for one of them.
 
         Raises:
-            GeometryError: A row of the head is zero or not finite.
+            GeometryError: A row of the head is zero, or a row or state of the texts is not finite.
+            UsageError: The tokenizer names rows that the head does not have.
         """
         start = time.perf_counter()
         gaps = self.gaps()
@@ -131,7 +133,7 @@ class Watcher:
         return {f"watch/{name}": value for name, value in {**logs, **spread}.items()}
 
     def gaps(self) -> dict[str, Gap]:
-        """Every domain's G on the current head, by the screener's formula (cosine)."""
+        """Every domain's G on the current head, by the screener's formula (cosine); raises as `measure`."""
         sides = {name: (t.domain_ids, t.reference_ids) for name, t in self.resolutions.items()}
         ids = sorted({i for pair in sides.values() for side in pair for i in side})
         rows = self._rows(ids)
@@ -142,7 +144,7 @@ class Watcher:
         """Three figures of the fixed batch's last states, by name.
 
         ``dispersion``: of the texts' last tokens; ``condensation``: mean similarity of one text's tokens,
-        averaged over texts; ``effective_rank``: of all tokens together.
+        averaged over texts; ``effective_rank``: of all tokens together. Raises GeometryError as `measure`.
         """
         texts = list(self._states())
         return {
@@ -218,14 +220,13 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         trainer: transformers' Trainer or one derived from it.
-        domains: As in :func:`~lmeval_dispersion.watch`.
-        reference: As in :func:`~lmeval_dispersion.watch`.
-        texts: As in :func:`~lmeval_dispersion.watch`.
+        domains, reference, texts: As in :func:`~lmeval_dispersion.watch`.
         processing_class: The tokenizer; default: the trainer's own.
         folder: Folder of the JSONL; default: the trainer's output folder.
 
     Raises:
         UsageError: Not a Trainer, no tokenizer, no output projection, or another argument is not usable.
+        CaptureError: The model has no list of decoder blocks.
         ScreeningError: The tokenizer lacks too many of the words.
     """
 
@@ -256,7 +257,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         self._measured = -1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Measure where the trainer is about to log, evaluate or save."""
+        """Measure where the trainer is about to log, evaluate or save; raises as :meth:`Watcher.measure`."""
         wanted = control.should_log or control.should_evaluate or control.should_save
         if not wanted or state.global_step == self._measured:
             return
