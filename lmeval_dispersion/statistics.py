@@ -82,7 +82,7 @@ def ranks(values: ArrayLike) -> Array:
 
 
 def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> float:
-    """Correlation of ``x`` and ``y`` (n,), in [-1, 1]; GeometryError for n < 3, NaN or a constant."""
+    """Correlation of ``x`` and ``y`` (n,), in [-1, 1]; GeometryError if n < 3, not finite or constant."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or len(a) < 3:
         raise GeometryError(
@@ -141,7 +141,7 @@ def fisher(r: ArrayLike) -> Array:
 
 
 def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
-    """95 % interval of a correlation ``r`` over ``n`` points from its bootstrap ``samples``; NaN for n < 4.
+    """95 % interval of a correlation ``r`` of ``n`` points from bootstrap ``samples``; NaN if n < 4 or none.
 
     Student's t with n - 2 degrees of freedom times the samples' standard deviation, on Fisher's scale. On
     bins of a planted law it covers 94 to 99 % from ten bins on (``tests/laboratory/test_intervals.py``),
@@ -160,7 +160,6 @@ def correlation_difference(first: Interval, second: Interval, samples: tuple[Arr
     """95 % interval of the second correlation minus the first, from their intervals and bootstrap samples.
 
     Sample i of both comes from one resample of the points, so the two correlations may depend.
-
     Source: Zou, Psychological Methods 12 (2007), eq. 15 (MOVER).
     """
     a, b = (np.asarray(values, dtype=np.float64) for values in samples)
@@ -180,7 +179,7 @@ def correlation_difference(first: Interval, second: Interval, samples: tuple[Arr
 
 
 def resampled_correlations(x: ArrayLike, y: ArrayLike, seed: int = 0) -> Array:
-    """Pearson correlation of ``x`` and ``y`` (n,) in REPEATS resamples of the points; NaN if constant."""
+    """Pearson correlation of ``x``, ``y`` (n,) in resamples of points; shape (REPEATS,), NaN if constant."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     draws = np.random.default_rng(seed).integers(0, len(a), size=(REPEATS, len(a)))
     return paired_correlations(a[draws], b[draws])
@@ -205,7 +204,7 @@ def resampled_means(values: ArrayLike, seed: int = 0) -> Array:
 
 
 def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
-    """Mean of ``values`` (n,) with its percentile bootstrap interval (NaN bounds where n < 2)."""
+    """Mean of ``values`` (n,), percentile bootstrap interval (NaN if n = 1); TooFewVectorsError if none."""
     numbers = np.asarray(values, dtype=np.float64)
     if not len(numbers):
         raise TooFewVectorsError("expected at least one value, got none")
@@ -379,10 +378,9 @@ def holm(p_values: Mapping[K, float]) -> set[K]:
 
 
 def wilson(share: float, n: int, point: float = NORMAL_975) -> Bounds:
-    """95 % Wilson interval of a share of ``n`` documents; it stays inside [0, 1]. NaN for n < 1.
+    """95 % Wilson interval of a share of ``n`` documents; inside [0, 1]. NaN for n < 1 or share NaN.
 
     ``point`` allows for several shares (:func:`normal_point`).
-
     Source: Wilson, Journal of the American Statistical Association 22 (1927).
 
     >>> [round(v, 3) for v in wilson(0.5, 100)]

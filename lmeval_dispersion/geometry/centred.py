@@ -49,7 +49,7 @@ class CentredVectors:
         return len(self.rows)
 
     def dispersions(self, subsets: Sequence[Rows]) -> Array:
-        """Dispersion of each subset of rows (at least two each); shape (subsets,), in [0, 2]."""
+        """Dispersion of each subset, shape (subsets,), in [0, 2]; TooFewVectorsError for one of below two."""
         values = np.empty(len(subsets))
         for i, subset in enumerate(subsets):
             m = len(subset)
@@ -75,7 +75,7 @@ class CentredVectors:
         return jackknifed(self.contributions(rows))
 
     def composed(self, parts: Sequence[Rows], shares: Array) -> Estimate:
-        """Dispersion with a fixed share for each of two or more parts, with its error.
+        """Dispersion with a fixed share for each of two or more parts, of two rows at least, with its error.
 
         The mean distance of two documents drawn from parts by ``shares`` (which sum to 1), where two of one
         part are never the same document. Its error is that of the mean of the documents' distances to all

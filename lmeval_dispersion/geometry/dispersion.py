@@ -37,7 +37,7 @@ def dispersion(x: ArrayLike) -> float:
 
     Raises:
         TooFewVectorsError: n < 2.
-        NoDirectionError: A zero or non-finite row.
+        NoDirectionError: A zero or non-finite row; another shape is a GeometryError.
 
     Source: RD eq. 1. Differs from ``torchmetrics.functional.pairwise_cosine_similarity(reduction="mean")``,
     which counts a zeroed diagonal.
@@ -51,11 +51,11 @@ def dispersion(x: ArrayLike) -> float:
 
 
 def contributions(x: ArrayLike) -> Array:
-    """Mean cosine distance of every row to all the others; shape (n,). Their mean is the dispersion.
+    """Mean cosine distance of every row to all others; shape (n,), in [0, 2]. Their mean is the dispersion.
 
     Raises:
         TooFewVectorsError: n < 2.
-        NoDirectionError: A zero or non-finite row.
+        NoDirectionError: A zero or non-finite row; another shape is a GeometryError.
     """
     rows = _rows(x)
     centre = _total(rows) / len(rows)
@@ -120,13 +120,13 @@ def dispersion_estimate(x: ArrayLike) -> Estimate:
 
     Raises:
         TooFewVectorsError: n < 2.
-        NoDirectionError: A zero or non-finite row.
+        NoDirectionError: A zero or non-finite row; another shape is a GeometryError.
     """
     return jackknifed(contributions(x))
 
 
 def jackknifed(c: Array) -> Estimate:
-    """The dispersion and its jackknife error, from the vectors' contributions (n,)."""
+    """The dispersion and its jackknife error (NaN for n = 2), from n > 1 contributions (n,)."""
     n = len(c)
     return Estimate(float(c.mean()), jackknife_se(left_out(c)) if n > 2 else float("nan"), n)
 
@@ -144,7 +144,7 @@ def vendi_score(x: ArrayLike) -> float:
 
     Raises:
         TooFewVectorsError: No rows.
-        NoDirectionError: A zero or non-finite row.
+        NoDirectionError: A zero or non-finite row; another shape is a GeometryError.
 
     Source: RD A.5, after Friedman and Dieng (2023). Equals ``vendi_score.vendi.score_X(u)``.
 
@@ -165,7 +165,7 @@ class Dispersion:
 
     Args:
         width: Width ``d`` of the vectors.
-        groups: Number of jackknife groups; merged accumulators need the same.
+        groups: Number of jackknife groups, at least 2; merged accumulators need the same.
 
     >>> a, b = Dispersion(2), Dispersion(2)
     >>> a.update([[1, 0]]); b.update([[0, 1]])
@@ -186,7 +186,7 @@ class Dispersion:
         return int(self.counts.sum())
 
     def update(self, x: ArrayLike) -> None:
-        """Add rows (n, d). Raises NoDirectionError on zero or non-finite ones, adding none of them."""
+        """Add rows (n, d), or none: NoDirectionError if one is zero or not finite, else GeometryError."""
         u = unit_rows(x)
         if not len(u):
             return
@@ -211,7 +211,7 @@ class Dispersion:
         return mean_distance(self.sums.sum(axis=0), self.count)
 
     def estimate(self) -> Estimate:
-        """The dispersion with its grouped-jackknife error (NaN where fewer than three rows were seen)."""
+        """The dispersion with its grouped-jackknife error (NaN below three rows); raises as :meth:`mean`."""
         total, n = self.sums.sum(axis=0), self.count
         mean = mean_distance(total, n)
         used = np.flatnonzero(self.counts)
@@ -221,7 +221,7 @@ class Dispersion:
         return Estimate(mean, jackknife_se(left_out), n)
 
     def state(self) -> dict[str, Any]:
-        """The state as plain arrays, to be saved or sent to another process."""
+        """The state to save or send: ``sums`` (groups, width), float64, and ``counts`` (groups,), int64."""
         return {"sums": self.sums, "counts": self.counts}
 
     @classmethod
@@ -237,13 +237,13 @@ _NOISE = 1e-12  # share of a row's length: closer to the mean, its direction is 
 
 
 class Spectrum(NamedTuple):
-    """Numbers of directions that vectors spread over; each is 1 for a single direction.
+    """Numbers of directions that vectors spread over; each is 1 for a single direction, NaN if all are 0.
 
     Attributes:
         rankme: Exp of the entropy of the singular values, to min(n, d). Garrido et al., ICML 2023.
         effective_rank: See :func:`effective_rank`; NaN where all rows are the same.
-        participation_ratio: (Σλ)² / Σλ² of the covariance's eigenvalues, to min(n - 1, d). Gao et al.,
-            bioRxiv 214262 (2017).
+        participation_ratio: (Σλ)² / Σλ² of the covariance's eigenvalues, to min(n - 1, d); NaN where all
+            rows are the same. Gao et al., bioRxiv 214262 (2017).
         stable_rank: Squared Frobenius over squared spectral norm, to min(n, d). Rudelson and Vershynin,
             JACM 54 (2007).
     """
@@ -255,7 +255,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(x: ArrayLike) -> Spectrum:
-    """The four figures for the rows of ``x`` (n >= 3, d).
+    """The four figures for the rows of ``x`` (n >= 3, d), all finite; else GeometryError.
 
     >>> round(spectrum([[1, 0], [-1, 0], [0, 1], [0, -1]]).stable_rank, 6)
     2.0
@@ -278,7 +278,7 @@ def effective_rank(x: ArrayLike) -> float:
 
     Rows are centred, scaled to length one, and the entropy of the normalised eigenvalues of their
     covariance is exponentiated. Low: the texts (or tokens) lie along few directions around their mean.
-    Differs from the Vendi score by the centring.
+    Differs from the Vendi score by the centring. GeometryError if rows are few, not finite or all the same.
 
     Source: "Diff-eRank: A Novel Rank-Based Metric for Evaluating Large Language Models" (NeurIPS 2024),
     after Roy and Vetterli (2007).

@@ -25,8 +25,8 @@ def valid_rows(x: ArrayLike) -> NDArray[np.bool_]:
 def unit_rows(x: ArrayLike) -> Array:
     """The rows of ``x`` (n, d) at length one, float64.
 
-    Rows are first divided by their largest magnitude, so that neither tiny nor huge values over- or
-    underflow.
+    Rows are first divided by their largest magnitude, so that no value over- or underflows. Raises
+    NoDirectionError for a zero or non-finite row, GeometryError for another shape.
 
     >>> unit_rows([[3.0, 4.0]]).tolist()
     [[0.6, 0.8]]
@@ -84,7 +84,7 @@ class PairMean(NamedTuple):
     Attributes:
         mean: Mean distance over all pairs.
         se: Jackknife standard error over vectors.
-        se_pairs: sd over pairs / sqrt(pairs), as the papers print it; too small, since pairs share vectors.
+        se_pairs: sd over pairs / sqrt(pairs), as papers print it; too small, as pairs share vectors.
         pairs: Number of pairs.
         left_out: The mean without vector i, one value a vector of ``x``; shape (n,).
         left_out_other: The same for the vectors of ``y`` in :func:`between`; empty in :func:`within`.
@@ -99,7 +99,12 @@ class PairMean(NamedTuple):
 
 
 def within(x: ArrayLike, metric: Metric = "cosine") -> PairMean:
-    """Mean distance over all pairs of rows of ``x`` (n >= 3, d), with errors. Source: RD section 3.2."""
+    """Mean distance over all pairs of rows of ``x`` (n >= 3, d), with errors. Source: RD section 3.2.
+
+    Raises:
+        GeometryError: Another metric, another shape, or n < 3 (a TooFewVectorsError).
+        NoDirectionError: A non-finite row; by the cosine, also a zero row.
+    """
     rows = _prepared(x, metric)
     at_least(rows, 3)
     return _within(_distance_blocks(rows, rows, metric), len(rows))
@@ -127,7 +132,7 @@ def _within(blocks: Iterable[tuple[int, int, Array]], n: int) -> PairMean:
 def between(x: ArrayLike, y: ArrayLike, metric: Metric = "cosine") -> PairMean:
     """Mean distance over all pairs with one row of ``x`` (n >= 2, d) and one of ``y`` (m >= 2, d).
 
-    Source: RD section 3.2.
+    Raises as :func:`within`, also for two widths. Source: RD section 3.2.
     """
     a, b = _prepared(x, metric), _prepared(y, metric)
     at_least(a, 2)
@@ -146,7 +151,7 @@ class Contrast(NamedTuple):
 
 
 def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
-    """:func:`within` ``x`` (n, d) and ``y`` (m, d), and :func:`between` them, by each metric.
+    """`within` ``x`` (n >= 3, d) and ``y`` (m >= 3, d), and `between` them, by each metric; raises as these.
 
     For few float32 rows, whose squared lengths neither over- nor underflow in float64, one matrix product
     serves both metrics. Rows that lie close together far from the origin are centred and multiplied again:
