@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
-    """A command's parser and the function that runs it."""
+    """The parser of a command in ``COMMANDS``, and the function that runs it and returns the exit code."""
     module, _, summary = COMMANDS[name]
     add_arguments, run = importlib.import_module(module).COMMANDS[name]
     parser = command_parser(f"dispersion {name}", f"{summary[0].upper()}{summary[1:]}.")

@@ -20,7 +20,7 @@ _ASKED = {"squares": "without answers", "probability": "scored by the probabilit
 
 
 def worth(figure: Literal["squares", "probability"], questions: int) -> str:
-    """A sentence on the worth in labels of ``questions`` questions (or the next fewer measured); else ""."""
+    """A sentence on the worth in labels of ``questions`` questions (or the next fewer measured), or ""."""
     count = max((count for count in WORTH[figure] if count <= questions), default=0)
     if not count:
         return ""
@@ -36,9 +36,9 @@ def worth(figure: Literal["squares", "probability"], questions: int) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """Cells (a group in a task) counted, and those whose list held one within 0.01 of the best.
+    """How many ``cells`` (a group in a task) ``held`` one within 0.01 of the best in their short list.
 
-    ``again``: the groups are parts of others that are counted already.
+    ``measured`` is the day. ``again``: the groups are parts of others that are counted already.
     """
 
     groups: str
@@ -76,11 +76,11 @@ class Slope:
     right: tuple[tuple[float, float], ...] = ()
 
     def was_right(self, chance: float) -> float | None:
-        """Share of the measured pairs with about this chance that were in the right order."""
+        """Share of the measured pairs with about this chance in the right order; None if not measured."""
         return next((share for most, share in self.right if chance <= most), None)
 
     def counts(self, first: int, chance: float, places: int) -> str:
-        """A sentence on the past success of lists of ``first`` places, and of pairs with this ``chance``."""
+        """A sentence on the success of lists of ``first`` places and of pairs of this ``chance``, or ""."""
         right = self.was_right(chance)
         said = []
         if self.held and first < places:

@@ -60,7 +60,7 @@ def read_json(path: Path, what: str, schema: str, hint: str, *, key: str = "sche
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically, through to the disk: to a temporary file first, then renamed."""
+    """Write a file atomically, through to the disk, by a temporary file; DispersionError if that fails."""
     place = Path(os.path.realpath(path))
     part = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
     try:
@@ -85,7 +85,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Write ``compute()`` as an .npz file, unless it exists: a killed process loses one unit of work."""
+    """Write ``compute()`` as an .npz file, unless it exists, so that a kill loses one; see `write_whole`."""
     if path.exists():
         return
     import numpy as np

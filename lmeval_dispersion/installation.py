@@ -13,7 +13,8 @@ _PACKAGE = Path(__file__).resolve().parent
 def data_folder(name: str) -> Path:
     """Folder of bundled data: ``token_sets``, ``task_configs``, ``demo`` or ``demo_runs``.
 
-    The wheel holds all under ``lmeval_dispersion/data/``, a checkout the first two at the top.
+    The wheel holds all under ``lmeval_dispersion/data/``, a checkout the first two at the top. Raises
+    FileNotFoundError if it is missing.
     """
     places = (_PACKAGE / "data" / name, _PACKAGE.parent / name)
     for place in places:

@@ -75,7 +75,7 @@ def exit_code_of(
     command: Callable[[], tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]],
     words: Sequence[str],
 ) -> int:
-    """Run a command, given its name, parser and function, and return its exit code.
+    """Parse ``words`` with the parser of ``command()``, run its function, and return the exit code.
 
     A user's errors print one sentence, with the option for the argument that they name, and no traceback.
     """
@@ -120,7 +120,7 @@ def exit_code_of(
 
 
 def one_thread() -> None:
-    """Keep numpy to one thread: a hundred rows need no more, and a pool that spins is five times slower."""
+    """Keep numpy, unless it is imported, to one thread: for a hundred rows a pool is five times slower."""
     if "numpy" not in sys.modules:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -193,7 +193,7 @@ def add_column(parser: argparse._ActionsContainer) -> None:
 def add_one_slice(
     parser: argparse._ActionsContainer, *, default: str | None = "subject", otherwise: str = ""
 ) -> None:
-    """Add ``--slice COLUMN`` for commands that take one; ``otherwise`` says what None means."""
+    """Add ``--slice COLUMN`` for commands that take one; ``otherwise`` describes a default of None."""
     text = f"column of the documents that makes the slices (default: {otherwise or default})"
     parser.add_argument("--slice", action=Once, dest="by", default=default, metavar="COLUMN", help=text)
 
@@ -210,7 +210,7 @@ def add_seed(parser: argparse._ActionsContainer) -> None:
 
 
 def add_data(parser: argparse._ActionsContainer, text: str, **more: Any) -> None:
-    """Add ``--data`` and ``--column``, for texts as `model.texts` reads them; ``text`` is the help of one."""
+    """Add ``--data``, whose help is ``text``, and ``--column``, for texts as `model.texts` reads them."""
     parser.add_argument("--data", metavar="FILE|HUB_ID", help=text, **more)
     add_column(parser)
 

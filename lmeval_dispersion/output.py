@@ -37,7 +37,7 @@ class Output:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
-        """The output that ``options.add_output``'s options name; UsageError if it cannot be written."""
+        """The output of ``add_output``'s options; UsageError if not writable, or raises as `require`."""
         path: Path | None = args.output
         output_format = args.format or "table"
         if path is not None:
@@ -55,7 +55,7 @@ class Output:
         return self.format == "table" and not self.details
 
     def write(self, document: Document) -> None:
-        """Render the report with its command, write or print it, and name the file written."""
+        """Render the report with its command, then :meth:`write_text`."""
         document = replace(document, command=document.command or self.command)
         terminal = self.path is None and sys.stdout.isatty()
         sized = terminal or (self.path is None and os.environ.get("COLUMNS", "").isdigit())
@@ -70,7 +70,7 @@ class Output:
         self.write_text(text)
 
     def write_text(self, text: str) -> None:
-        """Write or print rendered text, and name the file written."""
+        """Write or print rendered text, and name the file; DispersionError if the disk refuses."""
         if self.path is None:
             _print(text, self.format)
         else:
@@ -86,7 +86,7 @@ class Output:
 
 
 def report_and_file(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
-    """Two checked outputs: the report on standard output, and the data file of ``--output``."""
+    """Outputs, checked as `Output.of` does: the report on standard output, the data file of ``--output``."""
     file = Output.of(argparse.Namespace(**vars(args) | {"format": file_format}))
     return Output.of(argparse.Namespace(**vars(args) | {"output": None})), file
 

@@ -24,7 +24,7 @@ def cell(row: Row, column: Column) -> str:
 
 
 def shown(value: Any, spec: str = "") -> str:
-    """A value as text: nothing for None, ``undefined`` for NaN, ``yes`` and ``no``, items with commas.
+    """A value as text: empty for None, ``undefined`` for NaN, ``yes`` and ``no``, items with commas.
 
     Args:
         value: Any value; numpy's and pandas' scalars count as Python's.
@@ -111,7 +111,7 @@ def _size(count: float) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON: public fields of dataclasses, tuples as lists, null for NaN and infinity."""
+    """A value as JSON: public fields of dataclasses, tuples and sets as lists, null for NaN, infinity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {name: item for name, item in fields_of(value).items() if not name.startswith("_")}
     value = plain(value)

@@ -90,7 +90,7 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 
 
 def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
-    """The chart's Vega-Lite specification in the page's colours and one width; see :func:`chart_svg`."""
+    """The chart's Vega-Lite specification in the page's colours; ``width`` as in :func:`chart_svg`."""
     spec = chart.specification()
     layers = spec.get("layer", [])
     if width == "narrow" and not any(_is(layer, "line") for layer in layers):

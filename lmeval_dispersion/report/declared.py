@@ -182,6 +182,7 @@ class Report:
 
         Raises:
             UsageError: Another suffix.
+            MissingExtraError: A library that pages need is not installed.
             DispersionError: The file cannot be written.
         """
         from lmeval_dispersion.files import write_whole

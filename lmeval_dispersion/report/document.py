@@ -170,7 +170,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Note:
-    """A highlighted paragraph: a caveat, or a limit of the evidence (a warning)."""
+    """A highlighted paragraph: a ``note`` is a caveat, a ``warning`` a limit of the evidence."""
 
     text: str
     kind: Literal["note", "warning"] = "note"

@@ -95,7 +95,7 @@ def render(
 
 
 def json_text(document: Document) -> str:
-    """``document.contract()``, or ``dispersion-tables/1``: title, answer, limits, command and tables."""
+    """The ``contract``'s JSON, else ``dispersion-tables/1``: title, answer, limits, command and tables."""
     if document.contract is not None:
         return document.contract()
     content = {
