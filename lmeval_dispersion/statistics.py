@@ -114,7 +114,7 @@ def paired_rank_correlations(first: ArrayLike, second: ArrayLike) -> Array:
 
 
 def rank_correlations(x: ArrayLike, rows: ArrayLike) -> Array:
-    """Spearman correlation of ``x`` (k,) with every row of ``rows`` (m, k); NaN for constant ones."""
+    """Spearman correlation of ``x`` (k,) with each of ``rows`` (m, k); shape (m,), NaN for constant ones."""
     return paired_rank_correlations(np.asarray(x, dtype=np.float64)[None], rows)
 
 

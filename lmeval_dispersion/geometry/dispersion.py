@@ -211,7 +211,7 @@ class Dispersion:
         return mean_distance(self.sums.sum(axis=0), self.count)
 
     def estimate(self) -> Estimate:
-        """The dispersion with its grouped-jackknife error (NaN below three rows); raises as :meth:`mean`."""
+        """The dispersion and its grouped-jackknife error, NaN if a group leaves below two; see `mean`."""
         total, n = self.sums.sum(axis=0), self.count
         mean = mean_distance(total, n)
         used = np.flatnonzero(self.counts)

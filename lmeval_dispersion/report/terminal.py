@@ -57,7 +57,7 @@ def terminal_text(
     """The report as lines of at most ``width`` characters, without charts, command and tables of details.
 
     A table that is too wide takes its columns' short headings, then leaves out columns by ``Column.drop``;
-    numbers are never cut. Each hint is printed once, below the first table with its column.
+    numbers are never cut, lines are then longer. A hint is printed once, below the first table with it.
 
     Args:
         document: The report.

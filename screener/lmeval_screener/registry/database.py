@@ -283,7 +283,7 @@ def _other(path: Path) -> UsageError:
 
 
 class Opened(NamedTuple):
-    """A checkpoint as opened: identity, state (commit or hash; "" if not reached), private (or unknown)."""
+    """A checkpoint as opened: identity, state (commit or hash; "" if unread), private (None: unknown)."""
 
     identity: str
     state: str

@@ -86,7 +86,7 @@ UNKNOWN = ", ".join(f"'{code}'" for code in sorted(_UNKNOWN))
 
 
 def cause_of(code: str, *, was_read: bool = True) -> Cause:
-    """The cause for an error code, "" for none (else KeyError); ``was_read``: it has earlier figures."""
+    """The cause for a known error code, or for "" (no error); ``was_read``: whether figures are kept."""
     cause = _OF_CODE[code]
     return cause if was_read or cause.state != "unknown" else _NEVER_READ
 

@@ -74,7 +74,7 @@ class GroupChoice:
 class Shortlist:
     """A screening's checkpoints to evaluate: one choice per group.
 
-    ``k`` is the number of places asked for in each group, else the most of any; the others are settings.
+    ``k`` is the number of places asked for in each group, else the most of any; ``seed`` draws the audit.
     """
 
     k: int

@@ -184,7 +184,7 @@ class Manifest:
     """A screening with its short list, read at ``place``; candidates are best first in their groups.
 
     ``kinds``: (family, scale) -> kind, for groups whose ranks have a chance (`lmeval_dispersion.evidence`).
-    Texts are empty where the manifest has none.
+    ``task``, ``ranked_by`` and ``base`` are empty where the file has none.
     """
 
     domain: str
