@@ -67,13 +67,13 @@ def normal_scores(places: int) -> Array:
 
 @dataclass(frozen=True)
 class Chances:
-    """The chances of a group's order, with ranks 1 to ``places``; equal rows share a place."""
+    """The chances of a group's order by ``slope``, for ranks 1 to ``places``; equal rows share a place."""
 
     places: int
     slope: Slope
 
     def between(self, better: int, worse: int) -> float:
-        """Chance that rank ``better`` is more accurate than rank ``worse``, in [0, 1]."""
+        """Chance in [0, 1] that rank ``better`` is more accurate, if the two differ by more than `NEAR`."""
         z = normal_scores(self.places)
         return math.erfc(self.slope.k * float(z[worse - 1] - z[better - 1]) / math.sqrt(2)) / 2
 
@@ -135,15 +135,15 @@ def _phi(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Own(Slope):
-    """The slope of a user's own results: ``groups`` evaluated checkpoints of a ``kind``.
+    """The slope of a user's own results on checkpoints of one ``kind``.
 
-    ``subject`` is the task of their screening, else its domain.
+    ``groups`` counts evaluated checkpoints; ``subject`` is the task of their screening, else its domain.
     """
 
     subject: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The slope as in its file and in a screening's JSON."""
+        """The slope as JSON, with ``evaluated`` for ``groups``; without spread and our studies' figures."""
         return {
             **{name: getattr(self, name) for name in ("kind", "k", "low", "high")},
             "evaluated": self.groups,
@@ -160,14 +160,16 @@ class Own(Slope):
 
 
 def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEAR) -> Slope:
-    """The slope fitted to a user's results, shrunk to ``ours`` as far as groups differ.
+    """The slope of a user's results and its 95 % interval, shrunk to ``ours`` as far as groups differ.
 
     Probit of the order of accuracies on differences of normal scores, over the pairs whose accuracies differ
     by more than ``near``. Pairs share checkpoints, so all pairs weigh as much as there are checkpoints;
-    simulated intervals then cover. The prior is normal: mean ``ours.k``, deviation ``ours.spread``.
+    simulated intervals then cover. The prior is normal: mean ``ours.k``, deviation ``ours.spread``. Without
+    pairs the slope is the prior's. Its ``groups`` is the number of evaluated checkpoints.
 
     Args:
-        groups: Each group's normal scores of its evaluated checkpoints, in the whole group, and accuracies.
+        groups: Of each group, its evaluated checkpoints' normal scores in the whole group (n,), and their
+            accuracies (n,), in the unit of ``near``.
         ours: The slope measured on checkpoints of their kind.
         near: Largest difference of accuracies that counts as none.
     """
@@ -208,7 +210,7 @@ def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
 
 
 def read_slope(path: str | Path, hint: str = _HINT) -> Own:
-    """Read a slope from its file; ``hint`` is the advice in the UsageError for any other file."""
+    """Read a slope from its file; UsageError for another file, with the advice ``hint``, or a broken one."""
     content = read_json(Path(path), "a kept slope", SCHEMA, hint)
     try:
         kind = str(content["kind"])
@@ -234,7 +236,7 @@ def read_slope(path: str | Path, hint: str = _HINT) -> Own:
 
 
 def is_noise(ratios: Sequence[Ratio]) -> bool:
-    """Whether the choice of tokens may explain how far a group's ratios differ; False for fewer than two.
+    """Whether the choice of tokens may explain how far ratios over the same tokens differ; False below two.
 
     The sum of squared differences of the log ratios, over its expectation by the paired jackknife, is F
     distributed where only noise differs; its degrees of freedom follow from the correlations of the noise

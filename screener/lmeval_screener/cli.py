@@ -53,7 +53,7 @@ exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``screen-checkpoints``; returns the exit code. ``DISPERSION_DEBUG=1`` shows tracebacks."""
+    """Run ``screen-checkpoints``: exit code, or argparse's SystemExit; DISPERSION_DEBUG=1 raises errors."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = shlex.join(["screen-checkpoints", *words])
     # A folder of that name can still be given as ./verify.
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``screen-checkpoints``, which is also ``dispersion screen``."""
+    """Add the arguments of ``screen-checkpoints``, which is also ``dispersion screen``."""
     parser.description, parser.usage = _ABOUT, f"{parser.prog} [options] CHECKPOINT ..."
     group = parser.add_argument_group("what to screen")
     what = group.add_argument
@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``screen-checkpoints``; returns the exit code."""
+    """Run ``screen-checkpoints`` with parsed arguments; returns 0, 1, 3, 4 or 5, as ``--help`` lists them."""
     one_thread()
     if args.list is not None:
         from lmeval_screener.result import planning
@@ -256,7 +256,7 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
+    """Add the arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
     parser.description = (
         "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
         "--emit FOLDER` with its results."
@@ -281,7 +281,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Run ``dispersion verify``; returns the exit code."""
+    """Run ``dispersion verify`` with parsed arguments; returns 0, whatever the verdict."""
     output = Output.of(args)
 
     from lmeval_screener.shortlist.verdict import verify

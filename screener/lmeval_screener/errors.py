@@ -60,7 +60,7 @@ class ScreeningError(DispersionError):
     """One checkpoint cannot be screened.
 
     Attributes:
-        code: A stable word for programs, such as ``GatedRepo``: a key of `SCREENING_CODES`.
+        code: A stable word for programs, such as ``GatedRepo``: a key of `SCREENING_CODES`, else ValueError.
     """
 
     def __init__(self, code: str, message: str) -> None:

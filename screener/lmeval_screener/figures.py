@@ -52,7 +52,7 @@ class Gap:
     """G with its parts, in one metric.
 
     Attributes:
-        metric: ``cosine`` (0 to about 4; near 2 when all is orthogonal) or ``euclidean`` (unit of the rows).
+        metric: ``cosine`` (0 to 8/3; near 2 when all is orthogonal) or ``euclidean`` (unit of the rows).
         mean: within_domain.mean + between.mean.
         se: Jackknife standard error over tokens of both sets: leaving a domain token out moves both parts.
         within_domain: Mean distance inside T.
@@ -74,7 +74,7 @@ class Gap:
 
 
 def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> Gap:
-    """The dispersion gap of rows ``domain`` (|T| >= 3, d) against rows ``reference`` (|R| >= 3, d)."""
+    """G of ``domain`` (|T| >= 3, d) against ``reference`` (|R| >= 3, d); else GeometryError."""
     across = between(domain, reference, metric)
     return _gap(metric, Contrast(within(domain, metric), across, within(reference, metric)))
 
@@ -108,7 +108,7 @@ class FigureDifference(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of no difference, by Student's t; 1 if the two are identical."""
+        """Two-sided p-value of no difference, by Student's t; 1 for a mean of 0, else 0 for an error of 0."""
         if self.mean == 0:
             return 1.0
         return student_p(abs(self.mean) / self.se, self.freedom) if self.se > 0 else 0.0
@@ -121,7 +121,7 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
     would hide real differences.
 
     Raises:
-        GeometryError: A gap and a ratio, different metrics, or different tokens.
+        GeometryError: A gap and a ratio, different metrics, or different numbers of tokens.
     """
     same = a.left_out_domain.shape == b.left_out_domain.shape
     same = same and a.left_out_reference.shape == b.left_out_reference.shape
@@ -137,7 +137,7 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
 
 
 def paired_difference(mean: float, *left_out: Array) -> FigureDifference:
-    """A difference with its error, from its leave-one-token-out values over T and over R."""
+    """A difference with its error, from its leave-one-out values over T (|T|,) and over R (|R|,)."""
     return FigureDifference(mean, jackknife_se(*left_out), min(map(len, left_out)) - 1)
 
 
@@ -181,7 +181,8 @@ class Ratio:
         """Possible move of the difference from a base by rounding, three standard deviations.
 
         A fine-tune begins at its base's numbers: rows, or γ, that are equal bit for bit have no rounding
-        between them; for the others the coarser of the two types decides.
+        between them; for the others the coarser of the two types decides. If one has no marks, or other
+        numbers of tokens, it is the sum of both roundings.
         """
         if self.marks.shape != base.marks.shape or not len(self.marks):
             return self.rounding + base.rounding
@@ -222,7 +223,7 @@ def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> flo
 
 
 def storage_error(rows: NDArray[Any], dtype: str) -> Array:
-    """Standard deviation of each number's rounding, shape of ``rows``."""
+    """Standard deviation of each number's rounding to ``dtype``, float64, shape of ``rows`` (n, d)."""
     values: Array = np.abs(rows.astype(np.float64))
     if _significand(dtype) is not None:
         return values * relative_error(dtype)
@@ -240,7 +241,7 @@ def _significand(dtype: str) -> int | None:
 
 
 def relative_error(dtype: str) -> float:
-    """Standard deviation of rounding to the nearest ``dtype``, relative to the number."""
+    """Standard deviation of rounding to ``dtype``, relative to the number; of integers, by their bits."""
     bits = _significand(dtype)
     return math.ldexp(1 / math.sqrt(3), -(_bits(dtype) if bits is None else bits))
 
@@ -275,7 +276,7 @@ def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
 def figures_of(
     numbers: Array, domain: int, reference: int, of_ratio: int
 ) -> tuple[dict[Metric, Gap], Ratio | None]:
-    """The figures in an array of :func:`numbers_of`, without the errors of G's parts.
+    """The figures in an array of :func:`numbers_of`, without the leave-one-out values of G's parts.
 
     ``domain`` and ``reference`` are the numbers of tokens in T and R, ``of_ratio`` in the ratio's T.
     """

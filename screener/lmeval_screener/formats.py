@@ -21,10 +21,10 @@ class Format:
 
     Attributes:
         suffix: End of its files' names.
-        module: The module that reads its headers; imported for the first file.
+        module: Name in ``weights`` of the module that reads its headers, imported for the first file.
         single: Name of the file that holds a whole model in transformers' layout; empty for a format whose
             every file is a model with its own configuration and tokenizer.
-        index: Name of the index of its shards in that layout.
+        index: Name of the index of its shards in that layout; empty for none.
     """
 
     suffix: str
@@ -33,7 +33,7 @@ class Format:
     index: str = ""
 
     async def read_header(self, file: WeightFile) -> Header:
-        """Read a file's header with the format's module."""
+        """Read a file's header with the format's module; ScreeningError for a broken or refused file."""
         module = importlib.import_module(f"lmeval_screener.weights.{self.module}")
         header: Header = await module.read_header(file)
         return header
@@ -57,7 +57,7 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.
 
 
 def format_of(path: str) -> Format:
-    """The format with the suffix of ``path``, a weights file."""
+    """The format with the suffix of ``path``, a weights file; StopIteration for other suffixes."""
     return next(kind for kind in FORMATS if path.endswith(kind.suffix))
 
 
@@ -68,7 +68,10 @@ def holds_weights(files: Iterable[str]) -> bool:
 
 
 def own_weights(files: Iterable[str]) -> list[str]:
-    """A model's own weights files in transformers' layout: the single one, else all; empty without any."""
+    """A model's own weights files in transformers' layout, sorted; empty without any.
+
+    They are its safetensors, else its ``pytorch_model*.bin``; a file that holds the whole model comes alone.
+    """
     names = sorted(files)
     pickled = [p for p in names if p.startswith("pytorch_model") and p.endswith(ARCHIVE.suffix)]
     weights = safetensors_files(names) or pickled

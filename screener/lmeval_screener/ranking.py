@@ -1,7 +1,7 @@
 """Groups of comparable checkpoints, their places, and paired differences from a base.
 
-A group has one tokenizer and one scale, and is ordered by the ratio; `chance` has the probability that
-accuracy orders it alike.
+A group has one tokenizer and one scale, and is ordered by the ratio, or by G; `chance` has the probability
+that accuracy orders it as the ratio does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CommonTokenizer(NamedTuple):
 
 
 def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, CommonTokenizer | None]:
-    """Tokenizer -> the common tokenizer for comparing its checkpoints; None if none fits.
+    """Tokenizer's digest -> the common tokenizer for comparing its checkpoints; None if none fits.
 
     A family's tokenizer is that of most of its checkpoints. Checkpoints given by name (``family`` is None)
     may have any number of tokenizers. One tokenizer can replace another if each of its compared tokens is
@@ -90,7 +90,8 @@ def ranked(
 ) -> list[Screened]:
     """Every group's checkpoints, best first.
 
-    A group's base is one of the labels ``bases``, else its :func:`named_base`.
+    A group's base is one of the labels ``bases``, else its :func:`named_base`. G ranks a group in which a
+    checkpoint has no ratio.
     """
     families: dict[str, list[Reading]] = {}
     for reading in members:
@@ -178,7 +179,7 @@ def _equal(members: Sequence[Reading], place: int, original: Original) -> str | 
 def against_base(
     base: Gap | Ratio, ratios: Mapping[K, Gap | Ratio], copies: Collection[K] = ()
 ) -> dict[K, Against]:
-    """Each ratio (or G) minus its base's, and the side of the base on which it lies.
+    """Each ratio (or G) minus its base's, and its side of the base; GeometryError for unlike tokens.
 
     A side needs a paired difference, corrected for all comparisons (Holm), that rounding cannot explain.
     Copies, and checkpoints with the base's rows bit for bit, are equal to it.
@@ -209,7 +210,7 @@ def _sides(gaps: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
 
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
-    """The first place after which no two figures differ, each pair tested two-sided at ``level``."""
+    """First index from which on no two figures, best first, differ; pairs tested two-sided at ``level``."""
     sides = _sides(gaps)
     means = np.array([gap.mean for gap in gaps])
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
@@ -240,7 +241,7 @@ _SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN}
 
 
 def scale_names(readings: Sequence[Reading]) -> list[str]:
-    """The scales of checkpoints with one tokenizer, such as ``0.5B`` or ``70M``; ``unknown``.
+    """The scales of checkpoints with one tokenizer, such as ``0.5B`` or ``70M``; or ``unknown``.
 
     The rule, first match first:
 
@@ -329,7 +330,7 @@ class Agreement:
     published evidence does not support. ``spearman_p`` is two-sided: the share of all orders of the
     accuracies whose correlation is at least as large; beyond nine checkpoints, of orders drawn with a fixed
     seed, as (1 + as large) / (1 + drawn). Two checkpoints always give 1, three at least 1/3, reported
-    as is.
+    as is. Both are NaN, and ``reason`` says why, for fewer than two checkpoints or equal values.
     """
 
     scope: Literal["group", "within groups", "overall"]
@@ -343,7 +344,7 @@ class Agreement:
 
     @classmethod
     def of(cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]) -> Agreement:
-        """The agreement of gaps with accuracies; permutations stay inside each stratum."""
+        """The agreement in strata of (gaps, accuracies), finite numbers; permutations stay inside each."""
         n = sum(len(gaps) for gaps, _ in strata)
         figures = rank_agreement(strata)
         if figures is not None:
@@ -356,6 +357,8 @@ class Agreement:
 
 def agreements(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
     """Agreement per group in order of appearance; with several groups also *within groups* and *overall*.
+
+    Checkpoints whose gap or accuracy is not finite are left out.
 
     >>> [line.spearman for line in agreements([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
     [0.5]

@@ -43,7 +43,7 @@ class Reader:
     """Reads checkpoints for one pair of token sets; those with the same tokenizer share its resolution.
 
     Without a ``hub`` every checkpoint is a folder. ``known`` is called with every opened checkpoint: it
-    returns the kept reading, or raises the kept `ScreeningError`.
+    returns the kept reading or None, or raises the kept `ScreeningError`.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Reader:
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def read(self, target: Target, account: Account, *, over: Resolution | None = None) -> Reading:
-        """Read one checkpoint on its own account, by its own tokenizer's rows or those of ``over``."""
+        """Read a checkpoint by its own tokenizer's rows, or those of ``over``; ScreeningError if it fails."""
         return await account.bounded(self._read(target, account, over))
 
     async def body(self, target: Target, account: Account) -> bytes:
-        """A checkpoint's body in brief: over all tensors on this machine, else over a few."""
+        """A checkpoint's `read_body`, of all tensors if local, else `MOST`; ScreeningError if it fails."""
         snapshot = await account.bounded(self._open(target, account))
         return await account.bounded(read_body(snapshot, None if snapshot.is_local else MOST))
 
@@ -207,7 +207,7 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
 
 
 async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Target] | None:
-    """The adapter in a snapshot and its base's target; None for a whole model."""
+    """The adapter in a snapshot and its base's target; None for a whole model; ScreeningError if broken."""
     if target.file is not None or "adapter_config.json" not in snapshot.files:
         return None
     from lmeval_screener.weights.adapters import is_adapter, read_adapter

@@ -32,14 +32,14 @@ class Reading:
     Attributes:
         target: The checkpoint as requested.
         repo: Repository after renames, or the folder.
-        revision: The commit that was read, 40 hex digits; None for a folder.
+        revision: The commit that was read, 40 hex digits; None for a folder or a storage.
         tensor: Name of the output projection.
         file: The file that stores it.
         dtype: Its element type as stored.
         shape: Rows and columns.
         tied: Whether it is the input embedding.
         parameters: All parameters as stored; None if unknown.
-        tokenizer: Digest of the tokenizer file.
+        tokenizer: Digest of the tokenizer file, or of a GGUF file's vocabulary.
         resolution: The rows of T and R; checkpoints of one tokenizer share it.
         gaps: The gap in every metric.
         warnings: Remarks for readers of the figures.
@@ -49,7 +49,7 @@ class Reading:
         ratio: The ratio; None if the final norm is not known, and G stands alone.
         no_ratio: Why the ratio is missing, one clause; empty if it is known.
         sketch: Identifies equal rows (`lmeval_screener.weights.copies`); empty if not known.
-        body: Its body in brief (`lmeval_screener.weights.body`), which identifies copies; empty if not read.
+        body: Its body in brief (`read_body`), which identifies copies; if not read, its files' digest.
         base: The ``place`` of its base, from an adapter's configuration or the Hub; empty for none.
         common: Digest of the tokenizer whose words compare it with others; empty until that is known.
     """
@@ -79,7 +79,7 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
+        """``repo``, ``repo@revision``, or either with ``:file``, as the user would write it."""
         return label(self.repo, self.target.revision, self.target.file)
 
     @property
@@ -99,12 +99,12 @@ class Reading:
 
     @property
     def accuracy(self) -> float | None:
-        """Supplied accuracy, or None."""
+        """Supplied accuracy, in its source's unit; None without one."""
         return self.target.accuracy
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for readers of the figures: contradictions, dropped words."""
+        """Remarks for readers of the figures: ``warnings``, dropped words, rows that the matrix lacks."""
         tokens, notes = self.resolution, list(self.warnings)
         if tokens.never_made:
             more = len(tokens.never_made) - 5
@@ -141,8 +141,8 @@ Side = Literal["above", "below", "level", "equal"]
 class Against(NamedTuple):
     """A checkpoint's ratio minus its base's, paired over tokens, and its side of the base.
 
-    ``side`` is ``above``, ``below``, ``level`` if it is on neither, or ``equal`` if all rows are
-    the base's.
+    ``se`` is the difference's jackknife standard error. ``side`` is ``above``, ``below``, ``level`` if it is
+    on neither, or ``equal`` if all rows are the base's.
     """
 
     difference: Finite
@@ -199,7 +199,7 @@ class Screened(Reading):
 
     @property
     def training_and_step(self) -> tuple[str, str | None]:
-        """Its training run and step's name, by revision or folder; itself and None without a training."""
+        """Training run (repository or folder), and step's name (revision or folder); None without a step."""
         if self.revision is None:
             return run_and_step(self.repo) or (self.repo, None)
         return self.repo, self.target.revision
@@ -219,7 +219,7 @@ class Screened(Reading):
 
 @dataclass(frozen=True)
 class Failed:
-    """One checkpoint that was not screened: its target, an error code and a sentence."""
+    """One checkpoint that was not screened: its target, a code of `SCREENING_CODES` and a sentence."""
 
     target: Target
     error: str
@@ -274,13 +274,13 @@ class Group:
 
     @cached_property
     def steps(self) -> tuple[Screened, ...]:
-        """A training's members with a step, in order; empty if the group is not a training."""
+        """A training's members with a step, in order; empty for fewer than two, or without a training."""
         members = tuple(c for c in self.trajectory if c.step is not None)
         return members if len(members) > 1 else ()
 
     @cached_property
     def neighbours(self) -> dict[Screened, Screened]:
-        """Member -> the first member of the next place; along a training, the step before."""
+        """Member -> the next place's first member; along a training, the step before; none for the last."""
         if self.steps:
             return dict(pairwise(reversed(self.steps)))
         first = {c.rank: c for c in reversed(self.placed)}
@@ -288,14 +288,14 @@ class Group:
 
     @property
     def figure(self) -> Literal["G", "ratio"]:
-        """Name of the figure that ranks."""
+        """Name of the figure that ranks: ``ratio`` or ``G``."""
         return "ratio" if self.checkpoints[0].ranked_by == "ratio" else "G"
 
     # --- chances --------------------------------------------------------------------------------------
 
     @cached_property
     def is_noise(self) -> bool:
-        """Whether the choice of tokens may explain the differences of ratios: then there is no order."""
+        """Whether the choice of tokens may explain the ratios' differences; False for G and trainings."""
         ratios = {c.rank: c.ratio for c in reversed(self.placed) if c.ratio is not None}
         return self.figure == "ratio" and not self.trajectory and is_noise([*ratios.values()])
 
@@ -313,12 +313,12 @@ class Group:
 
     @property
     def slope(self) -> Slope | None:
-        """How well ranks order accuracies: by the user's own results for its kind, else by our studies'."""
+        """How well ranks order accuracies, by the user's results for its kind, else ours; None if unknown."""
         return self.own if self.own and self.own.kind == self.kind else SLOPES.get(self.kind)
 
     @cached_property
     def chances(self) -> Chances | None:
-        """The order's chances; None where none are known: for G, for training steps, for noise."""
+        """The order's chances; None for G, for training steps, for noise, and for a single place."""
         return Chances(self.places, self.slope) if self.slope and self.places > 1 else None
 
     @cached_property
@@ -332,7 +332,7 @@ class Group:
 
     @cached_property
     def by_rows(self) -> dict[int, list[Screened]]:
-        """Members that are not copies, by their ``same_rows``, each list best first."""
+        """Members that are not copies, by ``same_rows`` (None: a negative key each), each list best first."""
         alike: dict[int, list[Screened]] = {}
         for c in self.checkpoints:
             if c.copy_of is None:
@@ -345,7 +345,7 @@ class Group:
         return float(self.chances.holds_best[c.rank - 1]) if known and self.chances else None
 
     def chance(self, better: Screened, worse: Screened) -> float | None:
-        """Chance that one candidate is more accurate than another, if they differ by more than 0.01."""
+        """Chance that ``better`` is more accurate, if the two differ by more than 0.01; None if unknown."""
         known = self.has_place(better) and self.has_place(worse)
         return self.chances.between(better.rank, worse.rank) if known and self.chances else None
 

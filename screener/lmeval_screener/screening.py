@@ -102,7 +102,8 @@ def screen(
         since: Start of ``result.news``: ``last`` or ``yesterday``, which announce a checkpoint once, a date
             or time (UTC), or a run of the registry. Without a registry: only listed models that changed on
             that date or later. Default: no news, and all.
-        base: The checkpoint that the others were trained from, their zero point. Default: none.
+        base: The checkpoint that the others were trained from, their zero point. Default: the base
+            that all others of a group name, if there is one.
         rank_by: The figure that ranks: ``ratio``, or ``gap`` for G, whose order has no known chance.
         slope: File that ``verify`` kept: chances by your own results. Default: by ours.
 
@@ -110,6 +111,7 @@ def screen(
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
+        ScreeningError: A listing of the Hub cannot be read; a failed checkpoint does not raise.
     """
     options = {"tokenizer": tokenizer, "base": base, "rank_by": rank_by}
     run = prepared(domain, task, reference, accuracy, slope, **options)
@@ -150,7 +152,7 @@ def prepared(
     slope: str | Path | None = None,
     **settings: Any,
 ) -> Screening:
-    """A Screening with these options; token sets, accuracies and slope are read from files first."""
+    """A Screening with these options; UsageError if a token set, accuracies or slope cannot be read."""
     accuracies = own = None
     if accuracy is not None:
         from lmeval_screener.shortlist.accuracies import read_accuracies
@@ -181,7 +183,7 @@ def floor_among(
 
 @dataclass
 class Screening:
-    """One screening: its settings, those of :func:`screen`, and its state while it runs.
+    """One screening: its settings, those of :func:`screen`, and its state; UsageError for a wrong setting.
 
     Attributes:
         fail_if_below: Label or name of the checkpoint that no other may fall behind.
@@ -190,6 +192,7 @@ class Screening:
         notice: Called with a server's name and seconds when its rate limit makes the run wait.
         slope: The slope of the user's own results.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return the results so far (main thread only).
+        on_done: Called when a checkpoint ends; see `OnDone`.
     """
 
     domain: TokenSet
@@ -226,7 +229,7 @@ class Screening:
     def recorded(
         self, registry: str | Path | None, since: str | None, command: str
     ) -> Iterator[Session | None]:
-        """Keep results in a registry, if one is given; ``since``, checked first, adds news to them.
+        """A registry's session, or None without one; ``since`` adds news; UsageError if either is unfit.
 
         News count as announced once the block has ended without an error: else they must be sent again.
         """
@@ -253,7 +256,7 @@ class Screening:
                 session.connection.close()
 
     def result(self, selected: Selected) -> Result:
-        """Screen the selected checkpoints; UsageError if there are none."""
+        """Screen the selected checkpoints; UsageError without any, or for an option that does not fit."""
         if not selected.targets:
             raise UsageError(
                 "expected a checkpoint, got none: name a folder of checkpoints, ORG/NAME or a family; "
@@ -362,7 +365,7 @@ class Screening:
         return "measured when the demo was trained" if measured else ""
 
     def named(self, targets: Iterable[Target]) -> tuple[list[Target], dict[str, str]]:
-        """All targets, with those that options name, each once and labelled; and option -> its label."""
+        """All targets, with those of options (`floor_among`), each once and labelled; and option -> label."""
         every, found = list(dict.fromkeys(targets)), dict[str, Target]()
         for name, text in (("fail_if_below", self.fail_if_below), ("base", self.base)):
             if text is not None:

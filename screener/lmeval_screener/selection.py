@@ -74,7 +74,7 @@ class Query:
 
 @dataclass(frozen=True)
 class CompleteList:
-    """All repositories of an organisation that match a glob and that the token may see."""
+    """All ``repos`` of an organisation that match ``query`` and that the token may see."""
 
     query: Query
     repos: frozenset[str]
@@ -92,7 +92,11 @@ class CompleteList:
 
 @dataclass
 class Selected:
-    """A selection's checkpoints; ``left_out`` are neighbouring folders without a model."""
+    """A selection's checkpoints, and the rest of its folders and listings.
+
+    ``left_out`` are neighbouring folders without a model. ``listed`` is the number of repositories that
+    listings gave, ``skipped`` that of those without weights, by reason; ``account`` has their traffic.
+    """
 
     targets: list[Target] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -160,9 +164,10 @@ def select(
     tokenizer: str | None = None,
     notice: Notice | None = None,
 ) -> Selected:
-    """The checkpoints for names and options, each once; listings are requested. Options are `screen`'s.
+    """The checkpoints for names and options; listings are requested. Options are `screen`'s.
 
     Raises:
+        ScreeningError: A listing cannot be read.
         UsageError: An option or a list that cannot be used as given, or a listing without models.
     """
     queries, first = _queries(author, tag, base_model), None if registry else _first_day(since)
@@ -233,10 +238,11 @@ def _first_day(since: str | None) -> datetime.date | None:
 
 
 def read_list(file: TextIO) -> list[str]:
-    """Read the names in a list, as a user would write each.
+    """Read the names in a list, as a user would write each; UsageError if there are none.
 
     One per line; empty lines and text after ``#`` are ignored. CSV gives its first column; with a header, the
-    column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.
+    column ``repo``, ``checkpoint``, ``name``, ``model``, ``repository``, ``id`` or ``model_id``, and
+    ``revision`` if there is one.
     """
     import csv
 

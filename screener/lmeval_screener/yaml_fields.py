@@ -25,7 +25,7 @@ _NAMES = {
 
 
 def mistake(source: object, key: str, expected: str, given: object, step: str = "") -> UsageError:
-    """The error for a key with a wrong value."""
+    """The UsageError ``SOURCE: `KEY`: expected …, got …; STEP``; an empty key or step is left out."""
     place, end = f"`{key}`: " if key else "", f"; {step}" if step else ""
     kind, shown = _NAMES.get(type(given), type(given).__name__), repr(given)
     value = "" if given is None else f" {shown if len(shown) <= 60 else shown[:57] + '...'}"
@@ -33,7 +33,7 @@ def mistake(source: object, key: str, expected: str, given: object, step: str = 
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """``"; did you mean …?"`` with up to three near names, or nothing.
+    """``"; did you mean …?"`` with up to three near names, or an empty text.
 
     >>> nearest("maths", ["math", "code"])
     '; did you mean math?'
@@ -55,12 +55,12 @@ def bundled_yaml(path: Path) -> Any:
 
 
 def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE) -> T:
-    """Read a YAML file as the dataclass that describes its layout.
+    """Read a YAML file as the dataclass that describes its layout; UsageError for any other file.
 
-    ``elsewhere`` maps another ``role`` to the advice for a file that has it.
+    ``elsewhere`` maps another ``role`` to the end of the error for a file that has it, after ``PATH holds``.
     Fields may be ``str`` (not empty), ``bool``, ``Annotated[int, low]``, ``Literal``, ``tuple[str, ...]``
-    (different strings, at least one), ``tuple`` or ``dict`` of dataclasses, and ``Any``; those with a default
-    may be left out.
+    (different strings, at least one), ``tuple`` of dataclasses (at least one), ``dict[str, …]`` of any of
+    these, and ``Any``; those with a default may be left out.
     """
     import yaml
 

@@ -25,7 +25,7 @@ RANGES, FEWEST_RANGES = 64, 16
 
 
 class RetryError(Exception):
-    """A transient failure: retry after ``wait`` seconds (None: exponential backoff)."""
+    """A transient failure: retry after ``wait`` seconds (None: backoff); ``error`` after ``attempts``."""
 
     def __init__(self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS) -> None:
         super().__init__(str(error))
@@ -34,7 +34,7 @@ class RetryError(Exception):
 
 
 def contradiction(what: str, code: str = "BadResponse") -> RetryError:
-    """The error of an answer that contradicts the request, the listing or an earlier answer."""
+    """The RetryError of an answer that contradicts the request, the listing or an earlier answer."""
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
     return RetryError(ScreeningError(code, what), attempts=CONTRADICTIONS)
@@ -88,7 +88,7 @@ class Account:
 
     @property
     def remaining(self) -> float:
-        """Seconds left."""
+        """Seconds left of its time budget; below 0 when it is overdrawn."""
         return self.seconds - self._elapsed()
 
     @contextlib.contextmanager
@@ -105,7 +105,7 @@ class Account:
                 self._since = time.monotonic()
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """A coroutine's result, if it ends in time; one at a time. No limit without an event loop."""
+        """A coroutine's result, one at a time; in an event loop, ScreeningError when time runs out."""
         if not in_loop():
             return await work
         import asyncio
@@ -131,7 +131,7 @@ class Account:
             self._since = None
 
     async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of ``attempt``, retried with backoff that doubles, each wait with up to 50 % jitter."""
+        """The result of ``attempt``, retried on RetryError with backoff; finally it raises that ``error``."""
         failures = 0
         while True:
             try:

@@ -22,7 +22,7 @@ def in_loop() -> bool:
 
 
 def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
-    """The result of a coroutine, in a new event loop, or ``in_turn`` without one, where it may not wait.
+    """The result of a coroutine, in a new event loop, or ``in_turn`` without one: RuntimeError if it waits.
 
     A thread that already runs a loop, as a notebook's, gets a second thread.
     """
@@ -57,7 +57,7 @@ def lock() -> AbstractAsyncContextManager[object]:
 
 
 async def side_by_side(works: Iterable[Any], most: int | None = None) -> list[Any]:
-    """Results of coroutines (or, in a loop, tasks), in their order, run concurrently in a loop.
+    """Results of coroutines (in a loop, also tasks), in order; in a loop concurrently, ``most`` at a time.
 
     If one fails, the others are stopped before its error is raised.
     """
@@ -90,7 +90,7 @@ async def side_by_side(works: Iterable[Any], most: int | None = None) -> list[An
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Result of a blocking call, run in a daemon thread, so a call that hangs cannot delay exit."""
+    """Result of a blocking call; in a loop by a daemon thread, so that a call that hangs delays no exit."""
     if not in_loop():
         return work()
     import asyncio

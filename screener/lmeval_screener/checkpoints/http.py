@@ -57,7 +57,7 @@ Notice = Callable[[str, float], None]
 
 
 def url_of(address: str, *, encoded: bool = True) -> URL:
-    """An address; ``encoded`` leaves it as written, as quoting it again would break a signature."""
+    """An address as a URL, or ValueError; ``encoded`` leaves it as written: quoting breaks signatures."""
     from yarl import URL  # not imported for folders
 
     return URL(address, encoded=encoded)
@@ -108,7 +108,7 @@ class Quota:
         """Wait until one request may be sent; `release` must follow.
 
         The account's clock stops meanwhile, unless the server refused this quota `PATIENCE` times since the
-        account first used it.
+        account first used it. ScreeningError for a wait of more than `LONGEST_WAIT` seconds.
         """
         while self.available() <= 0:
             now = time.monotonic()
@@ -203,7 +203,10 @@ class Transport:
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
-        """Send one request within its rate limit, without retries or redirects; use it as a context."""
+        """Send one request within its rate limit, without retries or redirects; use it as a context.
+
+        A broken connection raises RetryError, an untrusted certificate or a long wait ScreeningError.
+        """
         if self.is_hub(url) and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
         quota = self.quota(url)
@@ -235,7 +238,10 @@ class Transport:
         account: Account,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
     ) -> aiohttp.ClientResponse:
-        """`request`, following redirects: the last response, or a redirect that ``until`` accepts."""
+        """`request`, following redirects: the last response, or a redirect that ``until`` accepts.
+
+        Raises also the errors of `redirect` and `raise_if_transient`, and ScreeningError after `HOPS`.
+        """
         for _ in range(HOPS):
             response = await self.request(method, url, headers, account)
             try:
@@ -256,7 +262,7 @@ class Transport:
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
     ) -> tuple[bytes, aiohttp.ClientResponse]:
-        """A small body, whole and decompressed, in one attempt; and its response."""
+        """A whole body, decompressed, and its response, in one attempt; raises ``refused`` unless 200."""
         async with await self.followed("GET", url, {"Accept-Encoding": "gzip"}, account) as response:
             if response.status != 200:
                 await drained(response, account)
@@ -264,7 +270,7 @@ class Transport:
             return await unpacked(response, account, limit), response
 
     async def redirect(self, response: aiohttp.ClientResponse, account: Account) -> URL:
-        """A redirect's address, after reading its body so that the connection can serve the next request."""
+        """A redirect's address, after freeing its connection; ScreeningError if it must not be followed."""
         await drained(response, account)
         source = response.url
         try:
@@ -285,7 +291,7 @@ class Transport:
         return url
 
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
-        """Whether a redirect leaves the Hub's origin; `redirect` refuses an invalid address."""
+        """Whether a redirect leaves the Hub's origin; False for an invalid address (see `redirect`)."""
         with contextlib.suppress(ValueError):
             return not self.is_hub(response.url.join(url_of(response.headers["Location"])))
         return False
@@ -314,7 +320,7 @@ class Transport:
         return self._proxies[origin]
 
     def raise_if_transient(self, response: aiohttp.ClientResponse) -> None:
-        """Raise `RetryError` for 408, 5xx and 429 (which throttles every request of its quota)."""
+        """Raise RetryError for 408, 5xx and 429 (throttles its quota); ScreeningError for a long wait."""
         status, host = response.status, response.url.host
         if status == 429:
             wait = retry_after(response.headers)
@@ -381,7 +387,7 @@ def _unreachable(error: Exception, url: URL, check: str = "the address") -> Exce
 
 
 async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
-    """The next piece of a body as sent, counted by the meter; empty at the end."""
+    """The next piece of a body as sent, counted by the account; empty at the end; or RetryError."""
     try:
         piece = await response.content.readany()
     except _broken() as error:
@@ -391,7 +397,7 @@ async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
 
 
 async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: int) -> bytes:
-    """A response's whole body, decompressed if necessary."""
+    """A response's whole body, decompressed; RetryError if it breaks, or above ``limit`` bytes."""
     coding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     place, body = response.url.with_query(None), bytearray()
     opened = zlib.decompressobj(16 + zlib.MAX_WBITS) if coding in ("gzip", "x-gzip") else None
@@ -416,7 +422,8 @@ async def drained(response: aiohttp.ClientResponse, account: Account) -> None:
 
 
 def environment_proxy(url: URL) -> str | None:
-    """The proxy from the environment for a URL; aiohttp's own ``trust_env`` also reads ~/.netrc."""
+    """The HTTP proxy from the environment for a URL; None without one; ScreeningError for another kind."""
+    # Not aiohttp's own `trust_env`, which also reads ~/.netrc.
     import urllib.request
 
     proxies = urllib.request.getproxies()

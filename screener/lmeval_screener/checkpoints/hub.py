@@ -59,7 +59,7 @@ _PROBE = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class RepoFiles:
-    """A repository's files at one commit."""
+    """A repository's files at one commit; the last three fields as in `Snapshot`."""
 
     repo: str
     commit: str
@@ -144,7 +144,7 @@ class Hub:
     async def snapshot(
         self, repo: str, revision: str | None, account: Account, listed: Listed | None = None
     ) -> Snapshot:
-        """Open a checkpoint at a revision, pinned to its commit, or at the commit of its ``listed`` entry."""
+        """Open a checkpoint at a revision's commit (None: main) or the ``listed`` one; or ScreeningError."""
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         asked = listed.commit if listed else revision or "main"
@@ -168,7 +168,7 @@ class Hub:
     async def page(
         self, address: str, what: str, parse: Callable[[Any], T], account: Account
     ) -> tuple[T, str | None]:
-        """One parsed page of a list (of repositories or branches), and the next page's address."""
+        """A parsed page of a list, and the next one's address (None after the last); else ScreeningError."""
         address = address if "://" in address else f"{self.endpoint}{address}"
         if self.transport is None and (kept := self.account.cache.read("pages", address)) is not None:
             following, content = json.loads(kept)
@@ -182,7 +182,7 @@ class Hub:
         return page, following
 
     async def revisions(self, repo: str, pattern: str, account: Account) -> list[str]:
-        """Branches and tags that match a glob, in the order of the numbers in their names."""
+        """Branches and tags that match a glob, by the numbers in their names; ScreeningError for none."""
         address = f"/api/models/{repo}/refs"
         names, _ = await self.page(address, repo, parse_references, account)
         matches = matching(names, pattern)
@@ -370,7 +370,7 @@ class HubSnapshot(RemoteSnapshot):
             self._hub.keep(replace(self._listing, files={**self._listing.files, **right}), self.repo)
 
     async def look_up(self, path: str) -> FileEntry:
-        """A file with the resolver's size and digest; see `Snapshot.look_up`."""
+        """A file with the resolver's size and digest, if not borrowed; see `Snapshot.look_up`."""
         if path not in self.borrowed and not is_known(self.entry(path)):
             await self._address(path, self._places.setdefault(path, FilePlace()))
             if not is_known(self.files[path]):
@@ -423,7 +423,7 @@ class HubSnapshot(RemoteSnapshot):
 
 
 def parse_listing(info: Any) -> RepoFiles:
-    """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``."""
+    """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``; ValueError or others if broken."""
     if not COMMIT.fullmatch(info["sha"]):
         raise ValueError("no commit")
     entries = [file_entry(item) for item in items(info.get("siblings", []))]
@@ -442,13 +442,13 @@ def parse_listing(info: Any) -> RepoFiles:
 
 
 def parse_references(refs: Any) -> list[str]:
-    """Names of branches and tags from ``/api/models/{repo}/refs``."""
+    """Names of branches and tags from ``/api/models/{repo}/refs``; TypeError or others if broken."""
     kinds = [items(refs.get(kind) or []) for kind in ("branches", "tags")]
     return list(dict.fromkeys(text(ref["name"]) for kind in kinds for ref in kind))
 
 
 def file_entry(item: Any) -> FileEntry:
-    """A file as a listing names it; invalid sizes and digests count as unknown."""
+    """A file as a listing names it, else TypeError or KeyError; an invalid size is -1, a digest None."""
     size, oid, sha256 = item.get("size"), item.get("blobId"), (item.get("lfs") or {}).get("sha256")
     digest = None
     if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
@@ -475,7 +475,7 @@ def items(value: Any) -> list[Any]:
 def resolve_problem(
     headers: Mapping[str, str], entry: FileEntry, commit: str | None, *, final: bool
 ) -> str | None:
-    """Why a resolved file is not the listed file; None if it is."""
+    """Why a resolved file is not the listed one, else None; ``final``: Content-Length is the file's size."""
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
     if size and entry.size >= 0 and size != str(entry.size):
         return f"expected {entry.size} bytes, got {size}"

@@ -34,7 +34,7 @@ class RegisteredModels:
         self._client: Any = None
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The versions for a name (the latest), a stage, an alias or ``*``."""
+        """A name's or stage's latest version; an alias's version; all for ``*``; ScreeningError for none."""
         name, version, alias = _name_version_alias(target.repo)
         if version and version.isdigit():
             return [target]

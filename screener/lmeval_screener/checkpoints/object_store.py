@@ -44,7 +44,7 @@ _PIECE = 1 << 16
 
 
 class ObjectStore(Bucket):
-    """One bucket or container."""
+    """One bucket or container; ScreeningError for an address without a name."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -59,7 +59,7 @@ class ObjectStore(Bucket):
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """The folders and files under a prefix; a page counts as one request without bytes."""
+        """A folder's content; a page counts as one request without bytes; see `Bucket.listed`."""
         client = await self._connected()
         account.add(requests=1)
         try:

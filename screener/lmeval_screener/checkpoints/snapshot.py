@@ -53,7 +53,7 @@ class FileEntry:
     digest: str | None
 
     def fits(self, body: bytes) -> bool:
-        """Whether ``body`` has this file's size and digest."""
+        """Whether ``body`` has this file's size and, if it is a hash of the content, its digest."""
         kind, _, digest = (self.digest or "").partition(":")
         if len(body) != self.size:
             return False
@@ -71,7 +71,6 @@ class Snapshot:
         repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
         files: Every file by path.
         revision: The commit, 40 hex digits; None for a folder and a storage.
-        meter: Its traffic so far.
         cache: Cache of rows and headers; None for a folder, and for files without a version.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
         base: The repository that it was trained from, by the Hub's listing; empty if that names none.
@@ -114,15 +113,15 @@ class Snapshot:
         return "choose another revision" if self.revision else "copy, download or upload it again"
 
     def content_key(self, path: str) -> str:
-        """A file's cache key: by its digest, else by commit and path."""
+        """A file's cache key: its digest, else repository, commit and path; see `entry`."""
         return self.entry(path).digest or f"{self.repo}@{self.revision}/{path}"
 
     async def look_up(self, path: str) -> FileEntry:
-        """A file's entry with its digest and, for weights, its size; requested if the listing lacks them."""
+        """A file's entry, requested if its listing lacks a size (for JSON, a digest); or ScreeningError."""
         return self.entry(path)
 
     async def small_file(self, path: str) -> bytes:
-        """A small file's whole content (config, index, tokenizer), checked against its digest."""
+        """A small file's content, such as a tokenizer, on the Hub checked by digest; or ScreeningError."""
         if path in self.borrowed:
             other, at = self.borrowed[path]
             return await other.small_file(at)
@@ -134,7 +133,7 @@ class Snapshot:
         return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """A file's bytes ``[begin, end)`` for each range, in the order given, read concurrently."""
+        """A file's bytes ``[begin, end)`` for each range, in their order; ScreeningError if one fails."""
         raise NotImplementedError
 
 
@@ -286,7 +285,7 @@ def _files(folder: Path) -> dict[str, FileEntry]:
 
 
 def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Bytes ``[begin, end)`` of a file on disk, for each range."""
+    """Bytes ``[begin, end)`` of a file on disk, for each range; ScreeningError if unreadable or shorter."""
     bodies = []
     try:
         with place.open("rb") as file:

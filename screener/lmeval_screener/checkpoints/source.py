@@ -30,16 +30,16 @@ class Source(Protocol):
     """One kind of checkpoint address."""
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The target's checkpoints, in the order of their steps; a checkpoint is returned unchanged."""
+        """The target's checkpoints, by step; a checkpoint is returned unchanged; ScreeningError for none."""
         ...
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open the target's checkpoint."""
+        """Open the target's checkpoint; ScreeningError if that fails."""
         ...
 
 
 class Sources:
-    """Folders, repositories and every kind of address, each opened once; a `Source` for all targets.
+    """A `Source` for all targets: folders, repositories and every kind of address.
 
     Without a hub every target is a folder.
     """
@@ -60,7 +60,7 @@ class Sources:
         return [replace(target, revision=name) for name in names]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open the target's checkpoint, with the target's tokenizer if it stores none."""
+        """Open a checkpoint, with the target's tokenizer if it stores none; see `Source.snapshot`."""
         snapshot = await self._opened(target, account)
         files = snapshot.files
         if (
@@ -115,7 +115,7 @@ class Sources:
         return BucketSource(FileSystem)
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
-        """A shared tokenizer: its snapshot, and its files' names by their usual names."""
+        """A shared tokenizer: its snapshot, and usual -> actual names of its files; else ScreeningError."""
         async with self._locks.setdefault(text, lock()):
             if text not in self._tokenizers:
                 self._tokenizers[text] = await self._found(text)

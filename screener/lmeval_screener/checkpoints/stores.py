@@ -52,7 +52,7 @@ class FolderListing:
 
 
 class Bucket:
-    """One bucket, container or server."""
+    """One bucket, container or server; a call raises RetryError if a retry may help, else ScreeningError."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -82,7 +82,7 @@ class BucketSource:
         self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The checkpoints at an address; each listing gets a checkpoint's time budget.
+        """The checkpoints at an address, or ScreeningError; each listing gets a checkpoint's time budget.
 
         ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run gives its checkpoints.
         """
@@ -194,7 +194,7 @@ class BucketSnapshot(RangedSnapshot):
         self._store, self._path = store, path
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file that did not change while they were read; see `Snapshot.ranges`."""
+        """Bytes of a file; ScreeningError if it changed while they were read; see `Snapshot.ranges`."""
         bodies = await super().ranges(path, ranges)
         place, entry, account = joined(self._path, path), self.files[path], self.account
         if not await account.retried(lambda: self._store.is_same(place, entry, account)):

@@ -47,7 +47,7 @@ class Family:
 
 
 def load_families(path: str | Path | None = None) -> dict[str, Family]:
-    """All families in a file (default: the bundled one), by name."""
+    """All families in a file (default: the bundled one), by name; UsageError if it cannot be used."""
     file = Path(path or Path(__file__).with_name("families.yaml"))
     families = {}
     for name, family in load_yaml(_File, file).families.items():

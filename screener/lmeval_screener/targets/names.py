@@ -30,7 +30,7 @@ _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A repository's entry in a Hub listing."""
+    """A repository's entry in a Hub listing; ``parameters``, ``base`` and ``private`` as in `Snapshot`."""
 
     commit: str
     files: tuple[str, ...]
@@ -59,7 +59,7 @@ class Target:
         family: Name of the family that lists it; None where it was given by name.
         scale: Scale that the family states; None if the headers decide it.
         local: Whether ``repo`` is a folder or a file.
-        accuracy: Supplied accuracy, or None.
+        accuracy: Supplied accuracy, in its source's unit; None without one.
         negative_control: Whether it is known not to have learned the domain.
         file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
         refused: Error code and sentence if ``repo`` cannot be parsed.
@@ -104,7 +104,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """``repo``, ``repo@revision`` or ``repo:file``, as a user would write it."""
+        """``repo``, ``repo@revision``, or either with ``:file``, as a user would write it."""
         return label(self.shown, self.revision, self.file)
 
     @property
@@ -203,7 +203,7 @@ def parse_target(text: str, tokenizer: str | None = None) -> Target:
 
 
 def parse_name(text: str) -> Target:
-    r"""Parse the name of a repository, folder or file, or an address.
+    r"""Parse the name of a repository, folder or file, or an address; else ScreeningError.
 
     A text is a folder if that folder exists, or if it looks like a path (``./x``, ``/x``, ``~/x``, ``C:\x``).
     A repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of
@@ -370,7 +370,7 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
 
 
 def shared_name(targets: Sequence[Target]) -> str:
-    """Name of the folder or organisation that holds all targets; empty if there is none.
+    """Name of the folder or organisation that holds all targets; of one target, its own; else empty.
 
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'

@@ -27,7 +27,7 @@ Names = tuple[Collection[str], Collection[str]]
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """The revisions that match a glob, in the order of their steps."""
+    """The revisions that match a glob, each once, in the order of their steps."""
     return sorted({n for n in names if fnmatch.fnmatchcase(n, pattern)}, key=step_key)
 
 
@@ -38,7 +38,7 @@ def step_key(revision: str) -> tuple[tuple[int, str], ...]:
 
 
 def step_number(revision: str) -> float | None:
-    """The training step in a revision's name: the number after ``step``, else its first number.
+    """The training step in a revision's name: the number after ``step``, else its first; None without one.
 
     >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
     (140000.0, 500.0, None)

@@ -78,7 +78,7 @@ def load_answers(name_or_path: str) -> AnswerSet:
 
 
 def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
-    """The first task of ``NAME,NAME`` with an answer set, the set, and the errors of the tasks before it."""
+    """The first task with an answer set (else empty), the set (else None), the errors of tasks before it."""
     refused = list[UsageError]()
     for name in _split(tasks):
         try:
@@ -89,7 +89,7 @@ def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
 
 
 def tasks_in(tasks: str) -> tuple[str, ...]:
-    """lm-eval's tasks in ``NAME,NAME``; a set's file gives the tasks that it names, without patterns."""
+    """lm-eval's tasks in ``NAME,NAME``; a set's file (UsageError if broken) gives its own, no patterns."""
     names: list[str] = []
     for name in _split(tasks):
         of_file = load_answers(name).tasks if is_file(name) else (name,)
@@ -223,7 +223,7 @@ def _in_nearly_all(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -
 
 
 def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
-    """The most frequent tokens that cover 90 % of the weight; 3 to 100.
+    """Tokens, most frequent first, that cover 90 % of the weight; at least 3, if there are, at most 100.
 
     Tokens at least half as frequent as the last of them follow: chance alone moves a count that far.
 

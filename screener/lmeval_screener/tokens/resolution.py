@@ -129,7 +129,7 @@ class Resolution:
 
 
 def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
-    """The rows of T and R in a vocabulary, by the rule in the module's docstring."""
+    """The rows of T and R in a vocabulary, by the rule in the module's docstring; or ScreeningError."""
     tokens, dropped, doubled = lookup(domain, vocabulary)
     answers, left_out = tuple[Token, ...](), 0.0
     if domain.answers is not None:

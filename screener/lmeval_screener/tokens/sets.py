@@ -121,7 +121,7 @@ def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
 
 
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
-    """Load a token set by name or file, with its default or chosen groups."""
+    """Load a token set by name or file, with its default or chosen groups; UsageError if it is unfit."""
     name, selected = name_or_path, None
     path = _path(name)
     if path is None and (match := _SELECTION.fullmatch(name_or_path)):
@@ -137,7 +137,7 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
 
 
 def is_file(name: str) -> bool:
-    """Whether ``name`` is a set's file, not a bundled set."""
+    """Whether ``name`` is a file of a set, by its suffix; it need not exist."""
     return name.endswith((".yaml", ".yml"))
 
 
@@ -210,7 +210,10 @@ class Token(NamedTuple):
 
 
 def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[str], list[str]]:
-    """A set's tokens, each row once; texts without a row; and texts that share a row."""
+    """A set's tokens, each row once; texts without a row; and pairs of texts that share a row.
+
+    ScreeningError if a word of a group with ``require_all`` has no row of its own.
+    """
     tokens: dict[int, Token] = {}
     dropped: list[str] = []
     doubled: list[str] = []

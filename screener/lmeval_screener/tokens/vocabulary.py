@@ -43,7 +43,10 @@ class _Added(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer's vocabulary: the row of each exact piece, and texts cut into pieces."""
+    """A tokenizer's vocabulary: the row of each exact piece, and texts cut into pieces.
+
+    Each way to make one raises ScreeningError (``BadTokenizer``) for content that is broken or not supported.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
-        """The vocabulary of a transformers tokenizer, as read from the folder to which it is saved."""
+        """The vocabulary that a transformers tokenizer saves; UsageError if it saves none of the files."""
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:

@@ -158,7 +158,7 @@ def is_adapter(snapshot: Snapshot) -> bool:
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:
-    """Read an adapter's settings and locate its tensors."""
+    """Read an adapter's settings and locate its tensors; ScreeningError without a base's name or tensors."""
     settings = await read_json(snapshot, CONFIG, "BadConfig")
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
@@ -182,7 +182,7 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
 
 
 async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjection:
-    """The output projection of an adapter's merged model."""
+    """The merged model's output projection; ScreeningError if the head's change is not supported."""
     try:
         projection = await find_projection(base)
     except ScreeningError as error:

@@ -62,7 +62,10 @@ SAYS_TIED = "config.json says that embeddings are tied"
 
 
 def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
-    """The stored output projection's name, and whether it is the tied input embedding; or ScreeningError."""
+    """The stored output projection's name, and whether it is the tied input embedding; or ScreeningError.
+
+    Contradictions and silence of config.json are added to ``warnings``.
+    """
     stored = set(names)
     if scale := stored_name(stored, _LOGIT_SCALE):
         reason = f"each logit is multiplied by a learned {scale}, which neither G nor the ratio includes"
@@ -118,7 +121,7 @@ def head_bias(stored: Iterable[str]) -> list[str]:
 def companions(name: str, stored: Iterable[str]) -> list[str]:
     """Stored tensors that change a matrix's rows, by their names after the matrix's stem.
 
-    Unknown ones come first: an error names them.
+    Those that are not in `SCALES` come first: an error names them. Empty without any.
     """
     stem = name.removesuffix("weight")
     words = {other.removeprefix(stem) for other in stored if other.startswith(stem) and other != name}

@@ -37,7 +37,8 @@ class Likeness(NamedTuple):
 
     Attributes:
         is_same: Whether everything compared is equal; None if nothing can be compared.
-        compared: Number of compared tensors, out of ``of`` that both have. Both 0 for equal files.
+        compared: Number of compared tensors; 0 for equal files.
+        of: Number of tensors in the body that has more; 0 for equal files.
     """
 
     is_same: bool | None
@@ -76,7 +77,7 @@ def kind(body: bytes) -> bytes:
 
 
 def digest_of(snapshot: Snapshot) -> bytes:
-    """A hash of the weights files' digests, without a request; zeros if the listing lacks one."""
+    """A hash (8 bytes) of the weights files' digests, without a request; zeros if the listing lacks one."""
     digests = [snapshot.files[path].digest or "" for path in _weights(snapshot)]
     if not digests or not all(digest.startswith("sha256:") for digest in digests):
         return bytes(_DIGEST)
@@ -86,7 +87,8 @@ def digest_of(snapshot: Snapshot) -> bytes:
 async def read_body(snapshot: Snapshot, most: int | None = None) -> bytes:
     """Read a body in brief, over all tensors or ``most``, the same ones in every checkpoint.
 
-    Tensors that are packed, sliced or not contiguous are left out; for GGUF only the digest is kept.
+    Tensors that are packed or not contiguous are left out, and all but one slice of a sliced tensor; for GGUF
+    only the digest is kept. ScreeningError if a file is broken.
     """
     files, places = WeightFiles(snapshot), dict[int, tuple[str, Tensor]]()
     for path in _weights(snapshot):

@@ -155,12 +155,12 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Read a GGUF file's header."""
+    """Read a GGUF file's header; ScreeningError (``BadHeader``) if it does not fit the file."""
     return await _Walk(file).header()
 
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
-    """Locate a GGUF model's output projection and vocabulary."""
+    """Locate a GGUF model's output projection and vocabulary; ScreeningError if one is missing or broken."""
     files = WeightFiles(snapshot)
     headers = {name: await files.header(name) for name in names}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}

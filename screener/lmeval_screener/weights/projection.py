@@ -57,7 +57,8 @@ class FinalNorm:
     Attributes:
         name: Name of the tensor; None if the architecture's norm has no weight, or is unknown.
         weight: γ, shape (d,), float64, ones if the norm has no weight; None if unknown.
-        kind: ``layer``: a normed state sums to 0, so a constant along the width changes no prediction.
+        kind: ``rms``, or ``layer``: its normed state sums to 0, so a constant along the width changes no
+            prediction; None if unknown.
         reason: Why the weight or the kind is unknown; empty if both are known.
     """
 
@@ -67,7 +68,7 @@ class FinalNorm:
     reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Rows (n, d) as they act on the normed state: the part that a softmax sees."""
+        """The part of rows (n, d) that a softmax sees, float64; ValueError if the norm is not known."""
         if self.weight is None:
             raise ValueError(f"expected a known final norm: {self.reason}")
         seen = rows.astype(np.float64) * self.weight
@@ -87,7 +88,7 @@ class StoredNorm:
     reason: str = ""  # why the location is unknown
 
     async def read(self, width: int) -> FinalNorm:
-        """Read the final norm, for rows with ``width`` columns."""
+        """Read the final norm for rows with ``width`` columns; ``reason`` says why it is unknown."""
         if self.reason:
             return FinalNorm(reason=self.reason)
         if self.name is None:
@@ -146,7 +147,7 @@ class OutputProjection:
 async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
-    """Read rows of the output projection and the final norm before it, concurrently."""
+    """Read rows of the output projection, as `read_rows`, and the final norm before it, concurrently."""
     rows, norm = await side_by_side([read_rows(projection, ids), projection.norm.read(projection.shape[1])])
     return rows, norm
 
@@ -157,6 +158,9 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
     Returns:
         Array of shape (len(ids), d) in the order of `ids`: the stored numbers exactly; GGUF's quantised
         blocks and 8-bit floats with scales, dequantised; an adapter's rows as merged, in float32.
+
+    Raises:
+        ScreeningError: ``BadRows``: rows outside the matrix, zero, not finite, or all parallel.
     """
 
     def refuse(bad: Iterable[int], state: str, why: str) -> None:
@@ -187,7 +191,7 @@ def _of_one_direction(rows: NDArray[np.float32]) -> bool:
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
-    """Find the output projection of a checkpoint in transformers' layout."""
+    """Find the output projection in transformers' layout; ScreeningError if it is missing or unreadable."""
     sharded = _sharded(snapshot)
     config, index = await side_by_side(
         [

@@ -51,7 +51,7 @@ class WeightFiles:
         self._headers: dict[str, Header] = {}
 
     async def header(self, path: str, guess: int = 65_536) -> Header:
-        """A file's header; if it begins with its length, the first request is for ``guess`` bytes."""
+        """A file's header, or ScreeningError; ``guess`` bytes come first if the file states its length."""
         if path not in self._headers:
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path), guess)
             self._headers[path] = await format_of(path).read_header(file)
@@ -59,7 +59,7 @@ class WeightFiles:
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
-        """A stored tensor as a two-dimensional Matrix; a vector or scalar becomes a column."""
+        """A stored tensor as a Matrix; one that has not two dimensions becomes a column."""
         if tensor.entry is not None:
             from lmeval_screener.weights import zip_archive
 
@@ -81,13 +81,13 @@ class Rows(Protocol):
         ...
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Rows by number, shape (len(ids), width)."""
+        """Rows by number, float32, shape (len(ids), width); ScreeningError if they cannot be read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix in one file; its rows are exactly the stored numbers."""
+    """A matrix in one file; its rows are the stored numbers, as by `decode_rows`."""
 
     snapshot: Snapshot
     file: str
@@ -159,7 +159,7 @@ class Matrix:
 
 
 def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]:
-    """Runs (first, last + 1) that cover ascending rows, bridging the smallest gaps within a share of them.
+    """Runs (first, last + 1) that cover ascending rows; smallest gaps are bridged, up to ``slack`` × rows.
 
     >>> coalesced([3, 4, 6, 90], slack=0.25)
     [(3, 7), (90, 91)]
@@ -259,7 +259,7 @@ def slice_files(files: Iterable[str]) -> list[str]:
 
 
 def pieced(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None) -> PiecedRows:
-    """A matrix joined from its slices, each with its file's header; ``sizes`` are those in config.json."""
+    """A matrix joined from slices, each with its header; `sliced_error` unless they fill ``sizes``."""
     pieces = []
     for matrix, header in parts:
         offsets, shape = header.slices.get(name), matrix.tensor.shape

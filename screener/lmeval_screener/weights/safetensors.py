@@ -20,7 +20,7 @@ MAX_HEADER = 100_000_000
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Read a ``.safetensors`` file's header, in one request if it fits the file's guess, else in two."""
+    """Read a ``.safetensors`` file's header, in one request or two; ScreeningError if it is broken."""
     size = file.size
     start = await file.read(0, min(file.guess, size))
     length = parse_length(start, size, file.what)
@@ -31,7 +31,7 @@ async def read_header(file: WeightFile) -> Header:
 
 
 def parse_length(start: bytes, file_size: int, what: str) -> int:
-    """The JSON header's length in bytes, from the first 8 bytes."""
+    """The JSON header's length in bytes, from the first 8 bytes; ScreeningError if the file is shorter."""
     if len(start) < 8 or file_size < 10:
         raise _bad(what, f"the file is {file_size} bytes, too short for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])

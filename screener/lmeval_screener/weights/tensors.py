@@ -101,7 +101,7 @@ class WeightFile:
         self._fetched: dict[str, bytes] = {}
 
     async def read(self, begin: int, end: int) -> bytes:
-        """The bytes ``[begin, end)``."""
+        """The bytes ``[begin, end)``, from the cache if it has them; errors as of `Snapshot.ranges`."""
         cache, key = self.snapshot.cache, f"{self.snapshot.content_key(self.path)}[{begin}:{end}]"
         body = cache.read("headers", key) if cache else None
         if body is None:

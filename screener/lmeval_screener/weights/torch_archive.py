@@ -46,7 +46,7 @@ _MAX_PICKLE = 4 * 2**20
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Every tensor in a file that ``torch.save`` wrote, located as far as its directory allows."""
+    """The tensors in a file of ``torch.save``, as far as its directory locates them; else ScreeningError."""
     what = file.what
     head = await file.read(0, min(4, file.size))
     if head[:1] == b"\x80":

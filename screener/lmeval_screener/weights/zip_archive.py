@@ -19,7 +19,7 @@ _LOCAL, _UTF8 = b"PK\3\4", 0x800
 
 
 async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
-    """A tensor with its exact byte range in an archive, by a small read of its entry's local header."""
+    """A tensor with its exact byte range, by its entry's local header; ScreeningError if it does not fit."""
     shift = await _start(file, offset, name) - least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
     if located.end > file.size:
@@ -28,7 +28,7 @@ async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Te
 
 
 async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo]:
-    """Entries by name, if they are uncompressed and do not overlap; ``head`` is the file's first bytes."""
+    """Entries by name; ScreeningError if one is compressed or overlaps; ``head``: the first bytes."""
     size, what = file.size, file.what
     if head[:4] != _LOCAL:
         raise broken(what, f"it begins with {head!r}, unlike a zip archive")
