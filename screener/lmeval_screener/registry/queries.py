@@ -284,7 +284,7 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
     try:
         cursor = connection.execute(statement)
         # Columns with the same name are numbered: SELECT 1 a, 2 a.
-        heads = [name for name, *_ in cursor.description]
+        heads = [name for name, *_ in cursor.description or ()]  # None without a statement
         before = [heads[:place].count(name) for place, name in enumerate(heads)]
         names = [f"{name}:{number}" if number else name for name, number in zip(heads, before, strict=True)]
         rows = [dict(zip(names, row, strict=True)) for row in cursor]

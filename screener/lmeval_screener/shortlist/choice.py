@@ -138,7 +138,7 @@ def shortlist(
     if audit_sample < 0:
         raise UsageError(f"expected at least 0, got {audit_sample}", argument="audit_sample")
     choices = tuple(_choice(group, k, audit_sample, seed) for group in groups if group.candidates)
-    return Shortlist(k or max(choice.k for choice in choices), audit_sample, seed, choices)
+    return Shortlist(k or max((choice.k for choice in choices), default=0), audit_sample, seed, choices)
 
 
 def _choice(group: Group, k: int | None, audit_sample: int, seed: int) -> GroupChoice:

@@ -262,7 +262,10 @@ def _missing(text: str) -> ScreeningError:
     else:
         why = f"; that {'file' if text.endswith(SUFFIXES) else 'folder'} does not exist"
         folder, name = os.path.split(path.rstrip("/"))
-        here = [joined(folder, entry) for entries in names_in(folder or ".") for entry in entries]
+        folders, files = names_in(folder or ".")
+        here = [
+            joined(folder, entry) for entry in folders + [file for file in files if file.endswith(SUFFIXES)]
+        ]
         near = difflib.get_close_matches(joined(folder, name), here, n=1)
     why += f"; did you mean {near[0]}?" if near else ": check the path"
     hub = f" (the Hub's repository is hf://{text})" if REPOSITORY.fullmatch(text) and "/" in text else ""

@@ -332,6 +332,8 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     assert f"got {name}x; did you mean {name}? query lists them" in capsys.readouterr().err
     assert main(["registry", "query", place, "SELECT 1 a, 2 a, 3 a", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == [{"a": 1, "a:1": 2, "a:2": 3}]
+    assert main(["registry", "query", place, "-- no statement"]) == 0
+    assert capsys.readouterr().out.startswith("0 rows.")
     monkeypatch.setattr(queries, "_LIMIT", 0.1)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     assert main(["registry", "query", place, endless]) == 2

@@ -111,6 +111,11 @@ def test_numbers_out_of_range(k, audit, message):
         result_of(*group(3)).shortlist(k, audit_sample=audit)
 
 
+@pytest.mark.parametrize("k", [None, 1])
+def test_a_screening_without_a_candidate_has_an_empty_list(k):
+    assert result_of().shortlist(k).groups == ()
+
+
 # --- for lm-eval ----------------------------------------------------------------------------------------
 
 
