@@ -1,4 +1,5 @@
 """Uses of a finished run's dispersion: slices, mixtures, calibration, ranking, comparison.
 
-Everything here reads stores (``lmeval_dispersion.store``) and never a model. Its modules are private.
+Everything here reads stores or lm-eval's samples (``lmeval_dispersion.store``), never a model.
+Its modules are private.
 """

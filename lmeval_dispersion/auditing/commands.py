@@ -26,7 +26,7 @@ from lmeval_dispersion.report.declared import listed
 
 
 def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion audit``."""
+    """Add the arguments of ``dispersion audit``."""
     parser.add_argument(
         "runs",
         nargs="*",
@@ -55,7 +55,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    """Run ``dispersion audit``; 3 if a part that needs vectors is missing."""
+    """Run ``dispersion audit``; 3 if a run with vectors lacks a part other than confidence, else 0."""
     output = Output.of(args)
     if args.demo and args.runs:
         raise UsageError(f"expected a RUN or --demo, got both: {args.runs[0]}")
@@ -88,7 +88,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion calibrate``."""
+    """Add the arguments of ``dispersion calibrate``."""
     parser.add_argument(
         "run", metavar="RUN", help="folder of a finished run (its store), or of several of one model"
     )
@@ -109,7 +109,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    """Run ``dispersion calibrate``."""
+    """Run ``dispersion calibrate``; returns 0, also for a calibrator that does not beat labels."""
     output, file = report_and_file(args, "json") if args.output else (Output.of(args), None)
     calibration = calibrate(args.run, where=args.where, layer=args.layer, by=args.by)
     if file:
@@ -121,7 +121,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion predict``."""
+    """Add the arguments of ``dispersion predict``."""
     parser.add_argument("calibrator", metavar="CALIBRATOR", help="file of `dispersion calibrate`")
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run to estimate")
     _add_where(parser, "estimate only these documents")
@@ -133,7 +133,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    """Run ``dispersion predict``; 3 if some slices have no estimate, 1 if none has."""
+    """Run ``dispersion predict``; 3 if some slices have no estimate, 1 if none has, else 0."""
     output = Output.of(args)
     if args.run is None:
         lacking = "RUN" if Path(args.calibrator).is_file() else "CALIBRATOR"
@@ -147,7 +147,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion compare``."""
+    """Add the arguments of ``dispersion compare``."""
     parser.add_argument(
         "runs",
         nargs="*",
@@ -167,7 +167,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Run ``dispersion compare``."""
+    """Run ``dispersion compare``; returns 0."""
     if args.demo and args.runs:
         raise UsageError(
             f"expected runs, or `dispersion compare --demo` without any, got both: {args.runs[0]}"

@@ -76,8 +76,10 @@ _SHORT = {
 class Difference:
     """One slice of a run compared with the first run's; NaN where undefined.
 
-    ``gained`` documents are right in this run only, ``lost`` ones in the first only; None for scores other
-    than right or wrong. ``accuracy_p`` is then Student's, else McNemar's.
+    A difference is this run minus the first (``…_baseline``), over the ``labelled`` documents with a score in
+    both. ``gained`` documents are right in this run only, ``lost`` ones in the first only; None without
+    scores, or where some are not 0 or 1: ``accuracy_p`` is then Student's, else McNemar's.
+    ``reason`` explains missing intervals.
     """
 
     slice: Annotated[str, Col("Slice")]
@@ -137,8 +139,8 @@ class Comparison(RunReport):
     """Runs compared with the first, over the documents that all share.
 
     Attributes:
-        left_out: Documents of each run that others lack, or with another target.
-        cautions: Why the differences support no conclusion; empty where they may.
+        left_out: Number of documents of each run, the first too, that others lack, or with another target.
+        cautions: Why the intervals are too short for a conclusion; empty where they support one.
         notes: Other differences between the runs.
     """
 
@@ -164,7 +166,7 @@ class Comparison(RunReport):
         return [{"run": other.run, **fields_of(row)} for other in self.others for row in other.slices]
 
     def tables(self) -> dict[str, Table]:
-        """Each run's slices, all documents first, then by falling difference."""
+        """``run-0``, …: each other run's slices, all documents first, then by falling difference."""
         return {f"run-{i}": self._table(other.slices) for i, other in enumerate(self.others)}
 
     def _table(self, slices: Sequence[Difference]) -> Table:
@@ -184,7 +186,7 @@ class Comparison(RunReport):
         return replace(every, brief=brief)
 
     def charts(self) -> dict[str, Chart]:
-        """Differences with their intervals in the table's order: accuracy, then dispersion."""
+        """``accuracy-0``, ``dispersion-0``, …: each other run's differences; only those with intervals."""
         charts = {}
         for i, other in enumerate(self.others):
             for name in ("accuracy", "dispersion"):
@@ -307,13 +309,14 @@ def compare(paths: Sequence[str | Path], *, by: str = "subject", layer: str | No
     """Compare runs with the first, with paired intervals, as ``dispersion compare`` does.
 
     Args:
-        paths: Folders of two runs or more.
+        paths: Folders of two runs or more (stores, or lm-eval's samples); the first is the baseline.
         by: Column of the documents that makes the slices.
         layer: Layer of all of them; default: each store's own.
 
     Raises:
-        UsageError: Fewer than two runs.
-        MixedStoresError: No shared documents, or other prompts or documents under the same ids.
+        UsageError: Fewer than two runs, or no such column or layer.
+        StoreError, HarnessError: A store, or samples, cannot be read.
+        MixedStoresError: No shared documents, other prompts, or another document under the same id.
     """
     if len(paths) < 2:
         raise UsageError(f"comparing needs two runs or more, got {len(paths)}")
@@ -404,7 +407,7 @@ def _difference(part: Slice, a: AuditRun, rows_a: Rows, b: AuditRun, rows_b: Row
 
 
 def dispersions(first: Array, second: Array) -> dict[str, Any]:
-    """Two runs' dispersions and their difference, from contributions to the same documents, (n,) each."""
+    """A :class:`Difference`'s fields on dispersion, by contributions (n,) each; an interval needs n >= 5."""
     n = len(first)
     numbers = _both("dispersion", float(first.mean()), float(second.mean()))
     if n >= FEWEST:
@@ -416,7 +419,7 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 
 
 def probabilities(x: Array, y: Array) -> dict[str, Any]:
-    """Two runs' mean probabilities of the right answer, (n,) each, with the paired t test."""
+    """A :class:`Difference`'s fields on probabilities (n,) each; empty below five documents without NaN."""
     known = ~np.isnan(x) & ~np.isnan(y)
     if (n := int(known.sum())) < FEWEST:
         return {}

@@ -1,8 +1,8 @@
 """Numbers with intervals, claims about them, and parts of charts, for all reports on runs.
 
-A claim is made only where the interval over all documents excludes no effect. The same number
-inside subjects (or tasks) follows: the claim holds there too, is reversed, or lies between the subjects; if
-neither is clear nothing is claimed, since subjects that happen to differ look alike.
+A claim is made only where the interval over all documents excludes no effect. The same number inside
+subjects (or tasks) qualifies it: the effect holds there too, is reversed, or lies between the subjects. Where
+none of these is clear nothing is claimed: subjects that differ by chance would give the same numbers.
 `benchmarks/audit_conclusions.py` counts how often each sentence is wrong on noise.
 """
 
@@ -33,7 +33,7 @@ class RunReport(Report):
 
 
 def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
-    """A number and its interval in words; an empty ``level`` where the sentence has named it before."""
+    """``VALUE, 95 % LOW to HIGH``, or ``VALUE, no interval``; ``level`` replaces ``95 %``."""
     value = shown(interval.value, spec)
     low, high = (shown(end, spec.lstrip("+")) for end in (interval.low, interval.high))
     return f"{value}, no interval" if math.isnan(interval.low) else f"{value}, {level}{low} to {high}"
@@ -60,7 +60,8 @@ def claim_sentence(
 ) -> str:
     """The sentence that fits a number over all documents and the same number inside ``parts``.
 
-    ``nothing`` is its value without an effect, ``spec`` and ``name`` its format and name.
+    ``nothing`` is its value without an effect, ``spec`` and ``name`` its format and name; ``inside`` may be
+    None, if not known.
     """
     side, numbers = figure.side(nothing), f"{name}{interval_text(figure, spec)}"
     if inside is None:
@@ -86,7 +87,7 @@ def without_nan(row: T) -> T:
 
 
 def shortened(text: object, length: int) -> str:
-    """``text`` on one line, cut to ``length`` characters."""
+    """``text`` on one line, cut to ``length`` characters; empty for anything but a string."""
     line = " ".join(text.split()) if isinstance(text, str) else ""
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
@@ -100,7 +101,7 @@ def both_ends(rows: int) -> list[int]:
 
 
 def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = False) -> Spec:
-    """One line per ``series``, in its own colour and dash; ``bars`` draws ``low`` to ``high``."""
+    """Vega-Lite of a line per ``series``, in its own colour and dash; ``bars`` draws ``low`` to ``high``."""
     names = values_of(rows, "series")
     scale = {"domain": names, "range": [f"var(--series-{i + 1})" for i in range(len(names))]}
     colour = {"field": "series", "type": "nominal", "title": None, "scale": scale}
@@ -115,7 +116,7 @@ def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = F
 
 
 def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> Spec:
-    """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal."""
+    """Vega-Lite of points, ``predicted`` against ``true`` accuracy in [0, 1], around a dashed diagonal."""
     percent = {"format": "%"}
     ends = [{"predicted": end, "true": end} for end in (0, 1)]
     diagonal = {**DASHED, "type": "line", "strokeWidth": 1.5}

@@ -1,10 +1,11 @@
 """Controlled mixtures: documents with an exact share of right answers. Does dispersion rise with that share?
 
-For every target accuracy 0, 10, ..., 100 %, 100 documents with exactly that share of correct ones are drawn
-without replacement, ten times; the mean and standard error over the draws of their dispersion and of their
-mean query perplexity are the two curves. Whether other documents would show this too is another question.
-The curve's ends are the wrong and the right documents, so the difference of these two pools, with an error
-over documents, answers it; also with the same share of each subject (or task) on both sides.
+For every target accuracy 0, 10, ..., 100 %, 100 documents (fewer of a small pool) with exactly that share of
+correct ones are drawn without replacement, ten times; the mean and standard error over the draws of their
+dispersion and of their mean query perplexity are the two curves. Whether other documents would show this too
+is another question. The curve's ends are the wrong and the right documents, so the difference of these two
+pools, with an error over documents, answers it; also with the same share of each subject (or task) on both
+sides.
 
 Source: RD sections 3.1 and B.1.2.
 """
@@ -37,7 +38,7 @@ SMALLEST = 20  # fewest documents in a mixture
 
 
 class Pools(NamedTuple):
-    """The pools of correct and incorrect documents for mixtures."""
+    """Rows of the correct and of the incorrect documents, from which mixtures are drawn."""
 
     correct: Rows
     incorrect: Rows
@@ -52,7 +53,7 @@ class Pools(NamedTuple):
         return correct <= len(self.correct) and size - correct <= len(self.incorrect)
 
     def draw(self, rng: np.random.Generator, size: int, correct: int) -> Rows:
-        """Rows of a random mixture of ``size`` documents with exactly ``correct`` correct ones."""
+        """Rows of ``size`` documents, each once, ``correct`` of them correct; ValueError if not reached."""
         parts = (
             rng.choice(self.correct, size=correct, replace=False),
             rng.choice(self.incorrect, size=size - correct, replace=False),
@@ -97,6 +98,8 @@ class Trend:
 def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
     """The trend of ``means`` (k,) over ``levels`` (k,), in any order; levels with a NaN mean are left out.
 
+    Missing with fewer than three means, or only equal ones.
+
     >>> trend([0, 50, 100], [1.0, 2.0, 3.0]).shape
     'increasing'
     """
@@ -113,7 +116,7 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Means over the mixtures of one target accuracy, with their standard errors."""
+    """Means over the mixtures of one target accuracy, with standard errors over draws; NaN where unknown."""
 
     target_accuracy: Annotated[int, Col("Correct documents (%)", "d")]
     dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se")]
@@ -124,7 +127,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class PoolContrast:
-    """A number for the correct and the incorrect documents, and their difference with its 95 % interval.
+    """Dispersions of the correct and the incorrect documents, and their difference with a 95 % interval.
 
     The curves' error bars are for other draws from these documents; this interval is for other documents
     of the same kind. NaN where a pool has fewer than three documents, the interval where it has fewer than
@@ -157,7 +160,7 @@ class PoolContrast:
 
 @dataclass(frozen=True)
 class Inside:
-    """The contrast of the pools with equal shares of each subject or task, and numbers of documents."""
+    """The contrast at equal shares of the ``parts`` (subjects or tasks) with two right and two wrong ones."""
 
     parts: int
     of_parts: int
@@ -173,10 +176,11 @@ class Mixtures:
     Attributes:
         documents_per_mixture, asked_documents_per_mixture, seeds: Size used and wanted; draws per target.
         correct_documents, incorrect_documents: Sizes of the pools.
-        share_of_smaller_pool: Near 1 all draws hold nearly the same documents, and their spread is too small.
+        share_of_smaller_pool: Documents per mixture over the smaller pool's, at most 1. Near 1 all draws hold
+            nearly the same documents, and their spread is too small.
         unreachable_targets: Target accuracies that the pools cannot reach.
         pools: The pools' dispersions.
-        inside: By ``subject`` or ``task``: the same inside these.
+        inside: The contrast inside ``subject`` and ``task``, where these divide the run.
     """
 
     documents_per_mixture: int
@@ -211,12 +215,12 @@ class Mixtures:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """The curves over target accuracies."""
+        """``mixtures``: the curves over target accuracies."""
         points = [without_nan(point) for point in self.curve]
         return {"mixtures": Table.of(points, "The curves, mean ± standard error over draws", name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
-        """Dispersion over the share of correct documents."""
+        """``mixtures``: dispersion over the share of correct documents; no chart without a trend."""
         trend = self.dispersion_trend
         if isinstance(trend, Missing):
             return {}
@@ -246,7 +250,7 @@ class Mixtures:
 
 
 def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
-    """Dispersion and query perplexity of a run's mixtures over target accuracies, and its pools."""
+    """A run's curves and pools; UsageError without vectors, or without right and wrong answers."""
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)
     used = mixture_size(pool.smaller)

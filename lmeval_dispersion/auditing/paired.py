@@ -28,7 +28,7 @@ class PairedScores:
 
     Attributes:
         documents: Number of shared documents.
-        first, second: Mean scores in [0, 1].
+        first, second: Mean scores.
         difference: ``second - first``, with its 95 % interval ``low`` to ``high``.
         p: McNemar's exact p for right and wrong answers, else Student's paired p.
         gained, lost: Documents that only the second, or only the first, answers right; None for other scores.
@@ -50,7 +50,7 @@ class PairedScores:
 
 
 def paired_scores(x: Array, y: Array, metric: str = "", left_out: tuple[int, int] = (0, 0)) -> PairedScores:
-    """Compare the scores ``x`` and ``y`` of two models on the same documents, shape (n,) each."""
+    """Compare two models' scores ``x`` and ``y`` on the same n > 0 documents, (n,) each, in [0, 1]."""
     n, changes, gained, lost = len(x), y - x, None, None
     difference, (low, high), p = float(changes.mean()), UNDEFINED, math.nan
     if np.isin([x, y], (0.0, 1.0)).all():
@@ -78,7 +78,7 @@ def compare_samples(first: str | Path, second: str | Path, *, metric: str | None
             ``acc``, ``exact_match`` and so on (``docs/reference/audit.md``).
 
     Raises:
-        HarnessError: A file is cut off, or has no such metric.
+        HarnessError: A file does not exist, is cut off, or has no such metric.
         MixedStoresError: The files share no document, or an id means another document or target.
     """
     name, a = read_scores(first, metric)

@@ -51,7 +51,7 @@ Predictor = Callable[[Batches], Array]  # gives every batch's estimated accuracy
 
 @dataclass(frozen=True)
 class PaperError:
-    """Errors in points of one estimator on one kind of test batch, over splits."""
+    """An estimator's errors (points) on one of :data:`KINDS`: means over splits, ``mae`` with interval."""
 
     kind: Annotated[str, Col("Test batches")]
     estimator: Annotated[str, Col("Estimator")]
@@ -63,7 +63,10 @@ class PaperError:
 
 @dataclass(frozen=True)
 class PaperVerdict:
-    """Whether dispersion beats the better of two guesses without it on one kind of test batch."""
+    """Whether dispersion beats the better guess without it on one of :data:`KINDS` of test batches.
+
+    ``difference``: dispersion's error minus the ``rival``'s, in points; ``winner``: the best estimator.
+    """
 
     kind: str
     winner: str
@@ -116,13 +119,13 @@ class PaperProtocol:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """Every estimator's errors."""
+        """``paper``: every estimator's errors."""
         caption = "Errors of the paper's protocol"
         return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
 
 
 def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
-    """Every estimator's errors on every kind of test batch, over ``seeds`` splits."""
+    """Every estimator's errors over ``seeds`` splits; UsageError without vectors or with few labels."""
     check_labels(run, "calibration needs")
     # 0.8: parts are random, and some hold less than their share of the rarer kind.
     size = mixture_size(int(0.8 * VALIDATION * pools(run, run.labelled).smaller))
@@ -214,7 +217,7 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
 
 
 def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
-    """Every regression of the paper, fitted to pairs of dispersion and accuracy."""
+    """Every regression of :data:`REGRESSIONS` by name, fitted to the batches' accuracy on dispersion."""
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.linear_model import LinearRegression
     from sklearn.pipeline import make_pipeline

@@ -56,7 +56,7 @@ COUNT = 20  # documents of lowest contribution in a table
 
 @dataclass(frozen=True)
 class RankedDocument:
-    """One document by its contribution; None where the store has no value."""
+    """One document: ``rank`` from 1 and ``percentile`` by its contribution; None where nothing is stored."""
 
     rank: Annotated[int, Col("Rank", "d")]
     contribution: Annotated[float, Col("Contribution", ".4f")]
@@ -73,7 +73,7 @@ class RankedDocument:
 
 
 def ranked_documents(run: AuditRun) -> list[RankedDocument]:
-    """Every document, lowest contribution first; ``percentile`` is in (0, 100]."""
+    """Every document, lowest contribution first; UsageError without vectors, TooFewVectorsError for one."""
     frame = run.documents.assign(
         contribution=run.vectors.contributions(), correct=run.score, top_probability=run.confidence
     ).sort_values("contribution", kind="stable")
@@ -119,7 +119,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class BestOther:
-    """The best signal other than the contribution, by AUROC; its interval allows for the choice."""
+    """The reliable signal of highest AUROC but the contribution; its 95 % interval allows for the choice."""
 
     signal: str
     auroc: float
@@ -133,7 +133,7 @@ class Ranking:
 
     Attributes:
         documents, wrong: Number of labelled documents, and of wrong ones.
-        cautions: Why right and wrong answers support no conclusion.
+        cautions: Why right and wrong answers support no conclusion; empty where they may.
         by: ``subject`` or ``task`` where signals are also judged inside these; else None.
     """
 
@@ -145,13 +145,13 @@ class Ranking:
     best_other: BestOther | Missing
 
     def tables(self) -> dict[str, Table]:
-        """The table of signals."""
+        """``signals``: each signal's figures."""
         heading = {"inside": f"Inside {self.by}s"}
         caption = "How well each signal finds wrong answers"
         return {"signals": Table.of(self.signals, caption, name="signals", headings=heading)}
 
     def charts(self) -> dict[str, Chart]:
-        """Accuracy by decile for the contribution and the three best other signals."""
+        """``deciles``: accuracy by tenth, of contribution and three best others; none without its AUROC."""
         ours, *others = self.signals
         if ours.missing:
             return {}
@@ -177,7 +177,7 @@ class Ranking:
 
 
 def signals(run: AuditRun) -> dict[str, Array]:
-    """Every signal of a run, low for "probably wrong"; NaN where a document has none."""
+    """The signals that a run has, by name, (n,) each: low for "probably wrong", NaN where unknown."""
     scores = {
         CONTRIBUTION: run.vectors.contributions(),
         "top probability": run.confidence,
@@ -188,7 +188,7 @@ def signals(run: AuditRun) -> dict[str, Array]:
 
 
 def ranking_report(run: AuditRun, cautions: Sequence[str] | None = None) -> Ranking:
-    """How well every signal of a run finds wrong answers; ``cautions`` are the run's, if known."""
+    """Judge a run's signals (``cautions`` None: computed); UsageError without vectors, or right and wrong."""
     check_labels(run, "ranking quality needs")
     scores = signals(run)
     by, parts = _judged_inside(run, scores[CONTRIBUTION])
@@ -308,7 +308,7 @@ def errors_sentence(ranking: Ranking | Missing) -> str:
 
 @dataclass(frozen=True)
 class TailCluster:
-    """One cluster in the hard tail."""
+    """One cluster in the hard tail: mean score (None without labels), mean contribution, three subjects."""
 
     cluster: Annotated[int, Col("Cluster", "d")]
     documents: Annotated[int, Col("Documents", "d", drop=1)]
@@ -319,7 +319,7 @@ class TailCluster:
 
 @dataclass(frozen=True)
 class TypicalText:
-    """A document near a cluster's centre."""
+    """A document near a cluster's centre; ``text`` is None and ``subject`` empty if not stored."""
 
     cluster: Annotated[int, Col("Cluster", "d")]
     task: str
@@ -338,7 +338,7 @@ class HardTail:
     typical: Sequence[TypicalText]
 
     def tables(self) -> dict[str, Table]:
-        """The clusters, and the texts nearest to their centres."""
+        """``clusters``, and ``typical``: the texts nearest to their centres."""
         texts = [shortened(row.text or f"document {row.doc_id}", 160) for row in self.typical]
         typical = [replace(row, text=text) for row, text in zip(self.typical, texts, strict=True)]
         return {
@@ -348,7 +348,7 @@ class HardTail:
 
 
 def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
-    """Clusters of the tenth of documents with the lowest contribution."""
+    """Clusters of the tenth (2,000 at most) of lowest contribution; raises as :func:`ranked_documents`."""
     contribution = run.vectors.contributions()
     order = np.argsort(contribution, kind="stable")
     rows = order[: min(max(round(len(order) * TAIL), 1), _MOST)]
@@ -407,7 +407,7 @@ class Worst(RunReport):
     _count: int = COUNT
 
     def tables(self) -> dict[str, Table]:
-        """The documents of lowest contribution, the signals, and the hard tail's clusters."""
+        """``documents`` of lowest contribution, ``signals`` unless missing, ``clusters`` and ``typical``."""
         lowest = [replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]]
         caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
         tables = {"documents": Table.of(lowest, caption, name="documents")}
@@ -420,7 +420,7 @@ class Worst(RunReport):
         return [fields_of(document) for document in self.documents]
 
     def charts(self) -> dict[str, Chart]:
-        """Accuracy by decile; none without labels."""
+        """``deciles``: accuracy by decile; none where the ranking is missing."""
         return {} if isinstance(self.ranking, Missing) else self.ranking.charts()
 
     def context(self) -> dict[str, Any]:
@@ -440,6 +440,7 @@ def rank(run: AuditRun | str | Path, *, layer: str | None = None, count: int = C
 
     Raises:
         TooFewVectorsError: One document.
+        UsageError: The run has no vectors, no such layer, or cannot be read (HarnessError: samples).
     """
     run = read_run(run, layer)
     documents, tail = ranked_documents(run), hard_tail(run, seed=seed)

@@ -25,7 +25,7 @@ _DRAWS = 1000  # simulated runs whose accuracy equals the confidence
 
 @dataclass(frozen=True)
 class Bin:
-    """The documents with a confidence between ``low`` and ``high``."""
+    """The documents with a confidence from ``low`` to below ``high`` (the last bin: to 1)."""
 
     low: Annotated[float, Col("From", ".1f")]
     high: Annotated[float, Col("To", ".1f")]
@@ -43,7 +43,7 @@ class Reliability:
     Attributes:
         gap, gap_low, gap_high: Mean confidence minus accuracy, Student interval; above 0: overconfident.
         ece: Expected calibration error over ten equal bins, in [0, 1] (Guo et al., ICML 2017).
-        ece_by_chance: Upper limit of the ECE in 95 % of draws if the confidence is right.
+        ece_by_chance: 95 % of runs whose accuracy equals their confidence have a lower ECE.
         brier: Mean squared difference of confidence and right (1) or wrong (0), in [0, 1].
     """
 
@@ -59,12 +59,12 @@ class Reliability:
     bins: Sequence[Bin]
 
     def tables(self) -> dict[str, Table]:
-        """The reliability table."""
+        """``reliability``: accuracy by confidence, bin by bin."""
         caption = "Accuracy of the answers by the model's confidence in them"
         return {"reliability": Table.of(self.bins, caption, name="reliability")}
 
     def charts(self) -> dict[str, Chart]:
-        """The reliability diagram."""
+        """``reliability``: accuracy against confidence, a point a bin."""
         points = [{"predicted": row.confidence, "true": row.accuracy} for row in self.bins]
         chart = Chart(
             predicted_against_true(points, "mean confidence"),

@@ -98,7 +98,7 @@ class Audit(RunReport):
         return self.answers.cautions
 
     def has(self, part: str) -> bool:
-        """Whether the part with this name could be computed."""
+        """Whether the part with this name was computed: not missing, and not left out."""
         return not isinstance(getattr(self, part), Missing)
 
     @property
@@ -108,7 +108,7 @@ class Audit(RunReport):
 
     @property
     def missing(self) -> dict[str, str]:
-        """Reasons by part that could not be computed, but for parts left out on purpose.
+        """Part -> why it could not be computed; without parts left out on purpose.
 
         Confidence is never listed: many questions have no choices.
         """
@@ -134,7 +134,7 @@ class Audit(RunReport):
         return tables
 
     def charts(self) -> dict[str, Chart]:
-        """Every chart by name, the slices first."""
+        """Every chart by name: ``slices`` (of the first slicing), and those of parts that were computed."""
         charts: dict[str, Chart] = {}
         for name, table in list(self.slices.items())[:1]:
             if picture := slice_chart(name, table):
@@ -276,8 +276,8 @@ def audit(
         ``to_markdown()``, ``to_html()`` and ``plot()`` give its forms.
 
     Raises:
-        StoreError: ``run`` is not a readable store.
-        UsageError: The layer or a column does not exist.
+        StoreError, HarnessError: The store, or lm-eval's samples, cannot be read.
+        UsageError: The layer or a column does not exist, or ``metrics`` is ``all`` and there are no vectors.
     """
     run = read_run(run, layer)
     raw = run.raw_vectors if metrics == "all" else None

@@ -50,7 +50,7 @@ class Missing:
 
 
 class RunFacts(TypedDict):
-    """Facts of the store's manifest and of its vectors, by :meth:`AuditRun.describe`."""
+    """Facts of the store's manifest and of its vectors (samples: no ``layer``, ``width`` 0)."""
 
     model: str
     revision: str | None
@@ -116,7 +116,11 @@ class AuditRun:
 
     @classmethod
     def of(cls, store: Store, layer: str | None = None) -> AuditRun:
-        """Build it from a store and one layer's vectors (default: the store's); StoreError without any."""
+        """Build it from a store and one layer's vectors (default: the store's); samples have none.
+
+        Raises:
+            StoreError: No such layer, no usable vector in it, or a score outside [0, 1].
+        """
         name, documents, centred, without = "", store.documents, None, 0
         if store.layers:
             name = store.layer_name(layer)
@@ -163,7 +167,7 @@ class AuditRun:
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Whether each document was answered correctly; False where there is no label. Shape (n,)."""
+        """Whether each document's score is above 0.5; False where there is no label. Shape (n,)."""
         return np.asarray(self.score > CORRECT_ABOVE)
 
     @property
@@ -186,14 +190,14 @@ class AuditRun:
 
     @property
     def raw_vectors(self) -> NDArray[np.float32]:
-        """The vectors at their own lengths, shape (n, d)."""
+        """The vectors at their own lengths, shape (n, d), float32; StoreError without any."""
         norms = self.store.norms(self.layer)
         norms = norms[np.isfinite(norms) & (norms > 0)]
         unit = self.vectors.rows + self.vectors.mean.astype(np.float32)
         return np.asarray(unit * norms[:, None].astype(np.float32))
 
     def describe(self) -> dict[str, Any]:
-        """The model, the texts and the settings, for reports."""
+        """The model, the texts and the settings, for reports: :class:`RunFacts`."""
         manifest = self.store.manifest
         keys = ("model", "revision", "num_fewshot", "chat_template", "prompt_format", "limit", "created")
         tasks = {task: None for task in sorted(self.documents["task"].unique())}
@@ -209,7 +213,7 @@ class AuditRun:
 
 
 def read_run(run: AuditRun | str | Path, layer: str | None = None) -> AuditRun:
-    """Read the run in a folder with a store or lm-eval's samples; an AuditRun is returned as it is."""
+    """The run in a folder, or an AuditRun as it is; StoreError or HarnessError for a bad store or samples."""
     if isinstance(run, AuditRun):
         return run
     return AuditRun.of(read_logged(run) if is_logged(run) else read_store(run), layer)
@@ -287,7 +291,7 @@ class Answers:
 
     Attributes:
         commonest: The most frequent answer, by its words or its place among the choices: documents, share,
-            and the score of always giving it (NaN if targets are unknown).
+            and the score of always giving it (NaN if targets are unknown). None without answers.
         repeated_documents: Documents with the prompt (or text) and vector of an earlier one.
         cautions: Sentences why right and wrong answers support no conclusion; empty where they may.
     """

@@ -83,7 +83,8 @@ def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]
     """Every way to slice a run: column -> its slices, in the report's order.
 
     ``subject``, ``category`` and ``task`` where they divide the documents, bands of ``length`` (prompt
-    tokens) and ``confidence`` (probability of the chosen answer), and the columns named in ``extra``.
+    tokens) and ``confidence`` (probability of the chosen answer), and the columns named in ``extra``;
+    UsageError as :func:`by_column`.
     """
     ways = _dividing(run, ("subject", "category", "task"))
     for name in _BANDED:
@@ -96,7 +97,7 @@ def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]
 
 
 def strata(run: AuditRun) -> dict[str, list[Slice]]:
-    """Slices by ``subject`` and by ``task``, for comparisons inside them."""
+    """Slices by ``subject`` and by ``task``, where these divide the documents, each differently."""
     return _dividing(run, ("subject", "task"))
 
 
@@ -139,7 +140,7 @@ def by_value(values: Sequence[object]) -> list[Slice]:
 
 
 def by_band(values: Array) -> list[Slice]:
-    """Slices of about equal size by quantiles of a number; equal values stay together, NaN is left out."""
+    """Up to five slices of about equal size by quantiles; equal numbers stay together, NaN left out."""
     known = np.flatnonzero(~np.isnan(values))
     if not known.size:
         return []
@@ -156,7 +157,7 @@ def by_band(values: Array) -> list[Slice]:
 
 @dataclass(frozen=True)
 class SliceRow:
-    """One slice's figures; undefined ones are NaN, and ``reason`` explains a NaN dispersion or error."""
+    """One slice's figures, NaN where undefined; ``reason``: too few documents for dispersion or error."""
 
     slice: Annotated[str, Col("Slice")]
     dispersion: Annotated[
@@ -181,7 +182,7 @@ class SliceRow:
 
 @dataclass(frozen=True)
 class SpectrumRow(SliceRow):
-    """A slice with the four figures of its vectors' spectrum."""
+    """A slice with the four figures of its vectors' spectrum; NaN below three documents."""
 
     rankme: Annotated[float, Col("RankMe", ".4g", drop=5)]
     effective_rank: Annotated[float, Col("Effective rank", ".4g", drop=6)]
@@ -201,7 +202,7 @@ class InsideTasks:
 
 @dataclass(frozen=True)
 class Association:
-    """Spearman correlation of dispersion with accuracy over slices, with a 95 % interval."""
+    """Spearman correlation of dispersion with accuracy over slices; its 95 % interval is NaN below eight."""
 
     spearman: float
     low: float
@@ -276,7 +277,8 @@ def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> A
     """Spearman's correlation of dispersion with accuracy over slices.
 
     1: the more dispersed slice is always the more accurate one; 0: no order; negative: the reverse.
-    Slices with fewer than three documents or labels do not count; an interval needs eight slices.
+    Slices with fewer than three documents or labels do not count. An interval needs eight slices, and the
+    whole is Missing with fewer than four, or if one of the two is constant.
     Where two of ``tasks`` (None for a slice of several) have four slices each, the correlation inside tasks
     is added, with its permutation p-value.
     """
@@ -307,7 +309,7 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     """The slice of lowest dispersion among those with three documents or more.
 
     Every pair of slices is tested at Student's point, corrected for the number of pairs, so that equal slices
-    show a clear difference in at most 5 % of runs.
+    show a clear difference in at most 5 % of runs. Missing with fewer than two slices.
     """
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
@@ -416,7 +418,7 @@ def association_sentence(order: Association | Missing) -> str:
 
 
 def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
-    """A sentence on the least dispersed slice, and the number of others from which it differs."""
+    """A sentence on the least dispersed slice, and the number of others from which it does not differ."""
     if isinstance(least, Missing):
         return f"No least dispersed {name} can be named: {least.missing}."
     if least.not_clear == least.others:
@@ -429,7 +431,7 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
 
 
 def slice_chart(name: str, table: SliceTable) -> Chart | None:
-    """Accuracy against dispersion, one point a slice with error bars; None where they show no order."""
+    """Accuracy against dispersion, a point a slice with error bars; None without bars or a clear order."""
     rows = [row for row in table.rows if row.documents >= 3 and row.labelled >= 1]
     order = table.association
     if isinstance(order, Missing) or not order.side or any(math.isnan(row.dispersion_se) for row in rows):

@@ -1,4 +1,4 @@
-"""A calibration's worth, compared with labels: the report of ``dispersion calibrate``."""
+"""The report of ``dispersion calibrate``: a calibrator's held-out errors, and its worth in labels."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ _HALF_WIDTH = 0.05  # half width that `labels_enough` aims at
 class Estimator:
     """Held-out errors of one estimator of slice accuracy, in points, and its worth in labels.
 
-    The mean of k labels of n, drawn without replacement, has the variance v (1/k - 1/n), v that of the scores
-    (Cochran, Sampling Techniques, 1977, 2.6). Worth k labels: k = mean v / (mean squared error + mean v / n),
-    with a bootstrap over slices. The unit is that of Fu et al., arXiv 2305.14802.
+    The mean of k of a slice's n labels, drawn without replacement, has the variance v (1/k - 1/n), where v is
+    that of its scores (Cochran, Sampling Techniques, 1977, 2.6). An estimator with this squared error is
+    worth k labels: k = mean v / (mean squared error + mean v / n), as in Fu et al., arXiv 2305.14802.
 
     Attributes:
         mae, rmse: Mean absolute error, and root of the mean squared error, over slices.
+        worth, worth_low, worth_high: That k, with its 95 % bootstrap interval over slices.
         better: Whether the squared error is lower than that of the labelled accuracy alone, by a one-sided
             paired Student test over slices at 5 %, and the mean absolute error is lower.
     """
@@ -77,7 +78,7 @@ class Estimator:
 
     @classmethod
     def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
-        """Build it from estimates of left-out slices, shape (S,)."""
+        """Build it from each left-out slice's estimated accuracy, shape (S,), in [0, 1]."""
         ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, pairs.trivial))
         mae, n = float(np.abs(ours).mean()), len(ours)
         gain = np.square(theirs) - np.square(ours)
@@ -106,13 +107,13 @@ class Calibration(RunReport):
     """A fitted calibrator, with the errors of its estimates on held-out slices.
 
     Attributes:
-        by, slices, documents_a_slice: The column of the slices, their number, fewest and most documents.
+        by, slices, documents_a_slice: Column or ``cluster``; number of slices; fewest and most documents.
         documents, accuracy: The number of labelled documents, and their accuracy in [0, 1].
         better: Whether the estimate beats the labelled accuracy alone.
         level, half_width: The intervals' level in (0, 1), and half width for the mean slice.
-        cautions: Why right and wrong answers support no conclusion.
+        cautions: Why right and wrong answers support no conclusion; empty where they may.
         estimators, points: Errors and worth of every estimate; every slice with its estimate.
-        enough_for_five_points: Random labels of the whole run for ± 5 points.
+        enough_for_five_points: Number of random labels that put the run's accuracy within 5 points at 95 %.
         calibrator: The fit, which ``dispersion predict`` reads from a file.
     """
 
@@ -143,14 +144,14 @@ class Calibration(RunReport):
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
-        """The estimators with their errors and worth."""
+        """``estimators``: the errors and the worth of every estimator."""
         smallest, largest = self.documents_a_slice
         sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
         caption = f"Errors on {self.where} of {sizes} documents, held out"
         return {"estimators": Table.of(self.estimators, caption, name="estimators")}
 
     def charts(self) -> dict[str, Chart]:
-        """Every slice's estimate against its accuracy."""
+        """``points``: every slice's estimate against its accuracy; no chart if there are cautions."""
         if self.cautions:
             return {}
         ours, trivial = self.calibrator.errors
@@ -173,7 +174,7 @@ class Calibration(RunReport):
         return count(self.slices, self.by, "categories" if self.by == "category" else "")
 
     def context(self) -> dict[str, Any]:
-        """Template values: our estimator, the labelled accuracy's, another that beats it, and the refusal."""
+        """Template values: our estimator, the labelled accuracy's, a better one or None, and the refusal."""
         ours, *others, alone = self.estimators
         other = next((row for row in others if row.better), None)
         return {"ours": ours, "alone": alone, "other": other, "no_gain": no_gain(self._calibrator)}
@@ -199,7 +200,9 @@ def calibrate(
         answers: The model's answers, if already analysed.
 
     Raises:
-        UsageError: Too few labelled documents or slices, or labels all right or all wrong.
+        UsageError: Too few labelled documents or slices, labels all right or all wrong, equal dispersions, no
+            vectors, no such column, or a ``where`` that is invalid or true for no document.
+        StoreError, HarnessError: The store, or lm-eval's samples, cannot be read.
     """
     run = read_run(run, layer)
     if where is not None:
@@ -274,6 +277,6 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Number of random labels that puts a run's mean score within 5 points at 95 % (normal approximation)."""
+    """Random labels, at most n, that put the mean of ``scores`` (n,) within 5 points at 95 % (if normal)."""
     n, variance = len(scores), float(scores.var(ddof=1))
     return min(n, math.ceil(variance / ((_HALF_WIDTH / NORMAL_975) ** 2 + variance / n)))

@@ -62,10 +62,10 @@ NAMES = {"model": "model", "revision": "revision"}  # compared where no identity
 
 
 def labelled_slices(run: AuditRun, by: str | None = None, *, seed: int = 0) -> tuple[str, list[Slice]]:
-    """The slices to learn from, and the column (or :data:`CLUSTERS`) that makes them.
+    """The column (or :data:`CLUSTERS`) that makes the slices to learn from, and these slices.
 
-    Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, in slices
-    of at least :data:`FEWEST_DOCUMENTS`.
+    Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, in at least
+    :data:`FEWEST_SLICES` slices of :data:`FEWEST_DOCUMENTS` or more; UsageError with fewer.
     """
     rows = run.labelled
     for name in (by,) if by else ("subject", "category", "task"):
@@ -99,7 +99,7 @@ def among(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
 
 
 def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> list[Slice]:
-    """k-means clusters of the documents ``rows`` by their vectors, as slices."""
+    """At most ``count`` k-means clusters of the documents ``rows`` by their vectors, as slices."""
     labels, _ = clustered(run.vectors.rows[rows], max(count, 1), seed=seed)
     return [
         Slice(f"cluster {k + 1}", np.sort(rows[labels == label])) for k, label in enumerate(np.unique(labels))
@@ -111,7 +111,7 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
 
 @dataclass(frozen=True)
 class FittedSlice:
-    """A labelled slice: its documents, mean and variance of their scores, and its dispersion."""
+    """A labelled slice: number of documents, mean and variance (n - 1) of their scores, and dispersion."""
 
     slice: str
     documents: int
@@ -173,7 +173,7 @@ def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
     """Standard errors (s,) of the estimates for slices with ``documents`` (s,) documents.
 
     sqrt(between + within / n): ``within`` is the mean variance of scores inside a slice, ``between`` the mean
-    squared error of the held-out estimates ``estimate`` (S,) beyond their sampling noise.
+    squared error of the held-out estimates ``estimate`` (S,) beyond their sampling noise. 1 where that is 0.
     """
     within = float(pairs.variance.mean())
     excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
@@ -187,7 +187,7 @@ def conformal_rank(slices: int, level: float) -> int:
 
 
 def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Array]:
-    """Interval ends (s,) from the left-out fits' estimates (S, s), with half widths of the same shape.
+    """Interval ends (s,), within [0, 1], from the left-out fits' estimates and half widths, (S, s) each.
 
     Source: Barber et al. 2021, eq. 1.5: quantiles of centre - half and of centre + half.
     """
@@ -212,6 +212,7 @@ class Calibrator:
     """A fit, as in its file ``dispersion-calibrator/3``; docs/reference/audit.md has the formula.
 
     Attributes:
+        identity: The model's and prompts', as in a store's manifest; None where the run recorded none.
         by: The column, or :data:`CLUSTERS`, that made the slices.
         beats_trivial: Whether it beat the labelled accuracy alone; else it is refused.
     """
@@ -238,7 +239,7 @@ class Calibrator:
         return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON to a file, which `predict` reads."""
+        """Write the JSON to a file, which `predict` reads; DispersionError if it cannot be written."""
         write_whole(Path(path), self.to_json().encode())
 
     @classmethod
@@ -343,7 +344,7 @@ def confidence_threshold(confidence: Array, accuracy: float) -> float:
 
 
 def documents_digest(run: AuditRun) -> str:
-    """Digest of a run's document files; equal for the same run."""
+    """SHA-256, as hex, over a store's document files; equal for the same run."""
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -378,10 +379,10 @@ def _ranges(ids: Rows) -> str:
 
 
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
-    """Check that a calibrator applies to a run; returns notes on details that neither records.
+    """Check that a calibrator applies to a run; returns a note if one of them records no identity, else none.
 
     Raises:
-        UsageError: The model, the layer, the prompts or the tasks differ.
+        UsageError: The model, the layer, the prompts, a task or its version differs.
     """
     about, notes = run.describe(), []
     ours, theirs = calibrator.identity, run.store.manifest.get("identity")
@@ -436,7 +437,7 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
 
 
 def no_gain(calibrator: Calibrator) -> str:
-    """The refusal of a calibrator that does not beat the labelled accuracy alone, with both errors."""
+    """Why a calibrator that does not beat the labelled accuracy alone is refused: both errors, in words."""
     ours, trivial = calibrator.errors
     verdict = "worse than" if ours > trivial + 0.05 else "not reliably better than"
     return (

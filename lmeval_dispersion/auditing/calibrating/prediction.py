@@ -34,7 +34,7 @@ from lmeval_dispersion.store import read_store
 
 @dataclass(frozen=True)
 class Prediction:
-    """One slice's estimate and interval; ``reason`` explains a missing estimate."""
+    """One slice's estimate, interval and, where labelled, accuracy; ``reason``: why it has no estimate."""
 
     slice: Annotated[str, Col("Slice")]
     documents: Annotated[int, Col("Documents", "d", drop=4)]
@@ -108,7 +108,7 @@ def predict(
 
     Raises:
         UsageError: The calibrator cannot be read, does not fit the run or did not beat the labelled accuracy;
-            or the run has no vectors, no document to estimate, or no such column.
+            or the run cannot be read, or has no vectors, no such column or no document left by ``where``.
     """
     name: str | Path = "the calibrator"
     if isinstance(calibrator, Calibration):
