@@ -44,7 +44,7 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 
 @dataclass(frozen=True)
 class Site:
-    """One place in a model whose state is captured."""
+    """One place whose state is captured: a module's ``input`` or ``output``, or a block's ``attn``."""
 
     name: str
     module: nn.Module
@@ -101,7 +101,7 @@ class Decoder:
         return names
 
     def site(self, name: str) -> Site:
-        """Find the module, and its input or output, for a layer's name."""
+        """Find the module, and its input or output, for a layer's name; UsageError if there is none."""
         if name in (outside := self._outside()):
             return outside[name]
         match, n = NAME.fullmatch(name), len(self)
@@ -135,7 +135,7 @@ def split_names(names: str | Sequence[str]) -> list[str]:
 
 
 def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
-    """The places for ``names``, in that order."""
+    """The places for ``names``, in that order; CaptureError if not a decoder, UsageError for another name."""
     decoder = Decoder.of(model)
     return [decoder.site(name) for name in names]
 

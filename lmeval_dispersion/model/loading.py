@@ -127,7 +127,7 @@ ModelLike = str | Path | ModelChoice | LoadedModel
 
 
 def loaded_model(model: ModelLike) -> LoadedModel:
-    """``model``, loaded if needed."""
+    """``model``, loaded if needed; raises as :func:`load_model`."""
     return model if isinstance(model, LoadedModel) else load_model(**asdict(model_choice(model)))
 
 
@@ -377,7 +377,7 @@ def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
 
 
 def settings_identity(model: Any) -> dict[str, str]:
-    """``dtype`` and ``quantization`` of a transformers model in memory."""
+    """``dtype`` and ``quantization`` (as JSON) of a transformers model in memory, each if it has one."""
     identity = {}
     if dtype := getattr(model, "dtype", None):
         identity["dtype"] = str(dtype).removeprefix("torch.")

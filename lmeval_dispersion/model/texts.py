@@ -54,7 +54,8 @@ class Texts:
             parquet value that is not a text.
 
     Raises:
-        UsageError: The file does not exist, is of another kind, or is a folder.
+        UsageError: The file does not exist, is of another kind, or is a folder; in a pass: it cannot be read,
+            or has no such column.
     """
 
     def __init__(self, source: str | Path, *, column: str = "text") -> None:

@@ -47,7 +47,7 @@ ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
 
 
 def begin_store(folder: Path) -> None:
-    """Mark ``folder`` as an unfinished run's store, so that readers refuse it after a kill."""
+    """Mark ``folder`` as an unfinished store, which readers refuse; UsageError if it holds a finished one."""
     if (folder / MANIFEST).exists():
         raise UsageError(
             f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
@@ -88,6 +88,7 @@ def write_store(
 
     Raises:
         StoreError: The parts do not fit each other.
+        UsageError: The folder cannot be written.
     """
     require_extra("audit", "a store")
     import pyarrow.parquet as parquet

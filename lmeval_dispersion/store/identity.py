@@ -108,7 +108,7 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def check_comparable(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """How two runs' models differ, as sentences without a full stop; none if equal or not recorded.
+    """Sentences (no full stop) on models or templates that differ, or an identity that one lacks; else none.
 
     Raises:
         MixedStoresError: The runs' prompts differ.

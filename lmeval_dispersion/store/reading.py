@@ -91,7 +91,7 @@ class Store:
         return rows
 
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Lengths of the raw vectors of one layer, shape (n,), float32; 0 or non-finite: no direction."""
+        """Raw vectors' lengths, (n,), float32; 0 or non-finite: no direction. StoreError: no such layer."""
         name = self.layer_name(layer)
         return np.concatenate(
             [_tensor(path, f"{name}.norm", (manifest["n"],))[:] for path, manifest in self.parts]

@@ -113,7 +113,10 @@ def find_run(place: str | Path) -> LoggedRun:
 def judged_task(
     run: LoggedRun, task: str, judge: str | None = None, *, allow_holes: bool = False
 ) -> JudgedTask:
-    """One task's samples, checked against the run's results and for consistency."""
+    """One task's samples, checked against the run's results and for consistency.
+
+    ``allow_holes``: documents may be missing. HarnessError if damaged or incomplete, or without ``judge``.
+    """
     results, file = run.results, run.samples[task]
     config = (results.get("configs") or {}).get(task)
     if not isinstance(config, dict) or "output_type" not in config:
@@ -223,6 +226,9 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
     Args:
         file: ``samples_TASK_DATE.jsonl``; the run's results are not needed.
         judge: ``METRIC`` or ``FILTER/METRIC``; default: the first filter and known metric.
+
+    Raises:
+        HarnessError: The file does not exist, is damaged, or has no such metric.
     """
     path = Path(file).expanduser()
     if not path.is_file():
@@ -252,7 +258,7 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
 
 
 def by_filter(text: str, file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
-    """The samples in a file's ``text``: filter -> document index -> sample."""
+    """A file's ``text``: filter -> document index -> sample; HarnessError for a broken or repeated one."""
     filters: dict[str, dict[int, Sample]] = {}
     for logged in _lines(text, file):
         samples, doc_id = filters.setdefault(str(logged["filter"]), {}), int(logged["doc_id"])
