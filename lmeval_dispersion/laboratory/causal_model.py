@@ -35,7 +35,7 @@ _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # torch's words
 
 
 class CausalModel:
-    """A left-to-right model, ready to run segments."""
+    """A left-to-right model, ready to run segments; UsageError if its predictions see later tokens."""
 
     def __init__(self, model: ModelLike, batch: int = 1) -> None:
         self.loaded, self.batch = loaded_model(model), batch
@@ -51,7 +51,7 @@ class CausalModel:
         return int(self.config.hidden_size)
 
     def summary(self) -> dict[str, Any]:
-        """The model's name, revision, dtype and device, for the manifest."""
+        """Name, revision, dtype, device, layers, width and number of parameters, for the manifest."""
         model = self.loaded.model
         about = {"name": self.loaded.name, "revision": self.loaded.revision}
         about |= {"dtype": str(model.dtype).removeprefix("torch."), "device": self.loaded.device.type}
@@ -59,7 +59,7 @@ class CausalModel:
         return {**about, **shape, "parameters": int(sum(p.numel() for p in model.parameters()))}
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Canonical names of the layers ``wanted``."""
+        """Canonical names, each once, of ``all``, ``depths`` (embeddings too) or names; else UsageError."""
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
         if names in (["all"], ["depths"]):
             blocks = [f"layer.{k}" for k in range(len(self.decoder) - 1)]
@@ -82,7 +82,7 @@ class CausalModel:
             )
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
-        """Number of segments that fit into memory at once, from the free memory and the model's shape."""
+        """Segments that fit into memory at once, 1 to 64, from the free memory and the model's shape."""
         size = torch.finfo(self.loaded.model.dtype).bits // 8
         a_token = self.width * (24 * size + 8 * layers)
         if losses:
@@ -114,6 +114,7 @@ class CausalModel:
         Raises:
             NonFiniteStateError: A number is not finite; names layer and text.
             DispersionError: A single segment does not fit into memory.
+            UsageError: A token is outside the model's embeddings.
         """
         tokens = self._ordered(np.asarray(segments.tokens[rows])[:, :length], rows)
         run = partial(self._pass, layers=layers, reduce=reduce, losses=losses)
@@ -203,7 +204,7 @@ class CausalModel:
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
-        """The model of a control ``name``, of `CONTROLS` ("": this model)."""
+        """The model of a control, of `CONTROLS` ("": this one); DispersionError if it cannot be built."""
         if not name:
             return self
         if name == "shuffled":
@@ -243,7 +244,7 @@ class CausalModel:
 
 
 def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
-    """The wanted controls without repeats, in the order of ``CONTROLS``."""
+    """The wanted controls, each once, in the order of ``CONTROLS``; UsageError for another name."""
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     for name in names:
         if name not in CONTROLS:

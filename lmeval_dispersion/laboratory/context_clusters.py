@@ -199,7 +199,7 @@ def _measured(
 
 
 def within_interval(within: Array) -> statistics.Interval:
-    """Mean of ``within`` (n,) over clusters, with 95 % bounds by a jackknife of its logarithm."""
+    """Mean of ``within`` (n,), with 95 % bounds by a jackknife of its logarithm; NaN below three."""
     mean, n = float(within.mean()), len(within)
     if n < 3 or within.min() <= 0:
         return statistics.Interval(mean, float("nan"), float("nan"))
@@ -241,7 +241,7 @@ def recurring_contexts(
     seed: int = 0,
     pack: bool = False,
 ) -> Unit:
-    """Contexts that end where one of the most frequent n-grams begins.
+    """Contexts that end where one of the most frequent n-grams begins; UsageError with fewer than two.
 
     ``tokens`` (clusters x occurrences, segment) and ``origins`` are ordered by cluster; ``ngrams``
     (clusters, n) and ``occurrences`` (clusters,) count n-grams with a whole context before them.

@@ -437,7 +437,7 @@ class OverBins(NamedTuple):
 
 
 def correlated(x: Array, y: Array, seed: int) -> OverBins:
-    """Pearson r of perplexity and a measure over bins, (bins,) each, with its interval."""
+    """Pearson r of perplexity and a measure over bins, (bins,) each; NaN and a reason where undefined."""
     try:
         value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
     except GeometryError as error:

@@ -41,7 +41,7 @@ class Segments(NamedTuple):
 def draw_segments(
     texts: Texts, tokenizer: Any, *, length: int, most: int, seed: int = 0, pack: bool = False
 ) -> Unit:
-    """Draw at most ``most`` segments of ``length`` tokens, in random order.
+    """Draw at most ``most`` segments of ``length`` tokens, in random order; UsageError if none can be.
 
     Returns:
         ``tokens`` and ``origins`` of `Segments`.
@@ -73,7 +73,7 @@ def draw_segments(
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Number of texts that the latest pass read, skipped and kept."""
+    """Number of ``texts`` read in the latest pass, of those skipped by reason, and of segments ``kept``."""
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
 

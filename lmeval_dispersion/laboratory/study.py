@@ -154,7 +154,7 @@ def studied(
     *,
     held_out: DataLike | None = None,
 ) -> R:
-    """Run a measure on models, texts and settings, reading finished work from the study's folder."""
+    """Run a measure, or read its finished work from the study's folder; UsageError for equal or no models."""
     batch, folder, quiet = run.get("batch"), run.get("folder"), run.get("quiet", False)
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")

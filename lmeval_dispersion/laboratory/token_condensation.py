@@ -86,7 +86,7 @@ class CondensationResult(StudyResult):
     template = "condensation.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``trends`` per model and control where there are several, else ``some`` depths; ``layers``: all."""
+        """``layers``: all; with one curve ``some`` of them, else ``trends`` and ``every_trend``."""
         caption = "Mean cosine similarity of two tokens"
         tables = {"layers": table(self.layers, caption, _DEPTHS)}
         if len(self.summary) == 1:
