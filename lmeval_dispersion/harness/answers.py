@@ -61,7 +61,7 @@ class TaskTokens:
         return f"<{self.head}>"
 
     def save(self, path: str | Path) -> None:
-        """Write the file."""
+        """Write the YAML to a file; DispersionError if it cannot be written."""
         write_whole(Path(path), self.text.encode())
 
 

@@ -14,7 +14,7 @@ from lmeval_dispersion.report.declared import listed
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Turn common failures of lm-eval and the Hub into one sentence."""
+    """Raise common failures as a DispersionError of one sentence; others unchanged."""
     try:
         yield
     except DispersionError:

@@ -65,6 +65,10 @@ def stores_from_samples(
 
     Each task gets a folder under ``output``, named like the dispersion task. A finished store of the same
     samples, model and layers is kept, so that a killed run continues.
+
+    Raises:
+        HarnessError: The samples are damaged, or the model cannot be loaded or is not theirs.
+        UsageError: No such task or layer, several processes, or a finished store of another run is there.
     """
     run = find_run(results)
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]

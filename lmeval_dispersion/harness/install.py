@@ -27,7 +27,7 @@ State = Literal["enabled", "out of date", "disabled"]
 
 
 class Status(NamedTuple):
-    """Whether lm-eval lists the tasks without ``--include_path``."""
+    """Whether lm-eval lists the tasks without ``--include_path``; their folder, and their number of files."""
 
     state: State
     folder: Path
@@ -61,7 +61,7 @@ def task_names() -> list[str]:
 
 
 def harness_tasks() -> Path:
-    """lm-eval's folder of tasks."""
+    """lm-eval's folder of tasks; MissingExtraError without lm-eval."""
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError("lm-eval is not installed; run: pip install 'lmeval-dispersion[models]'")
@@ -78,7 +78,7 @@ def status() -> Status:
 
 
 def enable() -> None:
-    """Write the configurations into lm-eval's tasks folder; writing them again changes nothing."""
+    """Write the configurations into lm-eval's tasks folder, if not there; UsageError if not writable."""
     before = status()
     if before.state == "enabled":
         return
@@ -95,7 +95,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Remove what :func:`enable` of this or another version wrote."""
+    """Remove what :func:`enable` of any version wrote; UsageError if it cannot be removed."""
     folder = harness_tasks() / FOLDER
     try:
         _remove(folder)
@@ -106,7 +106,7 @@ def disable() -> None:
 def tasks_path() -> Path:
     """A folder for ``--include_path``: our configurations with lm-eval's own named by absolute path.
 
-    It is created in the user's cache, once for each version and each lm-eval.
+    It is created in the user's cache, once for each version and each lm-eval; UsageError if it cannot be.
     """
     theirs, include = harness_tasks(), r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$"
     files = {

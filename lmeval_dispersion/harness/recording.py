@@ -91,7 +91,7 @@ class Recorder:
         """Move states still on the device to the requests that want them."""
 
     def states(self) -> list[DocState | None]:
-        """The requests' states, None for requests that want none; raises if a wanted one was not captured."""
+        """The requests' states, None where none is wanted; HarnessError if a wanted one was not captured."""
         of_requests = self.wanted()
         flat = [wanted for of_request in of_requests for wanted in of_request]
         missing = sum(len(wanted.vectors) < len(self.sites) for wanted in flat)
@@ -351,7 +351,7 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
 
 
 def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
-    """Run each prompt once, and set its ``dispersion_state`` and ``answer``."""
+    """Run each prompt, and set its ``dispersion_state`` and ``answer``; HarnessError without states."""
     for prompt, answer in zip(prompts, _recorded(lm, kind, prompts, PREFILL[kind]), strict=True):
         prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 

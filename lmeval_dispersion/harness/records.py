@@ -148,7 +148,7 @@ def estimate(records: tuple[DocRecord, ...], layer: str | None = None) -> Estima
 
 
 class TaskMetrics:
-    """The documents of one finished task with their vectors by layer, and its metrics."""
+    """One finished task's documents, vectors by layer, and metrics; HarnessError if all texts are empty."""
 
     def __init__(self, task: str, records: Sequence[DocRecord]) -> None:
         self.task = task

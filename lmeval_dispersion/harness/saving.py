@@ -57,7 +57,7 @@ class TaskRun:
 def begin(
     task: str, metadata: Mapping[str, Any], evaluation: RunningEvaluation, options: Mapping[str, Any]
 ) -> TaskRun:
-    """Start a run: mark its store's folder as unfinished."""
+    """Start a run: mark its store's folder as unfinished; UsageError as :func:`begin_store`."""
     # torchrun on CPUs runs all processes as rank 0: each machine's first writes.
     writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(evaluation.lm, "rank", 0) == 0
     folder = _store_folder(task, metadata, evaluation) if writes else None
@@ -71,7 +71,8 @@ def begin(
 def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
     """Write the task's store and pass its warnings on; returns the summary for lm-eval's results.
 
-    Under lm-eval's command :func:`report_at_exit` prints both, for all tasks together.
+    A store that could not be written is logged, and ``store`` is None. Under lm-eval's command
+    :func:`report_at_exit` prints warnings and folders, for all tasks together.
     """
     name, evaluation, options = task.task_name, run.evaluation, run.options
     for shared, sentence in metrics.remarks():
@@ -105,7 +106,7 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
 
 
 def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]) -> None:
-    """Write the store of one task, of any backend."""
+    """Write the store of one task, of any backend; raises as :func:`write_store`."""
     write_store(
         folder,
         documents=_document_table(metrics.task, metrics.records, category),

@@ -295,7 +295,7 @@ else:
 
 
 def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
-    """Add methods to lm-eval's model for transformers; adding them twice changes nothing."""
+    """Add methods to lm-eval's HFLM, also again; HarnessError if lm-eval lacks one of those ``needed``."""
     missing = [f"HFLM.{name}" for name in needed if not hasattr(HFLM, name)]
     missing += [f"Group.{name}" for name in ("aggregate", "get_all_tasks") if not hasattr(Group, name)]
     if missing:
@@ -615,7 +615,7 @@ def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any) -> Any:
-    """Load an lm-eval model; ``check`` sees it before its weights. UsageError for an unknown backend."""
+    """Load an lm-eval model that ``check`` sees before its weights; UsageError or HarnessError if refused."""
     disable_progress_bar()
     kind, arguments = backend(name), downloaded(arguments)
 

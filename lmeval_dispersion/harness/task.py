@@ -90,7 +90,7 @@ class DispersionTask(TaskBase):
             self._run = saving.begin(self.task_name, metadata, evaluation, options)
 
     def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> Any:
-        """As lm-eval's, with request types that bring states back."""
+        """As lm-eval's, with request types that bring states back; HarnessError for a type without states."""
         built = super().construct_requests(doc, ctx, **options)
         if self.only_predicts:
             return built
@@ -108,7 +108,7 @@ class DispersionTask(TaskBase):
     def judged(
         self, instances: Sequence[Any], answers: Sequence[Any], metrics: Mapping[str, Any], filter_name: str
     ) -> dict[str, DocRecord]:
-        """The document's record, as the value of each of our metrics."""
+        """The document's record, as the value of each of our metrics; HarnessError without its judge."""
         # lm-eval lists a metric function by its own name, but its values have other names.
         check_judge(self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()})
         named = split_judge(self._judge)[1]
