@@ -127,7 +127,7 @@ class Probe(Report):
     notes: Sequence[str]
 
     def tables(self) -> Mapping[str, Table]:
-        """The checkpoints, and the failed ones."""
+        """``ranking``: the checkpoints, best first; ``failed``: those that could not be asked."""
         caption = f"{self.questions} of {self.of:,} questions of {self.task}"
         return {"ranking": Table.of(self.checkpoints, caption), "failed": Table.of(self.failed, "Not probed")}
 
@@ -247,7 +247,8 @@ def ranked(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
 def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
     """Each checkpoint's agreement with the mean answer, per question: sum over tokens of p times mean p.
 
-    ``answers`` holds each checkpoint's probabilities of the answer tokens by question. NaN if not known.
+    ``answers`` holds each checkpoint's probabilities of the answer tokens by question. One NaN
+    each with fewer than three checkpoints, or unlike tokens.
     """
     alike = len({tuple(map(len, each)) for each in answers}) == 1 and len(answers[0]) > 0
     if len(answers) < SEVERAL or not alike:

@@ -90,6 +90,7 @@ class RaceFolder:
 
         Raises:
             UsageError: The options cannot be used as given, or the answers belong to other tasks or settings.
+            HarnessError: The backend gives no hidden states, which a dispersion task needs.
         """
         path = Path(path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
         if own := [key for key in key_values(options["model_args"]) if key in _OWN]:
@@ -197,7 +198,7 @@ class RaceFolder:
     def run(self, contest: Contest, *, quiet: bool, probed: Sequence[Entry] | None = None) -> None:
         """Race one checkpoint after the other; a first block that orders them is asked of all before.
 
-        ``probed`` entries are asked that block alone.
+        ``probed`` entries are asked that block alone. DispersionError if all fail alike, or on a full disk.
         """
         self.forecast_said = quiet or probed is not None
         entries = {entry.label: entry for entry in (self.raced if probed is None else probed)}
@@ -287,12 +288,12 @@ class RaceFolder:
             )
 
     def write(self, **more: Any) -> None:
-        """Add entries to the folder's settings file."""
+        """Add entries to the folder's settings file; DispersionError if it cannot be written."""
         self.kept |= {"schema": SCHEMA, **more}
         write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
 
     def keep(self, lineup: Lineup, **more: Any) -> None:
-        """Write the list, its manifest and the drawn questions to the folder."""
+        """Write the list, its manifest and the drawn questions to the folder; raises as :meth:`write`."""
         self.lineup = lineup
         if lineup.manifest is not None:
             write_whole(self.path / MANIFEST, json.dumps(lineup.manifest, indent=1).encode())

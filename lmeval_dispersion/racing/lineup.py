@@ -258,7 +258,7 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
 
 
 def all_named(names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named") -> Lineup:
-    """A list of all named checkpoints, in that order; with ``api`` a server knows them by name."""
+    """All named checkpoints in that order (``api``: a server's names); UsageError for a refused one."""
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
         return Lineup(entries, by="block")

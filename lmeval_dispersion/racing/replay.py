@@ -105,7 +105,7 @@ def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], l
 def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | None:
     """Judge a race's folder anew from its answers; None for another folder, or an older version's.
 
-    A checkpoint that would need more questions is undecided.
+    A checkpoint that would need more questions is undecided. UsageError for a broken ``race.json``.
     """
     path = Path(place).expanduser()
     kept = kept_race(path, older=True) if (path / SETTINGS).is_file() else {}

@@ -93,7 +93,7 @@ class Race(Report):
         return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else (), marks=marks)}
 
     def charts(self) -> dict[str, Chart]:
-        """Running mean score against questions asked, a line per checkpoint, with an interval at its end."""
+        """``race``: running mean score against questions, a line a checkpoint; no chart without answers."""
         asked = [row for row in self.checkpoints if row.label in self._answered]
         if not asked:
             return {}
