@@ -265,7 +265,7 @@ def words_of_code(before: str, code: str) -> Iterator[str]:
 def prompts_of(
     lm: HFLM, tasks: Sequence[Any], most: int, *, num_fewshot: int | None, apply_chat_template: bool
 ) -> list[list[int]]:
-    """Up to ``most`` prompts of the tasks as tokens, as lm-eval runs them, without answers."""
+    """Up to ``most`` prompts of the tasks as tokens, without answers; UsageError if choices are in them."""
     prompts: list[list[int]] = []
     for task in tasks:
         if getattr(task, "multiple_input", False):

@@ -69,7 +69,7 @@ def harness_tasks() -> Path:
 
 
 def status() -> Status:
-    """Whether the tasks are enabled, by comparing the files with this version's."""
+    """Whether the tasks are enabled, by this version's files; MissingExtraError without lm-eval."""
     folder = harness_tasks() / FOLDER
     wanted = task_files()
     there = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.yaml")}

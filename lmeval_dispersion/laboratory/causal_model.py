@@ -82,7 +82,7 @@ class CausalModel:
             )
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
-        """Segments that fit into memory at once, 1 to 64, from the free memory and the model's shape."""
+        """Number of segments to run at once, 1 to 64, from the free memory and the model's shape."""
         size = torch.finfo(self.loaded.model.dtype).bits // 8
         a_token = self.width * (24 * size + 8 * layers)
         if losses:

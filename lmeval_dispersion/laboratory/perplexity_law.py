@@ -127,7 +127,7 @@ class LawResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin, for a few layers."""
+        """``layers``: r by layer (of several); ``bins``: perplexity and dispersion by bin, for a few."""
         layers, drawn = list(dict.fromkeys(self.points["layer"])), {}
         if len(layers) > 1:
             drawn["layers"] = Chart(

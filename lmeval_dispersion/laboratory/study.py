@@ -85,7 +85,7 @@ class Study:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def kept(self, name: str, works: Sequence[T], do: Callable[[T], Unit]) -> Iterator[Unit]:
-        """The arrays of ``do(work)`` for each of ``works``, read where an earlier process wrote them."""
+        """``do(work)`` of each work, or as kept by an earlier process; DispersionError if it cannot be."""
         folder = self.folder / "units" / name
         make_folder(folder, "study")
         with progress_bar(hidden=self.quiet) as update:
@@ -129,7 +129,7 @@ class Study:
         return Segments(tokens, arrays["origins"], self.texts[source].source), arrays
 
     def segments(self, name: str, causal: CausalModel, most: int, *, source: str = "data") -> Segments:
-        """At most ``most`` segments drawn from a source."""
+        """At most ``most`` segments drawn from a source; raises as :func:`draw_segments`."""
         options = {key: self.settings[key] for key in ("pack", "seed")}
         options |= {"length": self.settings["segment"], "most": most}
         tokenizer = causal.loaded.tokenizer

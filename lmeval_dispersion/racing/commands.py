@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion race``; 0, 3 if a checkpoint failed, 130 if it was interrupted."""
+    """Run ``dispersion race``; returns 0, 3 if a checkpoint failed, 130 if interrupted."""
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)

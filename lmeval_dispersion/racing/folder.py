@@ -114,7 +114,7 @@ class RaceFolder:
 
     @cached_property
     def kind(self) -> type:
-        """lm-eval's class of the backend."""
+        """lm-eval's class of the backend; UsageError for an unknown one."""
         from lmeval_dispersion.harness.seams import backend
 
         return backend(self.backend["model"])
@@ -259,7 +259,7 @@ class RaceFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Create the folder, and lock it against other races."""
+        """Create the folder, and lock it; UsageError if it cannot be, or if another race runs in it."""
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
