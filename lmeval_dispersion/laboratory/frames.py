@@ -79,7 +79,7 @@ def table(
 def bounded(
     key: str, heading: str, format: str, ends: tuple[str, str] = ("low", "high"), **options: Any
 ) -> dict[str, Column]:
-    """Three columns: a value and the two ends of its interval."""
+    """Three columns by key: a value and the ``ends`` of its interval; ``options`` are the value's."""
     low, high = ends
     return {
         key: Col(heading, format, dots="both", reach=f"{low} {high}", **options),

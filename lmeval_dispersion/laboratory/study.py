@@ -263,7 +263,7 @@ def _path(name: str) -> str:
 
 
 def data_settings(texts: Texts) -> dict[str, Any]:
-    """A source's identity in a study's settings: a file's digest, or a Hub data set's commit."""
+    """A source's identity in settings: a file's digest, or a Hub data set's commit, None if unknown."""
     if texts.path is not None:
         return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
     from huggingface_hub import HfApi

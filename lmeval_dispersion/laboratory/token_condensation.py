@@ -207,7 +207,7 @@ def _student(values: Array, claims: int = 1) -> statistics.Interval:
 
 
 def text_trends(per_text: Array) -> Array:
-    """Spearman correlation with depth for each text of ``per_text`` (n, layers); shape (n,), in [-1, 1].
+    """Spearman correlation with depth of each text in ``per_text`` (n, layers); (n,), NaN for a constant one.
 
     Texts are independent, so the mean of these has a valid interval even if layers hardly differ; the
     bootstrap of the layer means' rank correlation then leaves out 0 far too often.
