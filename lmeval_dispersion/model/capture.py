@@ -314,7 +314,7 @@ def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
 
 
 def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
-    """The first norm registered after the blocks, else the last one before them except the embedding's."""
+    """The first norm registered after the blocks, else the last before them but the embedding's, or None."""
     before: list[nn.Module] = []
     passed = False
     for name, child in parent.named_children():

@@ -198,7 +198,7 @@ def _first_of(members: Sequence[Probed]) -> list[str]:
 
 
 def ranked(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> tuple[Figure, list[Probed]]:
-    """Rank checkpoints by their answers to the same questions.
+    """Rank checkpoints by answers to the same questions; returns the figure that ranks, and rows by rank.
 
     Two are in a clear order if the mean paired difference over questions (Student) differs from 0,
     corrected for all pairs (Holm).

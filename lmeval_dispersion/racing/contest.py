@@ -226,7 +226,7 @@ Ask = Callable[[int, int], Scores]
 
 
 def run(contest: Contest, label: str, ask: Ask, block: int = BLOCK, known: Scores = NOTHING) -> Standing:
-    """Ask a checkpoint, after its ``known`` answers, until it is dropped or was asked everything."""
+    """Ask a checkpoint, after its ``known`` answers, until it is dropped or done; returns its standing."""
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))
     contest.begin(label)

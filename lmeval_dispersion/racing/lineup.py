@@ -104,7 +104,7 @@ class Lineup(NamedTuple):
 
 
 def names_of(named: Sequence[str] | Result, family: str | None, *, taken: bool) -> list[str]:
-    """The names of all checkpoints, before a screen; ``taken`` as they are, such as a server's."""
+    """All checkpoints' names before a screen; ``taken``: those in ``named`` as they are, as of a server."""
     if content := manifest_in(named):
         return [c.target.name for c in shortlist_manifest(content, FILE).candidates]
     if isinstance(named, Result) or taken:

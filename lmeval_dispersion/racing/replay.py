@@ -58,7 +58,7 @@ class Replay(Report):
     notes: Sequence[str]
 
     def tables(self) -> dict[str, Table]:
-        """The checkpoints, highest score first."""
+        """``checkpoints``: the highest score first."""
         caption = f"{self.questions:,} questions, {self.orders} orders"
         return {"checkpoints": Table.of(self.checkpoints, caption)}
 

@@ -84,7 +84,7 @@ class Race(Report):
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
     def tables(self) -> dict[str, Table]:
-        """The checkpoints; a terminal shows those that were asked or failed, and others up to a dozen."""
+        """``race``: the checkpoints; a terminal shows those asked or failed, and others up to a dozen."""
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
         marks = {

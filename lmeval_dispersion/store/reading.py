@@ -60,7 +60,7 @@ class Store:
 
     @property
     def layers(self) -> list[str]:
-        """Names of the captured layers, such as ``last`` or ``layer.5.attn``."""
+        """Names of the captured layers, such as ``last`` or ``layer.5.attn``; none for lm-eval's samples."""
         return list(self.manifest["layers"])
 
     @property

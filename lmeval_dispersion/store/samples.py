@@ -29,7 +29,7 @@ _SHOWN = 5  # most documents or tasks in a message
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run's results file and its samples."""
+    """A run's results file, its content, and by task the files of its samples."""
 
     file: Path
     results: dict[str, Any]
