@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmeval_dispersion.errors import MixedStoresError
+from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Array,
@@ -80,6 +80,7 @@ def compare_samples(first: str | Path, second: str | Path, *, metric: str | None
     Raises:
         HarnessError: A file does not exist, is cut off, or has no such metric.
         MixedStoresError: The files share no document, or an id means another document or target.
+        UsageError: A score is not from 0 to 1.
     """
     name, a = read_scores(first, metric)
     _, b = read_scores(second, name)
@@ -92,4 +93,9 @@ def compare_samples(first: str | Path, second: str | Path, *, metric: str | None
     if not shared:
         raise MixedStoresError(f"{first} and {second} share no document; name samples of one task")
     x, y = (np.array([run[i].score for i in shared]) for run in (a, b))
+    if not ((both := np.concatenate([x, y])) >= 0).all() or both.max() > 1:
+        raise UsageError(
+            f"expected scores from 0 to 1, got {name} from {both.min():g} to {both.max():g}; name another",
+            argument="metric",
+        )
     return paired_scores(x, y, name, (len(a) - len(shared), len(b) - len(shared)))

@@ -190,10 +190,10 @@ class AuditRun:
 
     @property
     def raw_vectors(self) -> NDArray[np.float32]:
-        """The vectors at their own lengths, shape (n, d), float32; StoreError without any."""
+        """The vectors at their own lengths, shape (n, d), float32; raises as `vectors`."""
+        unit = self.vectors.rows + self.vectors.mean.astype(np.float32)
         norms = self.store.norms(self.layer)
         norms = norms[np.isfinite(norms) & (norms > 0)]
-        unit = self.vectors.rows + self.vectors.mean.astype(np.float32)
         return np.asarray(unit * norms[:, None].astype(np.float32))
 
     def describe(self) -> dict[str, Any]:

@@ -118,8 +118,13 @@ def manifest_in(named: Sequence[str] | Result) -> dict[str, Any]:
         return {}
     path = Path(named[0]).expanduser()
     file = path if path.name == FILE else path / FILE
-    content: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return content
+    try:
+        content = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"expected a manifest, but {file} cannot be read ({error}); remove or mend it"
+        ) from error
+    return content if isinstance(content, dict) else {}  # another program's
 
 
 def lineup(

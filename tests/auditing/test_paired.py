@@ -12,7 +12,7 @@ from scipy.stats import binomtest, ttest_1samp
 
 from lmeval_dispersion import compare, compare_samples
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.errors import HarnessError, MixedStoresError
+from lmeval_dispersion.errors import HarnessError, MixedStoresError, UsageError
 from lmeval_dispersion.installation import data_folder
 
 
@@ -53,6 +53,9 @@ def test_other_scores_are_compared_by_the_paired_t_test(tmp_path):
     low, high = test.confidence_interval()
     assert (found.p, found.low, found.high) == pytest.approx((test.pvalue, low, high))
     assert (found.gained, found.lost, found.metric) == (None, None, "none/f1")
+    out = [samples(tmp_path / n, 100 * s, metric="f1") for n, s in (("a100", x), ("b100", y))]
+    with pytest.raises(UsageError, match=r"^metric: expected scores from 0 to 1, got none/f1 from "):
+        compare_samples(*out)
 
 
 def test_only_shared_documents_count_and_few_have_no_interval(tmp_path):

@@ -162,8 +162,9 @@ def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_r
         assert text.count("dispersion embed") == (text is whole)
         assert "correlation" not in text
         assert "Left out" not in text
-    with pytest.raises(UsageError, match="samples of lm-eval hold no vectors"):
-        read_run(logged).vectors.estimate()
+    for ask in (lambda: read_run(logged).vectors, lambda: audit(logged, metrics="all")):
+        with pytest.raises(UsageError, match="samples of lm-eval hold no vectors"):
+            ask()
 
 
 def test_neither_torch_nor_lm_eval_is_imported(logged):

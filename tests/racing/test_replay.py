@@ -22,6 +22,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.folder import kept_race
+from lmeval_dispersion.racing.lineup import manifest_in
 from lmeval_dispersion.racing.replay import raced, replay
 from lmeval_dispersion.report import render
 
@@ -222,3 +223,12 @@ def test_a_race_of_version_0_2_is_read_but_not_continued(tmp_path):
     assert kept_race(tmp_path, older=True) == kept
     with pytest.raises(UsageError, match="got an older one"):
         kept_race(tmp_path)
+
+
+def test_a_manifest_of_another_program_is_left_alone_and_a_damaged_one_is_named(tmp_path):
+    file = tmp_path / "manifest.json"
+    file.write_text('["a.js"]')
+    assert manifest_in([str(tmp_path)]) == {}
+    file.write_text("{")
+    with pytest.raises(UsageError, match=r"manifest\.json cannot be read .*; remove or mend it"):
+        manifest_in([str(tmp_path)])

@@ -263,9 +263,8 @@ def _missing(text: str) -> ScreeningError:
         why = f"; that {'file' if text.endswith(SUFFIXES) else 'folder'} does not exist"
         folder, name = os.path.split(path.rstrip("/"))
         folders, files = names_in(folder or ".")
-        here = [
-            joined(folder, entry) for entry in folders + [file for file in files if file.endswith(SUFFIXES)]
-        ]
+        entries = [*folders, *(file for file in files if file.endswith(SUFFIXES))]
+        here = [joined(folder, entry) for entry in entries]
         near = difflib.get_close_matches(joined(folder, name), here, n=1)
     why += f"; did you mean {near[0]}?" if near else ": check the path"
     hub = f" (the Hub's repository is hf://{text})" if REPOSITORY.fullmatch(text) and "/" in text else ""
