@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from lmeval_dispersion.errors import require_extra
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.options import command_parser, exit_code_of
+from lmeval_dispersion.options import command_parser, exit_code_of, print_whole
 from lmeval_dispersion.report.document import SITE
 
 _AUDIT = "lmeval_dispersion.auditing.commands"
@@ -67,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args in (["-h"], ["--help"], ["help"]):
-        print(_overview())
+        print_whole(_overview())
         return 0 if args else 2
     if args[-1] in ("-V", "--version") and " ".join(args[:-1]) in ("", *COMMANDS):
-        print(f"lmeval-dispersion {__version__}")
+        print_whole(f"lmeval-dispersion {__version__}")
         return 0
     if args[0] == "help":
         args = [*args[1:], "--help"]

@@ -111,12 +111,24 @@ def exit_code_of(
         print(f"{name}: the current folder was deleted; change to one that exists", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # `dispersion … | head` closed the pipe: discard the rest, and what Python flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
+
+
+def print_whole(text: str) -> None:
+    """Print a text on stdout, or as much of it as the reader of a pipe takes."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    # `dispersion … | head` closed the pipe: this discards the rest, and what Python flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_thread() -> None:

@@ -84,6 +84,17 @@ def test_a_full_standard_output_is_a_sentence():
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
+@pytest.mark.parametrize("words", ["--help", "-V", "screen --help", "screen --demo"])
+def test_a_reader_that_goes_away_is_no_error(words):
+    """As with `| head`: the pipe is closed before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-u", "-m", "lmeval_dispersion", *words.split()]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_any_pipe_is_survived(monkeypatch, encoding, form):
