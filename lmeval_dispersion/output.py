@@ -1,6 +1,6 @@
 """Where and how a command writes its report: format, file or standard output, progress.
 
-Only the standard library is imported before a report is written.
+Only the standard library is imported before a report is written, and tqdm for a bar.
 """
 
 from __future__ import annotations

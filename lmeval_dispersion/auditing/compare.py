@@ -162,7 +162,7 @@ class Comparison(RunReport):
         return short_names([self.baseline, *(other.run for other in self.others)])
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Every slice of every run but the first."""
+        """The slices of every run but the first: ``run`` and the fields of `Difference`."""
         return [{"run": other.run, **fields_of(row)} for other in self.others for row in other.slices]
 
     def tables(self) -> dict[str, Table]:

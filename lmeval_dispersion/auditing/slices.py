@@ -192,7 +192,7 @@ class SpectrumRow(SliceRow):
 
 @dataclass(frozen=True)
 class InsideTasks:
-    """Spearman's correlation over slices ranked inside their tasks, with its permutation p-value."""
+    """Spearman's r over ``slices`` ranked inside ``tasks`` of four or more, with a two-sided p by permutation."""
 
     spearman: float
     p: float

@@ -221,7 +221,7 @@ class Dispersion:
         return Estimate(mean, jackknife_se(left_out), n)
 
     def state(self) -> dict[str, Any]:
-        """The state to save or send: ``sums`` (groups, width), float64, and ``counts`` (groups,), int64."""
+        """The live arrays to save or send: ``sums`` (groups, width), float64; ``counts`` (groups,), int64."""
         return {"sums": self.sums, "counts": self.counts}
 
     @classmethod

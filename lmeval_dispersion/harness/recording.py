@@ -316,7 +316,7 @@ REQUEST_TYPES = {kind: f"dispersion_{kind}" for kind in RECORDERS}
 
 
 def prepare_lm_eval() -> None:
-    """Add our request types to lm-eval's model and our figures to its groups; raises HarnessError."""
+    """Add our request types and groups' figures to lm-eval; HarnessError if it lacks a method."""
     needed = [*RECORDERS, *(name for recorder in RECORDERS.values() for name in recorder.shadows)]
     add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, needed)
     pool_groups()

@@ -606,7 +606,7 @@ def backend(name: str) -> type:
 
 
 def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Parsed ``--model_args``: numbers and flags converted as by lm-eval, names kept as text."""
+    """Parsed ``--model_args``: names as text, others as by lm-eval; UsageError for a text that is not K=V."""
     given = key_values(model_args) if isinstance(model_args, str) else model_args
     return {
         key: handle_arg_string(value) if isinstance(value, str) and key not in _NAMES else value

@@ -1,8 +1,8 @@
 """Loading decoder models with their tokenizers, with helpful errors, and their identity.
 
-Identity describes a run's model in plain strings: runs with equal identities ran the same model. Its
+Identity describes a run's model in plain strings: equal ones with ``weights`` mean the same model. Its
 keys are in docs/reference/store.md; a key that does not apply, or with an unknown value (a model built in
-memory), is left out. This module imports no torch.
+memory), is left out. Only loading imports torch.
 """
 
 from __future__ import annotations

@@ -118,8 +118,9 @@ class Contest:
     def turns(self, labels: Sequence[str], keep: int | None = None) -> list[str]:
         """Labels in the order of their turns: those that began before, the reference, then the others.
 
-        After a first block, the others are sorted by their mean probability of the right answer in it (the
-        score where there is none), and the first ``keep`` go on (None: all). A failed checkpoint has no turn.
+        After a first block the others follow by their mean probability of the right answer in it (else the
+        score); new ones past ``keep`` (None: none) become ``left out``. Failed ones, and those without the
+        block, have no turn.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
         going = [label for label in going if not self.block or label in self.answered]

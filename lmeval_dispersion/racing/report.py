@@ -54,7 +54,7 @@ class Raced:
 
 @dataclass(frozen=True, repr=False)
 class Race(Report):
-    """A race's best checkpoint, and all: those asked first, then those that failed or were not loaded."""
+    """A race's best checkpoint; and all: it, the others asked by falling score, failed, not loaded ones."""
 
     template: ClassVar[str] = "race.jinja"
     schema: ClassVar[str] = "dispersion-race/1"

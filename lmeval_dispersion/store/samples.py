@@ -115,7 +115,8 @@ def judged_task(
 ) -> JudgedTask:
     """One task's samples, checked against the run's results and for consistency.
 
-    ``allow_holes``: documents may be missing. HarnessError if damaged or incomplete, or without ``judge``.
+    ``judge`` is ``[FILTER/]METRIC`` (None: the first known). HarnessError if the task lacks it, or is damaged
+    or, unless ``allow_holes``, incomplete.
     """
     results, file = run.results, run.samples[task]
     config = (results.get("configs") or {}).get(task)

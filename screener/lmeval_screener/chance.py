@@ -200,7 +200,7 @@ def _log_chances() -> Array:
 
 
 def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
-    """Write a slope to a new file or over an older slope; UsageError for any other file."""
+    """Write the slope of a ``kind`` in SLOPES to a new file or over a slope; UsageError for other files."""
     if path.exists():
         read_slope(path, "name a new file")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()

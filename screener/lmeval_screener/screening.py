@@ -152,7 +152,7 @@ def prepared(
     slope: str | Path | None = None,
     **settings: Any,
 ) -> Screening:
-    """A Screening with these options; UsageError if a token set, accuracies or slope cannot be read."""
+    """A Screening: options of `screen`, ``settings`` its fields; UsageError if one cannot be used."""
     accuracies = own = None
     if accuracy is not None:
         from lmeval_screener.shortlist.accuracies import read_accuracies

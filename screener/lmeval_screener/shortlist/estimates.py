@@ -143,11 +143,11 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 def missed(group: GroupResults) -> dict[str, float | None]:
     """Better checkpoints that the short list of one group missed; empty if none of the list has a result.
 
-    The fields of a verdict from ``best``, the best accuracy on the list, on: ``regret`` is the best of all
-    minus that, ``seen`` the same among known results, ``at_random`` the mean regret of as many drawn at
-    random; ``others`` are not on the list, ``drawn`` of them were drawn at random and evaluated; ``better``
-    of the others, known or estimated with an exact 95 % interval, beat the best, and by ``excess`` on
-    average. ``regret`` and ``at_random`` need all results; ``better`` and ``excess`` these or an audit.
+    A verdict's fields. ``best``: best accuracy on the list; ``regret``: the best of all minus that, ``seen``
+    among known results, ``at_random`` the mean for as many drawn at random. Of ``others``, off the list,
+    ``better`` (estimated: with an exact 95 % interval) beat it; ``excess`` is the mean lead of all others, 0
+    for worse ones. ``drawn`` counts audited results, ``better_seen`` those that beat it; both 0 unless the
+    audit estimates. ``regret``, ``at_random`` need all results; ``better``, ``excess`` these or an audit.
     """
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):

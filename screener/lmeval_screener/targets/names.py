@@ -145,8 +145,8 @@ class Target:
 def parse_targets(text: str, tokenizer: str | None = None, left_out: list[str] | None = None) -> list[Target]:
     """The targets for a name: a glob's matches, the checkpoints of a training run or of a folder.
 
-    Runs and globs in a storage are expanded when they are screened: that takes requests. In a folder of
-    checkpoints, the subfolders without a model are added to ``left_out``.
+    Those in a storage are expanded when they are screened: that takes requests. A bad name gives a
+    ``refused`` target. In a folder of checkpoints, subfolders without a model are added to ``left_out``.
     """
     targets: list[Target] = []
     for path in matching_paths(text) or [text]:

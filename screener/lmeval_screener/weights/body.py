@@ -1,8 +1,8 @@
-"""A checkpoint's body in brief: a few numbers of every tensor in front of the final norm.
+"""A checkpoint's body in brief: a few numbers of its tensors (of 32, if remote) before the final norm.
 
 Checkpoints with equal rows are copies only if their bodies are equal too: LoRA, merges and a frozen head
 change the body alone. A body in brief has a hash of the weights files' digests, which a listing holds, and
-for each tensor a weighted sum of some numbers, which a training step changes.
+for each tensor read a weighted sum of some numbers, which a training step changes.
 """
 
 from __future__ import annotations
