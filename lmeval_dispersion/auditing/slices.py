@@ -192,7 +192,7 @@ class SpectrumRow(SliceRow):
 
 @dataclass(frozen=True)
 class InsideTasks:
-    """Spearman's r over ``slices`` ranked inside ``tasks`` of four or more, with a two-sided p by permutation."""
+    """Spearman's r over ``slices`` inside ``tasks`` of four or more, with its two-sided permutation p."""
 
     spearman: float
     p: float
