@@ -167,7 +167,7 @@ class AuditRun:
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Whether each document's score is above 0.5; False where there is no label. Shape (n,)."""
+        """Whether each document's score is above 0.5; False without a label. Shape (n,)."""
         return np.asarray(self.score > CORRECT_ABOVE)
 
     @property

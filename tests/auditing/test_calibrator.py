@@ -1,5 +1,6 @@
 """A calibrator from a run's own slices: what it estimates, what it refuses, and what it says of itself."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -321,6 +322,14 @@ def test_a_file_holds_the_fit_and_another_one_is_refused(tmp_path, law, text, me
     file.unlink() if text is None else file.write_text(text)
     with pytest.raises(UsageError, match=message):
         Calibrator.read(file)
+    for key, damaged in (
+        ("labelled", {"documents": 3}),
+        ("slices", [{"slice": "a", "rows": 3}]),
+        ("slices", 1),
+    ):
+        file.write_text(json.dumps(json.loads(law[1].to_json()) | {key: damaged}))
+        with pytest.raises(UsageError, match=r"c\.json is damaged \(.*\); calibrate again"):
+            Calibrator.read(file)
 
 
 def test_predictions_say_first_what_can_be_said_and_the_whole_is_its_slices(law):

@@ -250,8 +250,11 @@ class Calibrator:
         if missing := sorted(f.name for f in fields(cls) if f.default is MISSING and f.name not in content):
             raise UsageError(f"{name} lacks {missing[0]!r}; it is damaged, calibrate again")
         content = {field.name: content[field.name] for field in fields(cls) if field.name in content}
-        content["labelled"] = Labelled(**content["labelled"])
-        return cls(**{**content, "slices": [FittedSlice(**part) for part in content["slices"]]})
+        try:
+            content["labelled"] = Labelled(**content["labelled"])
+            return cls(**{**content, "slices": [FittedSlice(**part) for part in content["slices"]]})
+        except TypeError as error:
+            raise UsageError(f"{name} is damaged ({error}); calibrate again") from error
 
     @cached_property
     def pairs(self) -> Pairs:

@@ -149,7 +149,7 @@ class Verdict(Report):
 
         Raises:
             UsageError: The file exists and does not hold an earlier slope.
-            DispersionError: There is no slope to keep, or the file cannot be written.
+            DispersionError: Nothing to keep, as no slope was fitted; or the file cannot be written.
         """
         if self.slope is None or self.ours is None:
             why = "this screening's ranks have no known chance; rank by the ratio"
