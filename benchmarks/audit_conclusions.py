@@ -101,15 +101,22 @@ def covered(report: SimpleNamespace) -> dict[str, bool]:
     }
     if isinstance(inside := mixtures.inside.get("subject"), Inside):
         figures["pools inside subjects"] = (0.0, inside.pools.figure)
-        figures["AUROC inside subjects"] = (0.5, Interval(ours.inside, ours.inside_low, ours.inside_high))
-    return {name: bool(figure.low <= truth <= figure.high) for name, (truth, figure) in figures.items()}
+        figures["AUROC inside subjects"] = (
+            0.5,
+            Interval(ours.inside, ours.inside_low, ours.inside_high),
+        )
+    return {
+        name: bool(figure.low <= truth <= figure.high) for name, (truth, figure) in figures.items()
+    }
 
 
 def alike(seed: int, folder: Path, subjects: int, each: int) -> bool:
     """Whether a store whose subjects are all alike has one that clearly differs from the least dispersed."""
     rng = np.random.default_rng([seed, 1])
     run = read_run(subjects_store(folder, subjects=1, each=subjects * each, seed=seed))
-    run.documents["subject"] = [f"s{i}" for i in rng.permutation(np.repeat(np.arange(subjects), each))]
+    run.documents["subject"] = [
+        f"s{i}" for i in rng.permutation(np.repeat(np.arange(subjects), each))
+    ]
     least = slice_table(run, slicings(run)["subject"]).least_dispersed
     return least.not_clear < least.others
 
@@ -122,14 +129,18 @@ def differences(repeats: int) -> None:
         "nearly alike": {"alike": 0.9, "spread": 1.0},
         "uneven, 90 % right": {"uneven": 1.0, "share": 0.9},
     }
-    print(f"{'pairs that differ by chance':<28} {'n':>4} {'answers':>8} {'scores':>8} {'vectors':>8}")
+    print(
+        f"{'pairs that differ by chance':<28} {'n':>4} {'answers':>8} {'scores':>8} {'vectors':>8}"
+    )
     for name, options in settings.items():
         for n in (5, 10, 30, 300):
             rng, wrong = np.random.default_rng(n), Counter[str]()
             for _ in range(repeats):
                 bounds = differences_of_equals(rng, n, **options)
                 wrong.update({kind: low > 0 or high < 0 for kind, (low, high) in bounds.items()})
-            rates = " ".join(f"{wrong[kind] / repeats:>7.1%}" for kind in ("answers", "scores", "vectors"))
+            rates = " ".join(
+                f"{wrong[kind] / repeats:>7.1%}" for kind in ("answers", "scores", "vectors")
+            )
             print(f"{name:<28} {n:>4} {rates}", flush=True)
 
 
@@ -161,7 +172,9 @@ def direct_labels(results, rng):
     scores = [scores for r in results for scores in r["scores"]]
     orders = [rng.permuted(np.tile(s, (20, 1)), axis=1) for s in scores]
     for k in range(1, max(map(len, scores)) + 1):
-        off = [order[:, :k].mean(axis=1) - s.mean() for order, s in zip(orders, scores, strict=True)]
+        off = [
+            order[:, :k].mean(axis=1) - s.mean() for order, s in zip(orders, scores, strict=True)
+        ]
         if np.square(off).mean() <= np.square(errors).mean():
             return k
     return np.inf
@@ -174,7 +187,8 @@ def planted(runs):
         with tempfile.TemporaryDirectory() as folder:
             results = [calibrated(Path(folder), seed, options) for seed in range(runs)]
         covered, whole, error, blind = (
-            np.concatenate([r[key] for r in results]) for key in ("covered", "whole", "error", "blind")
+            np.concatenate([r[key] for r in results])
+            for key in ("covered", "whole", "error", "blind")
         )
         some = len(error) > 0
         print(
@@ -188,7 +202,9 @@ def planted(runs):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--stores", type=int, default=400)
     parser.add_argument("--differences", type=int, metavar="N")
     parser.add_argument("--calibrators", type=int, metavar="N")

@@ -27,8 +27,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
 from benchmarks.shared import in_a_child, parsed  # noqa: E402
 
 SIZES = {
-    "20m": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "vocab_size": 32_000},
-    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256},
+    "20m": {
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 6,
+        "vocab_size": 32_000,
+    },
+    "1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "vocab_size": 128_256,
+    },
 }
 TASKS = {"stock": "mmlu_stem", "ours": "mmlu_stem_dispersion"}
 
@@ -80,7 +90,9 @@ def evaluation(lm: Any, kind: str, folder: Path, limit: int) -> tuple[float, flo
 
 def peak(arguments: Any, kind: str, batch_size: int) -> int:
     """Peak bytes of a fresh process that runs one of the two."""
-    shape = [f"--{name}={getattr(arguments, name)}" for name in ("device", "dtype", "size", "limit")]
+    shape = [
+        f"--{name}={getattr(arguments, name)}" for name in ("device", "dtype", "size", "limit")
+    ]
     return int(in_a_child(sys.executable, __file__, *shape, "--child", kind, batch_size)["peak"])
 
 
@@ -115,7 +127,11 @@ def main() -> None:
         kind, batch_size = arguments.child
         evaluation(model(arguments, int(batch_size)), kind, folder, arguments.limit)
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"peak": torch.cuda.max_memory_allocated() if arguments.device == "cuda" else used}))
+        print(
+            json.dumps(
+                {"peak": torch.cuda.max_memory_allocated() if arguments.device == "cuda" else used}
+            )
+        )
 
 
 def measure(arguments: Any, batch_size: int, folder: Path) -> None:
@@ -130,7 +146,9 @@ def measure(arguments: Any, batch_size: int, folder: Path) -> None:
             wall[kind].append(taken)
             cpu[kind].append(used)
             figures = results["results"]
-            accuracies[kind] = [v["acc,none"] for k, v in sorted(figures.items()) if "acc,none" in v]
+            accuracies[kind] = [
+                v["acc,none"] for k, v in sorted(figures.items()) if "acc,none" in v
+            ]
     assert accuracies["stock"] == accuracies["ours"]
     memory = {kind: peak(arguments, kind, batch_size) for kind in wall}
     print(

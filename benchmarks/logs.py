@@ -36,7 +36,11 @@ def sha(text: str) -> str:
 
 def line(i: int, shots: str, rng: random.Random) -> dict[str, Any]:
     """A document of four choices, as lm-eval 0.4.13 logs it."""
-    doc = {"question": f"What is {i} plus {i}?", "subject": f"subject {i % 57}", "choices": list("ABCD")}
+    doc = {
+        "question": f"What is {i} plus {i}?",
+        "subject": f"subject {i % 57}",
+        "choices": list("ABCD"),
+    }
     context = f"{shots}{doc['question']}\nAnswer:"
     gold = i % 4
     logs = [rng.uniform(-9, -0.1) for _ in range(4)]
@@ -45,7 +49,9 @@ def line(i: int, shots: str, rng: random.Random) -> dict[str, Any]:
         "doc_id": i,
         "doc": doc,
         "target": str(gold),
-        "arguments": {f"gen_args_{k}": {"arg_0": context, "arg_1": f" {'ABCD'[k]}"} for k in range(4)},
+        "arguments": {
+            f"gen_args_{k}": {"arg_0": context, "arg_1": f" {'ABCD'[k]}"} for k in range(4)
+        },
         "resps": [[answer] for answer in answers],
         "filtered_resps": answers,
         "filter": "none",
@@ -95,20 +101,27 @@ def main() -> None:
     arguments = parsed(
         __doc__,
         ("--against", {"type": Path, "required": True, "help": "another checkout"}),
-        ("--megabytes", {"type": int, "default": 300, "help": "of each run (default: %(default)s)"}),
+        (
+            "--megabytes",
+            {"type": int, "default": 300, "help": "of each run (default: %(default)s)"},
+        ),
         ("--pairs", {"type": int, "default": 3, "help": "default: %(default)s"}),
     )
     trees = [ROOT, arguments.against.resolve()]
     with tempfile.TemporaryDirectory() as folder:
         size = arguments.megabytes * 1_000_000
-        runs = [write(Path(folder), name, seed, size) for seed, name in enumerate(("base", "tuned"))]
+        runs = [
+            write(Path(folder), name, seed, size) for seed, name in enumerate(("base", "tuned"))
+        ]
         cpu = []
         memory = []
         for pair in range(arguments.pairs):
             found = {}
             for tree in trees if pair % 2 == 0 else reversed(trees):
                 path = os.pathsep.join([str(tree), str(tree / "screener")])
-                found[tree] = in_a_child(sys.executable, __file__, "--child", *runs, PYTHONPATH=path)
+                found[tree] = in_a_child(
+                    sys.executable, __file__, "--child", *runs, PYTHONPATH=path
+                )
             ours, theirs = (found[tree] for tree in trees)
             if (ours["gained"], ours["lost"]) != (theirs["gained"], theirs["lost"]):
                 raise SystemExit(f"the trees differ: {ours} and {theirs}")

@@ -22,7 +22,9 @@ Row = Mapping[str, Any]
 #: Figure -> its value for a row of a table.
 FIGURES: dict[str, Callable[[Row], float]] = {
     "G = within(T) + between(T, R)": lambda row: row["within_domain"] + row["between"],
-    "within(T) / within(R), no norm's weight": lambda row: row["within_domain"] / row["within_reference"],
+    "within(T) / within(R), no norm's weight": lambda row: (
+        row["within_domain"] / row["within_reference"]
+    ),
     "within(R) alone, the control": lambda row: row["within_reference"],
 }
 
@@ -39,8 +41,12 @@ def pairs_in_order(table: Mapping[str, Any], figure: Callable[[Row], float]) -> 
 
 def main() -> None:
     """Print the pairs in order of every figure, by distance and table."""
-    tables = {name: table for name, table in json.loads(TABLES.read_text()).items() if name != "_source"}
-    print(f"{'pairs of one scale in the order of accuracy':<44}{'MATH':>10}{'HumanEval':>12}{'both':>10}")
+    tables = {
+        name: table for name, table in json.loads(TABLES.read_text()).items() if name != "_source"
+    }
+    print(
+        f"{'pairs of one scale in the order of accuracy':<44}{'MATH':>10}{'HumanEval':>12}{'both':>10}"
+    )
     for metric in ("euclidean", "cosine"):
         chosen = [table for table in tables.values() if table["metric"] == metric]
         for name, figure in FIGURES.items():

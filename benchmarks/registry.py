@@ -42,7 +42,16 @@ QUESTIONS = {
     "org/*, page": ("lmeval_screener", "org/*", "--registry", "R", "--format", "html"),
     "--since, table": ("lmeval_screener", "org/*", "--registry", "R", "--since", "2000-01-01"),
     "--since, JSON": (
-        *("lmeval_screener", "org/*", "--registry", "R", "--since", "2000-01-01", "--format", "json"),
+        *(
+            "lmeval_screener",
+            "org/*",
+            "--registry",
+            "R",
+            "--since",
+            "2000-01-01",
+            "--format",
+            "json",
+        ),
     ),
 }
 
@@ -99,8 +108,20 @@ def cpu_of(question: tuple[str, ...], folder: Path, endpoint: str) -> float:
     """CPU seconds of one question; stops where it is not answered."""
     words = [str(folder / "registry.db") if word == "R" else word for word in question]
     env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint, OPENBLAS_NUM_THREADS="1")
-    output = (os.POSIX_SPAWN_OPEN, 1, str(folder / "answer"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    quiet = (os.POSIX_SPAWN_OPEN, 2, str(folder / "errors"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    output = (
+        os.POSIX_SPAWN_OPEN,
+        1,
+        str(folder / "answer"),
+        os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+        0o600,
+    )
+    quiet = (
+        os.POSIX_SPAWN_OPEN,
+        2,
+        str(folder / "errors"),
+        os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+        0o600,
+    )
     command = [sys.executable, "-m", *words]
     pid = os.posix_spawn(sys.executable, command, env, file_actions=[output, quiet])
     _, status, usage = os.wait4(pid, 0)
@@ -127,7 +148,9 @@ def known(sizes: list[int]) -> None:
 
 def screened(server: ServerProcess, count: int, folder: Path, label: str) -> tuple[float, float]:
     """Run the command once and print what it cost; returns its seconds, and those that its bytes take."""
-    env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=server.endpoint, DISPERSION_TIMEOUT="600")
+    env = without_hub(
+        HF_HOME=str(folder / "hf"), HF_ENDPOINT=server.endpoint, DISPERSION_TIMEOUT="600"
+    )
     result = folder / "result.json"
     names = [f"org/model-{number:05d}" for number in range(count)]
     command = ["-m", "lmeval_screener", *names]
@@ -148,7 +171,8 @@ def screened(server: ServerProcess, count: int, folder: Path, label: str) -> tup
     )
     kinds = {kind: number - before["kinds"].get(kind, 0) for kind, number in after["kinds"].items()}
     print(
-        f"{'':<14} {', '.join(f'{number:,} {kind}' for kind, number in kinds.items() if number)}", flush=True
+        f"{'':<14} {', '.join(f'{number:,} {kind}' for kind, number in kinds.items() if number)}",
+        flush=True,
     )
     return seconds, sent / BANDWIDTH
 
@@ -157,7 +181,10 @@ def main() -> None:
     """Print a table for every size."""
     args = parsed(
         __doc__,
-        ("--sizes", {"help": "numbers of checkpoints (default: 100,1000; with --known 3000,10000)"}),
+        (
+            "--sizes",
+            {"help": "numbers of checkpoints (default: 100,1000; with --known 3000,10000)"},
+        ),
         ("--known", {"action": "store_true", "help": "questions to a registry that has all"}),
         hidden=("--serve", "+"),
     )

@@ -37,7 +37,9 @@ ROWS, WIDTH, KILLS = 1320, 8, 3
 DTYPES = ("BF16", "F32", "F16")
 #: Requests in a window of so many seconds.
 QUOTAS = {"resolvers": (1500, 10.0), "api": (200, 10.0), "pages": (100, 10.0)}
-PASSING = frozenset({"Unreachable", "ServerError", "RateLimited", "BadResponse", "Timeout", "Interrupted"})
+PASSING = frozenset(
+    {"Unreachable", "ServerError", "RateLimited", "BadResponse", "Timeout", "Interrupted"}
+)
 
 
 class Checkpoint:
@@ -83,7 +85,9 @@ def tokenizers() -> list[bytes]:
         order = [*range(special), *before[:at], *draw.permutation(read), *before[at:]]
         new = {int(old): row for row, old in enumerate(order)}
         vocabulary = {piece: new[row] for piece, row in first["model"]["vocab"].items()}
-        contents.append(json.dumps(first | {"model": first["model"] | {"vocab": vocabulary}}).encode())
+        contents.append(
+            json.dumps(first | {"model": first["model"] | {"vocab": vocabulary}}).encode()
+        )
     return contents + [
         json.dumps(json.loads(contents[family]), indent=1).encode() for family in range(SAVED_AGAIN)
     ]
@@ -119,7 +123,9 @@ def write(model: Checkpoint, folder: Path, shared: list[Path]) -> Path:
     if model.kind == "broken":
         (place / "model.safetensors").write_bytes(b"\xff" * 4096)
         return place
-    write_safetensors(place / "model.safetensors", {"lm_head.weight": (model.dtype, model.matrix(ROWS))})
+    write_safetensors(
+        place / "model.safetensors", {"lm_head.weight": (model.dtype, model.matrix(ROWS))}
+    )
     return place
 
 
@@ -170,8 +176,14 @@ def mixture(share: float, draw: random.Random, counts: Counter[str]) -> Any:
         if draw.random() >= share:
             return reply
         # Only a signed address expires; only a range can be wrong.
-        delivery = request.part == "cdn" and "Content-Range" in reply.headers and reply.place is not None
-        kinds = {**ranges, **others} if delivery else {k: v for k, v in others.items() if k != "expired"}
+        delivery = (
+            request.part == "cdn" and "Content-Range" in reply.headers and reply.place is not None
+        )
+        kinds = (
+            {**ranges, **others}
+            if delivery
+            else {k: v for k, v in others.items() if k != "expired"}
+        )
         kind = draw.choice(sorted(kinds))
         counts[kind] += 1
         return kinds[kind](reply, request)
@@ -189,7 +201,9 @@ class Runs:
         self.registry, self.report = folder / "registry.db", folder / "out.json"
         self._names = folder / "names.txt"
         self._names.write_text("\n".join(asked))
-        self._env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint, DISPERSION_TIMEOUT="600")
+        self._env = without_hub(
+            HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint, DISPERSION_TIMEOUT="600"
+        )
         self._command = [sys.executable, "-m", "lmeval_screener", "-"]
         self._command += ["--registry", str(self.registry), "--output", str(self.report), "--quiet"]
 
@@ -217,8 +231,12 @@ class Runs:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
-                print(self.report.read_text()[:1000] if self.report.exists() else "it wrote nothing")
-                raise SystemExit(f"the command ended by itself (exit {code}) before {after} were kept")
+                print(
+                    self.report.read_text()[:1000] if self.report.exists() else "it wrote nothing"
+                )
+                raise SystemExit(
+                    f"the command ended by itself (exit {code}) before {after} were kept"
+                )
             time.sleep(0.05)
         time.sleep(pause)
         os.kill(pid, 9)
@@ -280,7 +298,10 @@ def problems(
             continue
         if results[model.name] != 1:
             wrong.append(f"{name}: {results[model.name]} results in the registry")
-        elif max(abs(gaps[model.name] - gap), abs(by_name[name]["gap"]["cosine"]["mean"] - gap)) > 1e-6:
+        elif (
+            max(abs(gaps[model.name] - gap), abs(by_name[name]["gap"]["cosine"]["mean"] - gap))
+            > 1e-6
+        ):
             wrong.append(f"{name}: G {gaps[model.name]:.9f}, in truth {gap:.9f}")
         true[name] = gap
     ranked: Counter[str] = Counter()
@@ -310,29 +331,40 @@ def soak(count: int, share: float, folder: Path) -> list[str]:
     (folder / "zoo").mkdir()
     server = ServerProcess(__file__, count, share, folder / "zoo")
     try:
-        renamed = [model.asked for model in map(Checkpoint, range(count)) if model.kind == "renamed"]
+        renamed = [
+            model.asked for model in map(Checkpoint, range(count)) if model.kind == "renamed"
+        ]
         print(f"{count} checkpoints made in {time.perf_counter() - started:.0f} s", flush=True)
         runs = Runs(server.endpoint, ["zoo/*", *renamed], folder)
         for _ in range(KILLS):
             after = draw.randint(1, max(1, count // (KILLS + 2)))
-            print(f"killed after {runs.killed(after, draw.random() * min(1, count / 1000))} kept", flush=True)
+            print(
+                f"killed after {runs.killed(after, draw.random() * min(1, count / 1000))} kept",
+                flush=True,
+            )
         for attempt in range(5):
             seconds, usage = runs.finished()
             cpu = usage.ru_utime + usage.ru_stime
             print(f"run {attempt + 1} to the end: {seconds:.0f} s, {cpu:.0f} s of CPU")
             report = json.loads(runs.report.read_text())
             failed = Counter(line["error"] for line in report["failed"])
-            print(f"  {report['totals']['checkpoints']} screened, failed: {dict(failed)}", flush=True)
+            print(
+                f"  {report['totals']['checkpoints']} screened, failed: {dict(failed)}", flush=True
+            )
             passing = [line for line in report["failed"] if line["error"] in PASSING]
             if not passing:
                 break
             print(f"  for example {passing[0]['repo']}: {passing[0]['message']}", flush=True)
         counts = server.counts()
-        asked_for = sum(v for k, v in counts.items() if k in ("resolve", "cdn", "api", "list", "raw"))
+        asked_for = sum(
+            v for k, v in counts.items() if k in ("resolve", "cdn", "api", "list", "raw")
+        )
         print(f"server, in all: {counts}")
         print(f"{asked_for / count:.1f} requests a checkpoint, kills and repeats included")
         stored = runs.rows("SELECT repo, gap_cosine FROM results")
-        sound = [] if runs.rows("PRAGMA integrity_check") == [("ok",)] else ["the registry is damaged"]
+        sound = (
+            [] if runs.rows("PRAGMA integrity_check") == [("ok",)] else ["the registry is damaged"]
+        )
         return sound + problems(truth(count, folder / "zoo"), stored, report)
     finally:
         server.close()

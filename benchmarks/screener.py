@@ -84,11 +84,15 @@ def metadata(repos: list[str]) -> None:
         files = get_safetensors_metadata(repo).files_metadata
         url = hf_hub_url(repo, SHARD)
         with httpx.Client(follow_redirects=True) as client:
-            length = int.from_bytes(client.get(url, headers={"Range": "bytes=0-7"}).content, "little")
+            length = int.from_bytes(
+                client.get(url, headers={"Range": "bytes=0-7"}).content, "little"
+            )
             begin = 8 + length + files[SHARD].tensors[TENSOR].data_offsets[0]
             for row in rows_read():
                 at = begin + row * BYTES
-                client.get(url, headers={"Range": f"bytes={at}-{at + BYTES - 1}"}).raise_for_status()
+                client.get(
+                    url, headers={"Range": f"bytes={at}-{at + BYTES - 1}"}
+                ).raise_for_status()
 
 
 CONTENDERS = {
@@ -122,7 +126,9 @@ def measured(server: Any, home: Path, name: str, repos: list[str]) -> dict[str, 
     """One run of a contender in a fresh process."""
     requests, sent, start = len(server.requests), server.sent, time.perf_counter()
     variables = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
-    figures = in_a_child(sys.executable, __file__, "--child", name, *repos, **without_hub(**variables))
+    figures = in_a_child(
+        sys.executable, __file__, "--child", name, *repos, **without_hub(**variables)
+    )
     figures["process"] = time.perf_counter() - start
     return figures | {"requests": len(server.requests) - requests, "MB": (server.sent - sent) / 1e6}
 
@@ -161,7 +167,9 @@ def processor_seconds(*words: object, **variables: str) -> float:
     # With bytecode, as an installed package has it.
     environment = without_hub(OPENBLAS_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="", **variables)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *map(str, words)], env=environment, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, stdout=subprocess.DEVNULL, check=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

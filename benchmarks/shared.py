@@ -15,10 +15,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def parsed(
-    doc: str | None, *options: tuple[str, dict[str, Any]], hidden: tuple[str, int | str] | None = None
+    doc: str | None,
+    *options: tuple[str, dict[str, Any]],
+    hidden: tuple[str, int | str] | None = None,
 ) -> Any:
     """The command line; ``hidden`` is the option of child processes, with the number of its words."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, keywords in options:
         parser.add_argument(name, **keywords)
     if hidden:
@@ -69,7 +73,9 @@ class ServerProcess:
 
     def __init__(self, script: str, *words: object) -> None:
         command = [sys.executable, script, "--serve", *map(str, words)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         self.endpoint = self._process.stdout.readline().strip()
 

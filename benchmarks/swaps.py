@@ -41,10 +41,16 @@ def main() -> None:
     settings = {"device": "cpu", "batch_size": 1}
     shared.loaded("hf", every[-1], lambda lm: None, **settings)
     for arguments in every * given.rounds:
-        swaps.append(seconds(lambda a=arguments: shared.loaded("hf", a, lambda lm: None, **settings)))
-        loads.append(seconds(lambda a=arguments: seams.loaded_lm("hf", a, lambda lm: None, **settings)))
+        swaps.append(
+            seconds(lambda a=arguments: shared.loaded("hf", a, lambda lm: None, **settings))
+        )
+        loads.append(
+            seconds(lambda a=arguments: seams.loaded_lm("hf", a, lambda lm: None, **settings))
+        )
     ratios = [load / swap for swap, load in zip(swaps, loads, strict=True)]
-    print(f"swap {spread(swaps)} s, load {spread(loads)} s, load / swap {spread(ratios)}, {len(swaps)} pairs")
+    print(
+        f"swap {spread(swaps)} s, load {spread(loads)} s, load / swap {spread(ratios)}, {len(swaps)} pairs"
+    )
 
 
 if __name__ == "__main__":

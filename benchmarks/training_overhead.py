@@ -108,7 +108,9 @@ def main() -> None:
             made = sorted(ratios(plain, hooked, tokens, arguments.repeats))
             sampled = f"{max_tokens or 'all'} of {arguments.length} tokens"
             median = statistics.median(made)
-            print(f"{loss:24} {sampled:20} {median:.4f} ({made[0]:.4f} to {made[-1]:.4f})", flush=True)
+            print(
+                f"{loss:24} {sampled:20} {median:.4f} ({made[0]:.4f} to {made[-1]:.4f})", flush=True
+            )
             hooked.hooks.detach()
             del hooked
 

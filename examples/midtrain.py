@@ -52,7 +52,9 @@ def blocks(path, tokenizer, size):
     """Texts joined by the end-of-text token and cut; the last fifth, at most 100 blocks, is held out."""
     ids = []
     for text in Path(path).read_text(encoding="utf-8").split("\n\n"):
-        ids += tokenizer(text, add_special_tokens=False).input_ids + [tokenizer.eos_token_id] * bool(ids)
+        ids += tokenizer(text, add_special_tokens=False).input_ids + [
+            tokenizer.eos_token_id
+        ] * bool(ids)
     cut = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
     held = min(100, len(cut) // 5)
     if not held:
@@ -87,19 +89,27 @@ def trained(args, arm, seed, train, held, tokenizer):
             save_steps=max(1, args.steps // 4),
             save_total_limit=1,
             logging_steps=max(1, args.steps // 10),
-            bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False),
+            bf16=torch.cuda.is_available()
+            and torch.cuda.is_bf16_supported(including_emulation=False),
             use_cpu=not torch.cuda.is_available(),
             report_to="none",
             disable_tqdm=True,
         ),
         train_dataset=train,
         eval_dataset={f"domain{number}": part for number, part in enumerate(held)},
-        callbacks=[ActiveForgetting(max(1, args.steps // 4), seed)] if arm == "forgetting" else None,
-        dispersion=DispersionConfig(loss, args.layers, weight, seed=seed, options={"max_tokens": 256}),
+        callbacks=[ActiveForgetting(max(1, args.steps // 4), seed)]
+        if arm == "forgetting"
+        else None,
+        dispersion=DispersionConfig(
+            loss, args.layers, weight, seed=seed, options={"max_tokens": 256}
+        ),
     )
     trainer.remove_callback(PrinterCallback)  # its table is on stdout
     print(f"{arm}, seed {seed}: {args.steps} steps", file=sys.stderr)
-    whole = {int(file.parent.name.split("-")[1]): file.parent for file in here.glob("*/trainer_state.json")}
+    whole = {
+        int(file.parent.name.split("-")[1]): file.parent
+        for file in here.glob("*/trainer_state.json")
+    }
     started = max((step for step in whole if step < args.steps), default=None)
     result = {"before": trainer.evaluate()}
     trainer.train(resume_from_checkpoint=str(whole[started]) if started else None)
@@ -120,7 +130,14 @@ def main(words=None):
         parser.add_argument(name)
     for name, kind in (("also", str), ("arm", str), ("seed", int)):
         parser.add_argument(f"--{name}", action="append", type=kind, default=[])
-    defaults = {"steps": 1000, "block": 512, "batch_size": 8, "lr": 5e-5, "weight": 0.1, "layers": "last"}
+    defaults = {
+        "steps": 1000,
+        "block": 512,
+        "batch_size": 8,
+        "lr": 5e-5,
+        "weight": 0.1,
+        "layers": "last",
+    }
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
     args = parser.parse_args(words)
@@ -133,8 +150,14 @@ def main(words=None):
     domains = [blocks(path, tokenizer, args.block) for path in (args.texts, *args.also)]
     train, held = rows([train for train, _ in domains]), [rows([part]) for _, part in domains]
     arms, seeds = dict.fromkeys(["base", *args.arm]), args.seed or [0]
-    kept = {(arm, seed): trained(args, arm, seed, train, held, tokenizer) for seed in seeds for arm in arms}
-    level = 1 - 0.025 / max(1, (len(arms) - 1) * len(domains))  # the intervals hold together with 95 %
+    kept = {
+        (arm, seed): trained(args, arm, seed, train, held, tokenizer)
+        for seed in seeds
+        for arm in arms
+    }
+    level = 1 - 0.025 / max(
+        1, (len(arms) - 1) * len(domains)
+    )  # the intervals hold together with 95 %
     for arm in arms:
         for number, path in enumerate((args.texts, *args.also)):
             both = [[kept[each, seed]["after"] for seed in seeds] for each in (arm, "base")]
@@ -144,7 +167,9 @@ def main(words=None):
             said += [f"dispersion {spread:.3f}"]
             if arm != "base":
                 shifts = 100 * (loss[0] - loss[1])  # log perplexity, seed by seed
-                half = student.ppf(level, len(seeds) - 1) * sem(shifts) if len(seeds) > 1 else math.nan
+                half = (
+                    student.ppf(level, len(seeds) - 1) * sem(shifts) if len(seeds) > 1 else math.nan
+                )
                 said.append(f"{shifts.mean():+.2f} ± {half:.2f} % against base")
             print(", ".join(said))
 

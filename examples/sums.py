@@ -28,8 +28,14 @@ def main() -> None:
     texts = [f"{SHOWN}{a}+{b}=" for a, b in pairs]
     lines = []
     for (a, b), text, answer in zip(pairs, texts, continued(model, tokenizer, texts), strict=True):
-        line = {"text": text, "correct": float(answer.startswith(f"{a + b}.")), "prediction": answer}
-        lines.append(json.dumps({**line, "target": str(a + b), "subject": f"{a // 10}_+{b // 10}_"}) + "\n")
+        line = {
+            "text": text,
+            "correct": float(answer.startswith(f"{a + b}.")),
+            "prediction": answer,
+        }
+        lines.append(
+            json.dumps({**line, "target": str(a + b), "subject": f"{a // 10}_+{b // 10}_"}) + "\n"
+        )
     args.out.write_text("".join(lines))
 
 

@@ -24,7 +24,9 @@ def _public() -> dict[str, tuple[str, str]]:
 
     with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as stub:
         imports = [node for node in ast.parse(stub.read()).body if isinstance(node, ast.ImportFrom)]
-    return {str(name.asname): (str(node.module), name.name) for node in imports for name in node.names}
+    return {
+        str(name.asname): (str(node.module), name.name) for node in imports for name in node.names
+    }
 
 
 def __getattr__(name: str) -> Any:

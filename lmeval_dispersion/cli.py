@@ -52,7 +52,11 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
     },
     "train": {
-        "watch": ("lmeval_dispersion.watching.report", "", "how G moved over a watched training run"),
+        "watch": (
+            "lmeval_dispersion.watching.report",
+            "",
+            "how G moved over a watched training run",
+        ),
     },
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
@@ -76,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = args
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "`dispersion --help` lists the commands"
+        hint = (
+            f"did you mean {', '.join(near)}?" if near else "`dispersion --help` lists the commands"
+        )
         print(f"dispersion: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2
     extra = COMMANDS[name][1]
@@ -103,7 +109,12 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Na
 def _overview() -> str:
     """All commands, and where to read on."""
     width = max(map(len, COMMANDS))
-    lines = ["usage: dispersion COMMAND [options]", "", "Representation dispersion of language models.", ""]
+    lines = [
+        "usage: dispersion COMMAND [options]",
+        "",
+        "Representation dispersion of language models.",
+        "",
+    ]
     for job, commands in JOBS.items():
         listed = (f"  {name:<{width}}  {about}" for name, (*_, about) in commands.items())
         lines += [f"{job}:", *listed, ""]

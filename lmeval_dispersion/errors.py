@@ -49,7 +49,9 @@ def printable(text: str, keep: str = "") -> str:
     """``text`` with control characters escaped, except those in ``keep``."""
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
+    return "".join(
+        sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text
+    )
 
 
 def without_secrets(text: str) -> str:

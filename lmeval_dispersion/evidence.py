@@ -16,7 +16,10 @@ LOST: tuple[float, float, float, str] | None = (
     *(0.001, -0.001, 0.003),
     "6 groups of 32 fine-tunes of small models, nothing on 6 groups of 24 random mixtures",
 )
-_ASKED = {"squares": "without answers", "probability": "scored by the probability of the right answer"}
+_ASKED = {
+    "squares": "without answers",
+    "probability": "scored by the probability of the right answer",
+}
 
 
 def worth(figure: Literal["squares", "probability"], questions: int) -> str:
@@ -102,7 +105,9 @@ class Slope:
             ]
         right = self.was_right(chance)
         if right is not None:
-            clauses.append(f"{100 * right:.0f} of 100 pairs as far apart as ranks 1 and {last} were in order")
+            clauses.append(
+                f"{100 * right:.0f} of 100 pairs as far apart as ranks 1 and {last} were in order"
+            )
         return f"of our own {self.kind}, {OUR_MODELS}, {'; '.join(clauses)}" if clauses else ""
 
 
@@ -118,7 +123,9 @@ SLOPES = {
         Slope(
             *(FINE_TUNES, 0.70, 0.47, 0.79, 0.35, "2026-11-23", 15, (0.80, 0.47, 1.13)),
             (
-                Held("15 groups of 16 to 32 fine-tunes, by which k was fitted", 38, 44, "2026-11-23"),
+                Held(
+                    "15 groups of 16 to 32 fine-tunes, by which k was fitted", 38, 44, "2026-11-23"
+                ),
                 Held("6 fresh groups of 32 fine-tunes", 17, 18, "2026-11-24", fresh=True),
                 Held("20 draws of 8 of each of these", 346, 360, "2026-11-24"),
             ),

@@ -53,7 +53,14 @@ def json_in(path: Path) -> Any:
 
 
 def read_json(
-    path: Path, layout: type[T], what: str, schema: str, hint: str, *, key: str = "schema", repair: str
+    path: Path,
+    layout: type[T],
+    what: str,
+    schema: str,
+    hint: str,
+    *,
+    key: str = "schema",
+    repair: str,
 ) -> T:
     """Read a JSON object of a schema, checked by its `layout <lmeval_dispersion.layouts>`.
 

@@ -76,7 +76,10 @@ def read_header(file: Path) -> dict[str, Any]:
     return {
         "model_name": spec.model,
         "config": {
-            "model_args": {"pretrained": str(arguments.get("model_path") or name), "revision": revision},
+            "model_args": {
+                "pretrained": str(arguments.get("model_path") or name),
+                "revision": revision,
+            },
             "model_sha": revision,
             "limit": spec.config.limit,
         },
@@ -98,7 +101,9 @@ def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any
     Raises:
         HarnessError: An evaluation was cancelled, failed or is still running.
     """
-    done = {file: header for file, header in headers.items() if header["inspect"]["status"] == _FINISHED}
+    done = {
+        file: header for file, header in headers.items() if header["inspect"]["status"] == _FINISHED
+    }
     again = {(header["model_name"], header["inspect"]["task"]) for header in done.values()}
     for file, header in headers.items():
         if file not in done and (header["model_name"], header["inspect"]["task"]) not in again:
@@ -217,14 +222,22 @@ def _reductions(
 ) -> Iterable[tuple[str, str | None, dict[Any, Any]]]:
     """Scorer, reducer, and each sample's value."""
     reductions = log.reductions or []
-    if reductions and all(score.sample_id is not None for each in reductions for score in each.samples):
+    if reductions and all(
+        score.sample_id is not None for each in reductions for score in each.samples
+    ):
         for each in reductions:
-            yield each.scorer, each.reducer, {score.sample_id: score.value for score in each.samples}
+            yield (
+                each.scorer,
+                each.reducer,
+                {score.sample_id: score.value for score in each.samples},
+            )
         return
     from inspect_ai.scorer import mean_score
 
     mean = mean_score()
-    names = [scorer for epochs in samples.values() for sample in epochs for scorer in sample.scores or ()]
+    names = [
+        scorer for epochs in samples.values() for sample in epochs for scorer in sample.scores or ()
+    ]
     for scorer in dict.fromkeys(names):
         values = {}
         for name, epochs in samples.items():

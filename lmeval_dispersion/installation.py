@@ -27,4 +27,8 @@ def data_folder(name: str) -> Path:
 
 def cache_folder(name: str) -> Path:
     """A folder in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``; it may not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmeval-dispersion" / name
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "lmeval-dispersion"
+        / name
+    )

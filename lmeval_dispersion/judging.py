@@ -92,16 +92,22 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
     run = find_run(path)
     if len(run.samples) > 1:
         tasks = listed_names(sorted(run.samples))
-        raise HarnessError(f"{path} holds {len(run.samples)} tasks ({tasks}); name the samples of one")
+        raise HarnessError(
+            f"{path} holds {len(run.samples)} tasks ({tasks}); name the samples of one"
+        )
     return task_scores(run, next(iter(run.samples)), judge)
 
 
-def task_scores(run: LoggedRun, task: str, judge: str | None = None) -> tuple[str, dict[int, Scored]]:
+def task_scores(
+    run: LoggedRun, task: str, judge: str | None = None
+) -> tuple[str, dict[int, Scored]]:
     """As :func:`read_scores`, for one task of a run."""
     return _file_scores(run.samples[task], filter_names(run.results_of(task), task), judge)
 
 
-def _file_scores(path: Path, names: Sequence[str], judge: str | None) -> tuple[str, dict[int, Scored]]:
+def _file_scores(
+    path: Path, names: Sequence[str], judge: str | None
+) -> tuple[str, dict[int, Scored]]:
     filters, _ = sorted_by_filter(path, ((line, _scored(line)) for line in read_lines(path)), names)
     chosen, metric = chosen_metric(str(path), filters, judge)
     if metric is None:
@@ -187,7 +193,9 @@ def _scored(line: Line) -> Scored:
         prompt_hash = content.get("prompt_hash")
         if not isinstance(prompt_hash, str):
             prompt_hash = (
-                hashed(str(request_arguments(content["arguments"])[0][0])) if "arguments" in content else ""
+                hashed(str(request_arguments(content["arguments"])[0][0]))
+                if "arguments" in content
+                else ""
             )
         return Scored(doc_hash, prompt_hash, str(content.get("target")), line.metrics, line.number)
     except KeyError as error:
@@ -196,7 +204,15 @@ def _scored(line: Line) -> Scored:
         raise misfit(line, error) from None
 
 
-MISFITS = (AttributeError, IndexError, OverflowError, RecursionError, TypeError, ValueError, KeyError)
+MISFITS = (
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    KeyError,
+)
 
 
 def lacking(line: Line, key: str) -> HarnessError:
@@ -243,7 +259,9 @@ def split_judge(named: str | None) -> tuple[str | None, str | None]:
     return (chosen or None) if slash else None, metric or None
 
 
-def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: Iterable[str]) -> None:
+def check_judge(
+    task: str, named: str | None, filters: Sequence[str], metrics: Iterable[str]
+) -> None:
     """Raise HarnessError unless the task has the filter and metric in ``named``."""
     chosen, metric = split_judge(named)
     metrics = list(metrics)
@@ -274,7 +292,9 @@ def has_judge(filters: Mapping[str, Mapping[int, ScoredLine]], judge: str) -> bo
     """Whether a task has the filter and the metric in ``judge``."""
     named_filter, metric = split_judge(judge)
     names = filters if named_filter is None else filters.keys() & {named_filter}
-    return any(metric is None or metric in numeric_metrics(filters[name].values()) for name in names)
+    return any(
+        metric is None or metric in numeric_metrics(filters[name].values()) for name in names
+    )
 
 
 def chosen_metric(
@@ -297,7 +317,9 @@ def chosen_metric(
         known = (metric for metric in JUDGES if numeric[chosen].get(metric))
         return chosen, next(known, None)
     if not numeric[chosen][named]:
-        raise HarnessError(f"{task}: {named} scores no single document: {unscored(filters[chosen])}")
+        raise HarnessError(
+            f"{task}: {named} scores no single document: {unscored(filters[chosen])}"
+        )
     return chosen, named
 
 

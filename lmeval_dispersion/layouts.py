@@ -106,7 +106,11 @@ def nearest(name: str, names: Collection[str]) -> str:
 
 
 def checked(
-    layout: type[T], content: Any, source: object, repair: str = "", error: type[UsageError] = UsageError
+    layout: type[T],
+    content: Any,
+    source: object,
+    repair: str = "",
+    error: type[UsageError] = UsageError,
 ) -> T:
     """``content`` of a file as its ``layout``: an instance of a dataclass, the mapping of a TypedDict.
 
@@ -287,12 +291,16 @@ class _Check:
 
     def _different(self, kind: Any, value: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or not value:
-            raise self.mistake(where, f"a list of {'strings' if kind is str else 'mappings'}", value)
+            raise self.mistake(
+                where, f"a list of {'strings' if kind is str else 'mappings'}", value
+            )
         items = self._list(kind, value, where)
         seen = set[str]()
         for at, item in enumerate(items):
             if isinstance(item, str) and item in seen:
-                raise self.mistake(f"{where}[{at}]", "each item once", item, "remove the second one")
+                raise self.mistake(
+                    f"{where}[{at}]", "each item once", item, "remove the second one"
+                )
             seen |= {item} if isinstance(item, str) else set()
         return tuple(items)
 

@@ -22,7 +22,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.inspect_logs import SUFFIX, finished, is_inspect_log, read_header, read_judgements
+from lmeval_dispersion.inspect_logs import (
+    SUFFIX,
+    finished,
+    is_inspect_log,
+    read_header,
+    read_judgements,
+)
 from lmeval_dispersion.model_args import key_values
 
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -149,7 +155,9 @@ def find_run(place: str | Path) -> LoggedRun:
     """
     path = Path(place).expanduser()
     if not path.exists():
-        raise HarnessError(f"{path} does not exist; name the folder that lm-eval wrote (output_path)")
+        raise HarnessError(
+            f"{path} does not exist; name the folder that lm-eval wrote (output_path)"
+        )
     runs = find_runs(path)
     if not runs:
         raise HarnessError(
@@ -201,14 +209,20 @@ def check_results(content: Mapping[str, Any], file: Path) -> None:
         whole = isinstance(part, dict)
         if not whole or not all(isinstance(value, kind) for value in part.values()):
             of = "" if kind is object else f" of {_KINDS[kind]}"
-            raise HarnessError(f"{file}: expected `{key}` to be an object{of}; copy it again or run it again")
+            raise HarnessError(
+                f"{file}: expected `{key}` to be an object{of}; copy it again or run it again"
+            )
     members = [name for names in section(content, "group_subtasks").values() for name in names]
     if not all(isinstance(name, str) for name in members):
-        raise HarnessError(f"{file}: expected `group_subtasks` to hold names of tasks; run it again")
+        raise HarnessError(
+            f"{file}: expected `group_subtasks` to hold names of tasks; run it again"
+        )
     for task, config in section(content, "configs").items():
         filters = config.get("filter_list")
         if filters is not None and not isinstance(filters, list):
-            raise HarnessError(f"{file}: expected `filter_list` of {task} to be a list; run it again")
+            raise HarnessError(
+                f"{file}: expected `filter_list` of {task} to be a list; run it again"
+            )
 
 
 def section(results: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -276,7 +290,9 @@ def kind_of(file: Path) -> str:
 def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
     """The names of a task's filters, in the order in which lm-eval applied them; empty if unknown."""
     listed = config_of(results, task).get("filter_list")
-    names = [str(entry["name"]) for entry in listed or () if isinstance(entry, dict) and "name" in entry]
+    names = [
+        str(entry["name"]) for entry in listed or () if isinstance(entry, dict) and "name" in entry
+    ]
     if names:
         return names
     keys = [key.partition(",")[2] for key in section(section(results, "results"), task)]
@@ -295,7 +311,9 @@ def _json_files(folder: Path, deep: bool, suffixes: tuple[str, ...] = _SUFFIXES)
 def _sample_files(folder: Path, deep: bool = True) -> list[Path]:
     """Files of samples, by their names; where none has such a name, by their content."""
     files = _json_files(folder, deep, (*_SUFFIXES, SUFFIX))
-    named = [file for file in files if file.name.startswith("samples_") or file.name.endswith(SUFFIX)]
+    named = [
+        file for file in files if file.name.startswith("samples_") or file.name.endswith(SUFFIX)
+    ]
     return named or [file for file in files if kind_of(file) in ("samples", "inspect")]
 
 
@@ -342,10 +360,15 @@ def _runs_of(files: Sequence[Path], place: Path) -> list[LoggedRun]:
 def _inspect_runs(files: Sequence[Path]) -> list[LoggedRun]:
     """The finished evaluations in logs of Inspect, each of which holds one task."""
     headers = finished({file: read_header(file) for file in files})
-    return [LoggedRun(file, header, {header["inspect"]["task"]: file}) for file, header in headers.items()]
+    return [
+        LoggedRun(file, header, {header["inspect"]["task"]: file})
+        for file, header in headers.items()
+    ]
 
 
-def _by_task(files: Sequence[Path], results: Mapping[str, Any]) -> tuple[dict[str, Path], list[Path]]:
+def _by_task(
+    files: Sequence[Path], results: Mapping[str, Any]
+) -> tuple[dict[str, Path], list[Path]]:
     """The files of samples that belong to the results, by task, and the others."""
     by_task: dict[str, Path] = {}
     others = []
@@ -360,7 +383,9 @@ def _by_task(files: Sequence[Path], results: Mapping[str, Any]) -> tuple[dict[st
 
 def _results_beside(folder: Path, date: str) -> list[Path]:
     """The results of the samples with this date in a folder, or without any."""
-    files = [file for file in _json_files(folder, deep=False) if not file.name.startswith("samples_")]
+    files = [
+        file for file in _json_files(folder, deep=False) if not file.name.startswith("samples_")
+    ]
     return [file for file in files if _date(file) == date and kind_of(file) == "results"]
 
 
@@ -370,7 +395,9 @@ def _task_of(file: Path, results: Mapping[str, Any]) -> str | None:
     match = _SAMPLES.fullmatch(stem)
     if match:
         return match["task"]
-    tasks = [task for task in section(results, "configs") if stem == task or stem.endswith(f"_{task}")]
+    tasks = [
+        task for task in section(results, "configs") if stem == task or stem.endswith(f"_{task}")
+    ]
     if tasks:
         task = max(tasks, key=len)
         arguments = section(results, "config").get("model_args")
@@ -424,7 +451,9 @@ def _inspect_lines(file: Path) -> Iterator[Line]:
     for found in read_judgements(file):
         place = f"{file}: sample {_short(found.sample)}"
         metrics = {writable(name): value for name, value in found.metrics.items()}
-        yield Line(place, found.number, found.number, found.content, writable(found.scorer), metrics, 0)
+        yield Line(
+            place, found.number, found.number, found.content, writable(found.scorer), metrics, 0
+        )
 
 
 def number_of(value: object) -> float:
@@ -459,13 +488,17 @@ def _line(content: Mapping[str, Any], place: str, number: int, digest: int) -> L
     if "metrics" in content:
         names = content["metrics"]
         if not isinstance(names, list) or not all(isinstance(metric, str) for metric in names):
-            raise HarnessError(f"{place}: expected `metrics` to be a list of names, got {_short(names)}")
+            raise HarnessError(
+                f"{place}: expected `metrics` to be a list of names, got {_short(names)}"
+            )
     metrics = {
         writable(metric): content[metric]
         for metric in names
         if metric in content and not metric.startswith("dispersion")
     }
-    return Line(place, number, doc_id, content, None if name is None else writable(name), metrics, digest)
+    return Line(
+        place, number, doc_id, content, None if name is None else writable(name), metrics, digest
+    )
 
 
 def _array(text: str, file: Path) -> Iterator[Line]:
@@ -534,7 +567,9 @@ def _text_lines(file: Path) -> Iterator[str]:
             while line := stream.readline(_LONGEST_LINE + 1):
                 number += 1
                 if len(line) > _LONGEST_LINE:
-                    raise HarnessError(f"{file}: line {number}: expected {_LONGEST_LINE:,} bytes at most")
+                    raise HarnessError(
+                        f"{file}: line {number}: expected {_LONGEST_LINE:,} bytes at most"
+                    )
                 yield line.decode("utf-8")
     except UnicodeDecodeError:
         raise HarnessError(

@@ -15,7 +15,9 @@ def key_values(text: str, *, check: bool = True) -> dict[str, str]:
     given = {key.strip(): value.strip() for key, _, value in pairs}
     for key, equals, value in pairs if check else ():
         if not equals or not key.strip():
-            raise UsageError(f"expected K=V,K=V, got {key + equals + value!r}", argument="model_args")
+            raise UsageError(
+                f"expected K=V,K=V, got {key + equals + value!r}", argument="model_args"
+            )
     if check and len(given) < len(pairs):
         raise UsageError(f"expected each key once, got {text}", argument="model_args")
     return given

@@ -19,7 +19,12 @@ from lmeval_dispersion.report.document import SITE
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 # Options that lm-eval has as keys of --model_args -> the key.
-_KEYS = {"--dtype": "dtype", "--quantize": "load_in_4bit", "--adapter": "peft", "--revision": "revision"}
+_KEYS = {
+    "--dtype": "dtype",
+    "--quantize": "load_in_4bit",
+    "--adapter": "peft",
+    "--revision": "revision",
+}
 
 
 class _Help(argparse.HelpFormatter):
@@ -28,7 +33,9 @@ class _Help(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip("\n").split("\n\n")
         return "\n\n".join(
-            part if "\n " in part or part.startswith(" ") else textwrap.fill(" ".join(part.split()), width)
+            part
+            if "\n " in part or part.startswith(" ")
+            else textwrap.fill(" ".join(part.split()), width)
             for part in paragraphs
         )
 
@@ -36,7 +43,9 @@ class _Help(argparse.HelpFormatter):
 class Once(argparse.Action):
     """Stores a value; a second one is an error, which argparse would accept silently."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         """Store the value, or end with an error."""
         given = vars(namespace).setdefault("_given", set())
         if self.dest in given:
@@ -89,8 +98,12 @@ def exit_code_of(
     except DispersionError as error:
         if debug:
             raise
-        options = {action.dest: action.option_strings[-1] for action in actions if action.option_strings}
-        print(f"{name}: {error.naming(options.get(error.argument, error.argument))}", file=sys.stderr)
+        options = {
+            action.dest: action.option_strings[-1] for action in actions if action.option_strings
+        }
+        print(
+            f"{name}: {error.naming(options.get(error.argument, error.argument))}", file=sys.stderr
+        )
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
@@ -122,7 +135,12 @@ def exit_code_of(
 def _with_action(parser: argparse.ArgumentParser, words: Sequence[str]) -> Sequence[str]:
     """The words, begun with the default of a first argument that chooses an action, if none of them does."""
     for first in parser._get_positional_actions()[:1]:
-        if first.nargs is None and first.choices and first.default and not set(words) & set(first.choices):
+        if (
+            first.nargs is None
+            and first.choices
+            and first.default
+            and not set(words) & set(first.choices)
+        ):
             return [first.default, *words]
     return words
 
@@ -186,7 +204,9 @@ def add_output(
     parser.add_argument("--format", choices=FORMATS, help=f"form of the report (default: {form})")
     parser.add_argument("-o", "--output", type=Path, action="append", metavar="FILE", help=file)
     if details:
-        parser.add_argument("--details", action="store_true", help="show every table on the terminal")
+        parser.add_argument(
+            "--details", action="store_true", help="show every table on the terminal"
+        )
     add_quiet(parser)
 
 
@@ -221,7 +241,9 @@ def add_one_slice(
 ) -> None:
     """Add ``--slice COLUMN`` for commands that take one; ``otherwise`` describes a default of None."""
     text = f"column of the documents that makes the slices (default: {otherwise or default})"
-    parser.add_argument("--slice", action=Once, dest="by", default=default, metavar="COLUMN", help=text)
+    parser.add_argument(
+        "--slice", action=Once, dest="by", default=default, metavar="COLUMN", help=text
+    )
 
 
 def add_metric(parser: argparse._ActionsContainer) -> None:
@@ -232,7 +254,9 @@ def add_metric(parser: argparse._ActionsContainer) -> None:
 
 def add_seed(parser: argparse._ActionsContainer) -> None:
     """Add ``--seed N``."""
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)"
+    )
 
 
 def add_data(parser: argparse._ActionsContainer, text: str, **more: Any) -> None:
@@ -262,9 +286,14 @@ def add_model_args(parser: argparse._ActionsContainer) -> None:
 def add_prompts(group: argparse._ActionsContainer) -> None:
     """Add lm_eval's options for a task's prompts: its examples, its folder, the chat template."""
     group.add_argument(
-        "--num_fewshot", type=int, metavar="N", help="examples before a question (default: the task's own)"
+        "--num_fewshot",
+        type=int,
+        metavar="N",
+        help="examples before a question (default: the task's own)",
     )
-    group.add_argument("--include_path", metavar="FOLDER", help="a folder with more tasks (default: none)")
+    group.add_argument(
+        "--include_path", metavar="FOLDER", help="a folder with more tasks (default: none)"
+    )
     group.add_argument(
         "--apply_chat_template",
         nargs="?",
@@ -280,12 +309,21 @@ def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
     group = parser.add_argument_group("as for lm_eval")
     group.add_argument("--model", default="hf", metavar="NAME", help="backend (default: hf)")
     group.add_argument(
-        "--model_args", default="", metavar="K=V,K=V", help="more arguments of the backend (default: none)"
+        "--model_args",
+        default="",
+        metavar="K=V,K=V",
+        help="more arguments of the backend (default: none)",
     )
-    group.add_argument("--batch_size", metavar="N", help="number or auto (default: the backend's own)")
-    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the backend's own)")
+    group.add_argument(
+        "--batch_size", metavar="N", help="number or auto (default: the backend's own)"
+    )
+    group.add_argument(
+        "--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the backend's own)"
+    )
     add_prompts(group)
     group.add_argument(
-        "--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write"
+        "--confirm_run_unsafe_code",
+        action="store_true",
+        help="let tasks run the code that models write",
     )
     return group

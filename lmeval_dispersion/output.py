@@ -206,12 +206,15 @@ def _check_writable(path: Path) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(
-            f"expected a file in an existing folder, got {path}; create {folder} first", argument="output"
+            f"expected a file in an existing folder, got {path}; create {folder} first",
+            argument="output",
         )
     if not os.access(path if path.exists() else folder, os.W_OK) or not (
         os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
     ):
-        raise UsageError(f"expected a writable file, got {path}; check its permissions", argument="output")
+        raise UsageError(
+            f"expected a writable file, got {path}; check its permissions", argument="output"
+        )
 
 
 def _is_stdout(path: Path) -> bool:
@@ -246,4 +249,6 @@ def _print(text: str, form: str) -> None:
     except OSError as error:
         # Text that is still buffered would fail once more when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise DispersionError(f"could not write to standard output: {error.strerror or error}") from error
+        raise DispersionError(
+            f"could not write to standard output: {error.strerror or error}"
+        ) from error

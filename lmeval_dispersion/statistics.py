@@ -81,7 +81,9 @@ def ranks(values: ArrayLike) -> Array:
     edge = np.ones((*x.shape[:-1], 1), dtype=bool)
     n = x.shape[-1]
     place = np.arange(n)
-    first = np.maximum.accumulate(np.where(np.concatenate([edge, differs], axis=-1), place, 0), axis=-1)
+    first = np.maximum.accumulate(
+        np.where(np.concatenate([edge, differs], axis=-1), place, 0), axis=-1
+    )
     is_last = np.concatenate([differs, edge], axis=-1)
     last = np.minimum.accumulate(np.where(is_last, place, n)[..., ::-1], axis=-1)[..., ::-1]
     means = np.empty_like(x)
@@ -165,7 +167,9 @@ def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
     return Bounds(math.tanh(centre - half), math.tanh(centre + half))
 
 
-def correlation_difference(first: Interval, second: Interval, samples: tuple[ArrayLike, ArrayLike]) -> Bounds:
+def correlation_difference(
+    first: Interval, second: Interval, samples: tuple[ArrayLike, ArrayLike]
+) -> Bounds:
     """95 % interval of the second correlation minus the first, from their intervals and bootstrap samples.
 
     Sample i of both comes from one resample of the points, so the two correlations may depend.
@@ -289,7 +293,13 @@ def f_p(value: float, above: float, below: float) -> float:
     a, b, share = below / 2, above / 2, below / (below + above * value)
     # Not 1 - share, which is 0 for small values.
     rest = above * value / (below + above * value)
-    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(share) + b * math.log(rest)
+    front = (
+        math.lgamma(a + b)
+        - math.lgamma(a)
+        - math.lgamma(b)
+        + a * math.log(share)
+        + b * math.log(rest)
+    )
     if share < (a + 1) / (a + b + 2):
         return math.exp(front) * _beta_fraction(a, b, share) / a
     return 1 - math.exp(front) * _beta_fraction(b, a, rest) / b
@@ -356,7 +366,8 @@ def mcnemar_p(gained: int, lost: int) -> float:
     n = gained + lost
     ways = math.lgamma(n + 1) - n * math.log(2)
     tail = (
-        math.exp(ways - math.lgamma(k + 1) - math.lgamma(n - k + 1)) for k in range(min(gained, lost) + 1)
+        math.exp(ways - math.lgamma(k + 1) - math.lgamma(n - k + 1))
+        for k in range(min(gained, lost) + 1)
     )
     return min(2 * math.fsum(tail), 1.0)
 
@@ -378,7 +389,9 @@ def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
     return Bounds(max(low, -1.0), min(high, 1.0))
 
 
-def paired_bounds(changes: ArrayLike, weights: ArrayLike | None = None, span: float = 1.0) -> PairedTest:
+def paired_bounds(
+    changes: ArrayLike, weights: ArrayLike | None = None, span: float = 1.0
+) -> PairedTest:
     """95 % interval and p of a mean paired difference of scores that lie ``span`` > 0 apart at most.
 
     As if two more documents had changed by ``span``, one up and one down: few documents may not show rare
@@ -506,7 +519,9 @@ def _variance(values: Array) -> float:
     return float(values.var(ddof=1)) if len(values) > 1 else float("nan")
 
 
-def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.int64]]) -> Auroc | None:
+def stratified_auroc(
+    signal: Array, right: Flags, strata: Sequence[NDArray[np.int64]]
+) -> Auroc | None:
     """AUROC over the pairs of a right and a wrong document of the same stratum; None without a pair.
 
     The mean over strata (arrays of rows), weighted by pairs. A stratum with a single right or wrong document
@@ -517,7 +532,9 @@ def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.in
     if not areas:
         return None
     variances = [
-        area.se**2 if min(area.right, area.wrong) > 1 else (area.right + area.wrong + 1) / (12 * area.pairs)
+        area.se**2
+        if min(area.right, area.wrong) > 1
+        else (area.right + area.wrong + 1) / (12 * area.pairs)
         for area in areas
     ]
     pairs = np.array([area.pairs for area in areas], dtype=np.float64)
@@ -527,7 +544,9 @@ def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.in
     return Auroc(value, se, *sides, int(pairs.sum()))
 
 
-def auroc_bounds(value: float, se: float, right: int, wrong: int, point: float = NORMAL_975) -> Bounds:
+def auroc_bounds(
+    value: float, se: float, right: int, wrong: int, point: float = NORMAL_975
+) -> Bounds:
     """95 % interval of an AUROC by the logit, ``point`` standard errors ``se`` wide (:func:`normal_point`).
 
     An AUROC of 1 (or 0) has the bound from the smaller class, 0.025^(1/documents of it), and the other
@@ -613,7 +632,9 @@ def _all_orders(n: int) -> _Integers:
     """All orders of n things, shape (n!, n): built by inserting n - 1 at every place of the shorter ones."""
     orders = np.zeros((1, 1), dtype=np.int64)
     for last in range(1, n):
-        orders = np.concatenate([np.insert(orders, place, last, axis=1) for place in range(last + 1)])
+        orders = np.concatenate(
+            [np.insert(orders, place, last, axis=1) for place in range(last + 1)]
+        )
     return orders
 
 

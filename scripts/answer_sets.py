@@ -20,7 +20,14 @@ from lmeval_dispersion.harness.answers import answer_set, counted_set
 
 FOLDER = Path(__file__).resolve().parent.parent / "token_sets" / "answers"
 
-LETTERS = ["mmlu_stem", "mmlu_other", "mmlu_social_sciences", "mmlu_humanities", "m_mmlu_*", "tinyMMLU"]
+LETTERS = [
+    "mmlu_stem",
+    "mmlu_other",
+    "mmlu_social_sciences",
+    "mmlu_humanities",
+    "m_mmlu_*",
+    "tinyMMLU",
+]
 LETTERS += ["mmlu_llama*", "mmlu_*_llama*", "metabench_mmlu*"]
 # Name of a set -> lm-eval's names of more tasks with the same answers, and what else the file says.
 COUNTED = {
@@ -37,7 +44,10 @@ REFUSED = {
     "hellaswag": (["hellaswag", "tinyHellaswag", "metabench_hellaswag*"], SENTENCES),
     "quail": (["quail"], SENTENCES),
     "truthfulqa": (["truthfulqa_*", "tinyTruthfulQA*", "metabench_truthfulqa*"], SENTENCES),
-    "winogrande": (["winogrande", "tinyWinogrande", "metabench_winogrande*"], "its answers end a sentence"),
+    "winogrande": (
+        ["winogrande", "tinyWinogrande", "metabench_winogrande*"],
+        "its answers end a sentence",
+    ),
     "ifeval": (["ifeval"], "its answers are free text"),
     "wikitext": (["wikitext"], "it scores whole texts"),
 }
@@ -47,7 +57,8 @@ def write_all() -> None:
     from lmeval_dispersion.harness.seams import loaded_tasks
 
     sets = {
-        name: {"name": name, "tasks": tasks, "refused": reason} for name, (tasks, reason) in REFUSED.items()
+        name: {"name": name, "tasks": tasks, "refused": reason}
+        for name, (tasks, reason) in REFUSED.items()
     }
     for name, (others, about) in COUNTED.items():
         counted = counted_set(name, [*loaded_tasks(name).values()])
@@ -69,7 +80,10 @@ def table(folder: Path) -> str:
                 tokens, _ = resolve_answers(
                     load_answers(name), Vocabulary.from_tokenizer_json(path.read_bytes()), everyday
                 )
-                count, shown = str(len(tokens)), " ".join(f"`{token.piece}`" for token in tokens[:6])
+                count, shown = (
+                    str(len(tokens)),
+                    " ".join(f"`{token.piece}`" for token in tokens[:6]),
+                )
             except ScreeningError as error:
                 count, shown = error.code, str(error)
             lines.append(f"| {name} | {path.parent.name} | {count} | {shown} |")

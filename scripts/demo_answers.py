@@ -36,7 +36,12 @@ def questions(seed: int = 0) -> list[dict[str, object]]:
     """Sums of pairs that no checkpoint was trained on."""
     rng = random.Random(seed)
     held_out = held_out_pairs()
-    pairs = [(a, b) for a in range(OPERANDS) for b in range(10, OPERANDS) if frozenset((a, b)) in held_out]
+    pairs = [
+        (a, b)
+        for a in range(OPERANDS)
+        for b in range(10, OPERANDS)
+        if frozenset((a, b)) in held_out
+    ]
     return [sum_with_choices(a, b, rng) for a, b in rng.choices(pairs, k=QUESTIONS)]
 
 
@@ -76,7 +81,10 @@ def evaluate(label: str, folder: Path, out: Path) -> Path:
 
     model = {"pretrained": str(data_folder("demo") / label)}
     tracker = EvaluationTracker(output_path=str(out / label))
-    tasks = {"tasks": ["sums"], "task_manager": TaskManager(include_path=str(folder), include_defaults=False)}
+    tasks = {
+        "tasks": ["sums"],
+        "task_manager": TaskManager(include_path=str(folder), include_defaults=False),
+    }
     how = {"device": "cpu", "batch_size": 64, "bootstrap_iters": 0, "evaluation_tracker": tracker}
     results = simple_evaluate(model="hf", model_args=model, **tasks, **how)
     samples = results.pop("samples")

@@ -37,7 +37,9 @@ def addition_accuracy(
     every = [(a, b) for a in range(OPERANDS) for b in range(OPERANDS)]
     asked: dict[int, list[tuple[int, int]]] = {}
     for a, b in every:
-        if frozenset((a, b)) in held_out and 13 <= a + b <= 2 * OPERANDS - 15:  # all four are possible sums
+        if (
+            frozenset((a, b)) in held_out and 13 <= a + b <= 2 * OPERANDS - 15
+        ):  # all four are possible sums
             asked.setdefault(a + b, []).append((a, b))
     sums = sorted(asked)
     trained = [(a, b) for a, b in every if frozenset((a, b)) not in held_out]

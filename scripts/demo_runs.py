@@ -56,7 +56,9 @@ def main() -> None:
         folder = Path(place)
         write_task(folder, questions(), harness_class="lmeval_dispersion.harness.DispersionTask")
         for checkpoint in CHECKPOINTS:
-            shutil.copytree(evaluate(checkpoint, folder), data / "demo_runs" / checkpoint, dirs_exist_ok=True)
+            shutil.copytree(
+                evaluate(checkpoint, folder), data / "demo_runs" / checkpoint, dirs_exist_ok=True
+            )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,11 @@ AREAS = ("tests", "benchmarks", "scripts", "examples")
 def tracked(folder: str) -> list[Path]:
     """The Python files of a folder that git knows."""
     names = subprocess.run(
-        ["git", "ls-files", "-z", f"{folder}/*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z", f"{folder}/*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return [ROOT / name for name in names.split("\0") if name and (ROOT / name).exists()]
 

@@ -42,7 +42,10 @@ def main() -> None:
         assert config["task"] == path.stem
         category = config["tag"].removeprefix("mmlu_").removesuffix("_tasks")
         subjects[category].append(path.stem.removeprefix("mmlu_"))
-    lines = [f"# for NAME in {' '.join(names)}; CATEGORY = {c}\n" for c, names in sorted(subjects.items())]
+    lines = [
+        f"# for NAME in {' '.join(names)}; CATEGORY = {c}\n"
+        for c, names in sorted(subjects.items())
+    ]
     (OURS / "mmlu_NAME_dispersion.yaml").write_text("".join(lines) + PATTERN)
     for path in sorted(theirs.glob("_mmlu*.yaml")):
         config = yaml.safe_load(path.read_text())

@@ -37,14 +37,18 @@ def main() -> None:
         for label, i in zip(ranks, lanes, strict=True)
     }
     names = [f"rank {rank}" for rank in range(1, len(cell.order) + 1)]
-    entries = [Entry(name, {}, ranks.get(name), "rank" if name in ranks else None) for name in names]
+    entries = [
+        Entry(name, {}, ranks.get(name), "rank" if name in ranks else None) for name in names
+    ]
     race = race_of(raced(answers), entries, task=cell.domain, metric="accuracy")
     svg = chart_svg(race.charts()["race"], "race", "wide")
     style = (Path(html_page.__file__).with_name("page.css")).read_text("utf-8")
     light = dict(re.findall(r"(--[\w-]+): (#\w+)", style.split("@media")[0]))
     svg = re.sub(r"var\((--[\w-]+)\)", lambda used: light[used[1]], svg)
     white = '<rect width="100%" height="100%" rx="8" fill="#ffffff"/>'
-    (ROOT / "docs" / "pictures" / "race.svg").write_text(svg.replace(">", f">{white}", 1) + "\n", "utf-8")
+    (ROOT / "docs" / "pictures" / "race.svg").write_text(
+        svg.replace(">", f">{white}", 1) + "\n", "utf-8"
+    )
     print(race)
 
 

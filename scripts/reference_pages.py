@@ -26,7 +26,9 @@ def every_help() -> Iterator[tuple[str, str]]:
     known = _OPTION.findall(reports.format_help())
     yield "Options of every report (registry: no --details)", "".join(known).rstrip()
     asked = [
-        text for text in _OPTION.findall(asks.format_help()) if text not in known and "--task" not in text
+        text
+        for text in _OPTION.findall(asks.format_help())
+        if text not in known and "--task" not in text
     ]
     yield "Options of race and probe", _NONE.sub("", "".join(asked)).rstrip()
     for commands in JOBS.values():
@@ -38,8 +40,14 @@ def every_help() -> Iterator[tuple[str, str]]:
 
 def _own(parser: argparse.ArgumentParser, shared: list[str]) -> str:
     """A command's help without its usage, its shared options, defaults that are none, and the last lines."""
-    text = parser.format_help().removeprefix(parser.format_usage()).partition("\ndocs, and completion")[0]
-    text = _NONE.sub("", _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n"))
+    text = (
+        parser.format_help()
+        .removeprefix(parser.format_usage())
+        .partition("\ndocs, and completion")[0]
+    )
+    text = _NONE.sub(
+        "", _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n")
+    )
     return re.sub(r"^[a-z][^\n]*:\n(?:\n|\Z)", "", text, flags=re.MULTILINE).strip()
 
 
@@ -83,7 +91,9 @@ def slope_rows() -> Iterator[tuple[str, str, str, str]]:
     for of in SLOPES.values():
         measured = f"{of.k:.2f} ({of.low:.2f} to {of.high:.2f}), {of.groups} groups, {of.measured}"
         fresh = "{:.2f} ({:.2f} to {:.2f})".format(*of.fresh) if of.fresh else ""
-        held = "; ".join(f"{row.held} of {row.cells}: {row.groups} ({row.measured})" for row in of.held)
+        held = "; ".join(
+            f"{row.held} of {row.cells}: {row.groups} ({row.measured})" for row in of.held
+        )
         yield of.kind, measured, fresh, held
 
 
@@ -127,7 +137,11 @@ def budget_rows() -> Iterator[tuple[str, str, str]]:
         f"{mib(tokenizer.size)}, {budgets.ADDED_TOKENS:,} added tokens",
         "Gemma 3: 33 MB; Llasa adds 65,536 tokens",
     )
-    yield "index of shards", f"{mib(index.size)}, {index.marks // 2:,} tensors", "Kimi-K3: 495,000, 54 MB"
+    yield (
+        "index of shards",
+        f"{mib(index.size)}, {index.marks // 2:,} tensors",
+        "Kimi-K3: 495,000, 54 MB",
+    )
     yield "`config.json`", mib(budgets.CONFIG.size), "lists of modules that stay unquantised"
     yield (
         "YAML of words, answers, families",
@@ -151,6 +165,8 @@ def checkpoint_columns() -> Iterator[tuple[str, str, str]]:
         whole = key.partition(".")[0] or csv.rpartition("_")[0]
         found.setdefault((whole, only[column.only]), {}).setdefault(names, []).append(column.about)
     for (_, when), values in found.items():
-        keys, csvs = (", ".join(f"`{n}`" for n in dict.fromkeys(of) if n) for of in zip(*values, strict=True))
+        keys, csvs = (
+            ", ".join(f"`{n}`" for n in dict.fromkeys(of) if n) for of in zip(*values, strict=True)
+        )
         abouts = (", ".join(dict.fromkeys(about)) for about in values.values())
         yield keys, csvs, "; ".join(abouts) + when

@@ -15,7 +15,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from lmeval_screener.chance import SCHEMA as SLOPE
 from lmeval_screener.orders import RankBy
@@ -46,7 +55,13 @@ RESULTS = {
     "lmeval_screener.shortlist.verdict:Verdict": "`dispersion verify`: docs/reference/screening.md",
 }
 #: A float that is not finite is null.
-_PLAIN = {str: "string", int: "integer", float: ["number", "null"], bool: "boolean", NoneType: "null"}
+_PLAIN = {
+    str: "string",
+    int: "integer",
+    float: ["number", "null"],
+    bool: "boolean",
+    NoneType: "null",
+}
 
 
 Count = Annotated[int, ("minimum", 3)]
@@ -154,7 +169,10 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
             "failed": [FAILED],
         },
     ),
-    SLOPE: ("File of `dispersion verify --keep FILE`: docs/reference/screening.md#your-own-slope.", OWN),
+    SLOPE: (
+        "File of `dispersion verify --keep FILE`: docs/reference/screening.md#your-own-slope.",
+        OWN,
+    ),
 }
 
 
@@ -204,7 +222,9 @@ def object_of(layout: Any, **constants: Any) -> dict[str, Any]:
     return _object({name: hints[name] for name in names}, constants)
 
 
-def _object(layout: Mapping[str, Any], constants: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _object(
+    layout: Mapping[str, Any], constants: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     properties = {name.rstrip("?"): schema_of(kind) for name, kind in layout.items()}
     properties = dict(constants or {}) | properties
     return {

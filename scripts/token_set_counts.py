@@ -49,7 +49,9 @@ def table(folder: Path) -> str:
         columns["numbers"].append(vocabulary.digit_scheme())
         for domain in sets:
             try:
-                found = f"{len(resolve_tokens(domain, reference, vocabulary).domain)}/{asked(domain)}"
+                found = (
+                    f"{len(resolve_tokens(domain, reference, vocabulary).domain)}/{asked(domain)}"
+                )
             except ScreeningError as error:
                 found = error.code
             columns.setdefault(f"`{domain.name}`", []).append(found)

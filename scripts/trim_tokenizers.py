@@ -50,7 +50,9 @@ def trimmed(content: bytes) -> bytes:
     kept = {vocabulary.piece(space + form) for form in forms for space in ("", " ")}
     kept |= {piece for piece in pieces if piece.startswith("<0x") or len(piece) == 1}
     ordered = sorted(pieces, key=pieces.__getitem__)
-    kept.update([*ordered[:: max(1, len(ordered) // OTHERS)], ordered[-1]])  # the last id tells the size
+    kept.update(
+        [*ordered[:: max(1, len(ordered) // OTHERS)], ordered[-1]]
+    )  # the last id tells the size
     data["model"]["vocab"] = {piece: pieces[piece] for piece in ordered if piece in kept}
     data["model"]["merges"] = []
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -59,7 +61,9 @@ def trimmed(content: bytes) -> bytes:
 def outcome(selection: str, vocabulary: Vocabulary) -> Resolution | str:
     """The resolution, or the words it is refused with."""
     try:
-        return resolve_tokens(load_token_set(selection), load_token_set("reference", "reference"), vocabulary)
+        return resolve_tokens(
+            load_token_set(selection), load_token_set("reference", "reference"), vocabulary
+        )
     except (ScreeningError, UsageError) as error:
         return str(error)
 
@@ -71,7 +75,9 @@ def main(source: Path, target: Path) -> int:
         before, after = (Vocabulary.from_tokenizer_json(content) for content in (whole, small))
         differing = [name for name in selections() if outcome(name, before) != outcome(name, after)]
         sizes = f"{len(whole)} -> {len(small)} bytes"
-        print(f"{folder.name}: {sizes}, {len(selections())} selections, differing: {differing or 'none'}")
+        print(
+            f"{folder.name}: {sizes}, {len(selections())} selections, differing: {differing or 'none'}"
+        )
         if differing or len(small) > LIMIT:
             return 1
         (target / f"{folder.name}.json").write_bytes(small)

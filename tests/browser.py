@@ -46,7 +46,11 @@ class Browser:
         arguments = [path, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            ["sh", "-c", START, *arguments], stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True
+            ["sh", "-c", START, *arguments],
+            stdin=pipe,
+            stdout=pipe,
+            bufsize=0,
+            start_new_session=True,
         )
         self._timer = threading.Timer(deadline, os.killpg, (self._process.pid, signal.SIGKILL))
         self._timer.start()
@@ -57,7 +61,9 @@ class Browser:
     def __enter__(self) -> "Browser":
         try:
             target = self.call("Target.createTarget", url="about:blank")["targetId"]
-            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+                "sessionId"
+            ]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 self.call(f"{domain}.enable")
         except BaseException:
@@ -113,7 +119,9 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """Value of a JavaScript expression in the page."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        result = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(json.dumps(result["exceptionDetails"]))
         return result["result"].get("value")

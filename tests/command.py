@@ -17,7 +17,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def in_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     """Runs ``screen-checkpoints``, or another ``main``, in ``tmp_path`` with a Hub and a home of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(account, "FIRST_BACKOFF", 0.01)

@@ -26,7 +26,13 @@ if importlib.util.find_spec("torch") is None:
     collect_ignore = [
         *("harness", "laboratory", "model", "training", "validity", "watching"),
         *(() if importlib.util.find_spec("pandas") else ("auditing",)),
-        *("test_demo_family.py", "test_docs.py", "test_guides.py", "test_manners.py", "test_public_names.py"),
+        *(
+            "test_demo_family.py",
+            "test_docs.py",
+            "test_guides.py",
+            "test_manners.py",
+            "test_public_names.py",
+        ),
         *("test_errors.py", "test_light_start.py"),
         *(f"e2e/test_{name}.py" for name in ("audit_commands", "default_outputs", "laboratory")),
     ]
@@ -60,7 +66,14 @@ if importlib.util.find_spec("torch") is None:
 
 
 # With few tests and much to do: a worker that begins one last works alone at the end.
-FIRST = ("test_race", "test_loras", "test_guides", "test_probe", "test_training_docs", "test_hub_study")
+FIRST = (
+    "test_race",
+    "test_loras",
+    "test_guides",
+    "test_probe",
+    "test_training_docs",
+    "test_hub_study",
+)
 FIRST += ("test_wheel", "test_recording", "test_trainer", "test_siblings")
 
 
@@ -83,7 +96,9 @@ def two_splits():
     from lmeval_dispersion.auditing.protocol import paper_protocol
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmeval_dispersion.auditing.report.paper_protocol", partial(paper_protocol, seeds=2))
+        patch.setattr(
+            "lmeval_dispersion.auditing.report.paper_protocol", partial(paper_protocol, seeds=2)
+        )
         yield
 
 

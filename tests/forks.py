@@ -98,7 +98,9 @@ def _count_changes(at: int | None, counted: int) -> None:
         nonlocal left
         if event not in CHANGES:
             return
-        if event == "open" and not (isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)):
+        if event == "open" and not (
+            isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)
+        ):
             return
         os.write(counted, b".")
         if left is not None:

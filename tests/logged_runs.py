@@ -42,7 +42,9 @@ class LoggedTask:
     subjects: Sequence[str] = ()
 
     @classmethod
-    def of_choices(cls, right: Sequence[bool], seed: int, targets: Sequence[int] = ()) -> LoggedTask:
+    def of_choices(
+        cls, right: Sequence[bool], seed: int, targets: Sequence[int] = ()
+    ) -> LoggedTask:
         """Multiple choice whose scores come from the log-probabilities."""
         targets = targets or places(len(right))
         return cls([float(each) for each in right], choices(right, seed, targets), targets=targets)
@@ -63,7 +65,9 @@ def _sample(name: str, task: LoggedTask, i: int) -> dict[str, Any]:
         target = "42"
     else:
         count = len(task.logprobs[i])
-        arguments = {f"gen_args_{k}": {"arg_0": prompt, "arg_1": f" choice {k}"} for k in range(count)}
+        arguments = {
+            f"gen_args_{k}": {"arg_0": prompt, "arg_1": f" choice {k}"} for k in range(count)
+        }
         answers = [[str(value), "False"] for value in task.logprobs[i]]
         target = str(task.targets[i])
     return {

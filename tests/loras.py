@@ -48,7 +48,9 @@ def lora(
 @cache
 def _way(module: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The difference of both models' weights in a module, by its singular values."""
-    here, there = (_weights(place)[f"{module}.weight"].data.float() for place in (BASE, DEMO / "sums-80"))
+    here, there = (
+        _weights(place)[f"{module}.weight"].data.float() for place in (BASE, DEMO / "sums-80")
+    )
     return torch.linalg.svd(there - here)
 
 

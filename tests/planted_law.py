@@ -5,7 +5,12 @@ import numpy as np
 from lmeval_dispersion.geometry import contributions
 from lmeval_dispersion.geometry.pairs import unit_rows
 from lmeval_dispersion.laboratory.perplexity_law import SEQUENCE, sorted_bins, uniform_bins
-from lmeval_dispersion.statistics import Interval, correlation, correlation_bounds, resampled_correlations
+from lmeval_dispersion.statistics import (
+    Interval,
+    correlation,
+    correlation_bounds,
+    resampled_correlations,
+)
 
 
 def planted_perplexities(rng, *, bins, kind=SEQUENCE, segments=800, size=20):
@@ -26,7 +31,9 @@ def planted_bins(rng, rho, studies, **options):
 def planted_clusters(rng, count, *, members=20, d=48):
     """``within`` and ``apart`` (count,) of clusters of different spreads, as the study has them."""
     spread = 0.6 * np.exp(0.4 * rng.normal(size=count))
-    places = 0.8 * np.exp(0.3 * rng.normal(size=(count, 1))) * rng.normal(size=(count, d)) / np.sqrt(d)
+    places = (
+        0.8 * np.exp(0.3 * rng.normal(size=(count, 1))) * rng.normal(size=(count, d)) / np.sqrt(d)
+    )
     places[:, 0] += 1.0
     noise = rng.normal(size=(count, members, d)) / np.sqrt(d)
     vectors = places[:, None] + spread[:, None, None] * noise

@@ -92,7 +92,9 @@ def sliced_store(
     return written(path, frame, x, manifest)
 
 
-def planted_store(path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manifest=None, **columns):
+def planted_store(
+    path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manifest=None, **columns
+):
     """Right answers have a spread that is ``1 + effect`` times that of wrong ones; 0 is pure noise."""
     rng = np.random.default_rng(seed)
     right = rng.random(n) < accuracy
@@ -131,7 +133,9 @@ def subjects_store(
     subject = np.repeat(np.arange(subjects), each)
     places = subject % tasks if tasks > 1 else subject
     level = (places / max(places.max(), 1)) - 0.5
-    chance = np.clip(accuracy + between * level + luck * rng.normal(size=subjects)[subject], 0.005, 0.995)
+    chance = np.clip(
+        accuracy + between * level + luck * rng.normal(size=subjects)[subject], 0.005, 0.995
+    )
     right = rng.random(len(subject)) < chance
     towards = rng.normal(size=(subjects, d)) / np.sqrt(d)
     spread = (1 + between * level) * np.where(right, 1 + law, 1.0)
@@ -143,7 +147,9 @@ def subjects_store(
         task=[f"task {i % tasks}" for i in subject],
     )
     given = np.full(len(subject), answer) if answer else rng.choice(list("ABCD"), size=len(subject))
-    frame = frame.assign(prediction=given, target=np.where(right, given, np.char.add("not ", given)))
+    frame = frame.assign(
+        prediction=given, target=np.where(right, given, np.char.add("not ", given))
+    )
     frame = pd.concat([frame.assign(**columns)] * repeat, ignore_index=True)
     frame["doc_id"] = np.arange(len(frame))
     x = np.concatenate([x] * repeat)
@@ -152,8 +158,12 @@ def subjects_store(
 
 def concluded(report):
     """All sentences of an audit's answer and of its conclusions, in one text."""
-    sections = [section for section in report.document().sections if section.heading == "Conclusions"]
-    return " ".join([*report.answer(), *(part.text for section in sections for part in section.parts)])
+    sections = [
+        section for section in report.document().sections if section.heading == "Conclusions"
+    ]
+    return " ".join(
+        [*report.answer(), *(part.text for section in sections for part in section.parts)]
+    )
 
 
 def differences_of_equals(rng, n, *, d=32, spread=0.5, uneven=0.0, alike=0.5, share=0.5):

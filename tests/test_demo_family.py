@@ -34,7 +34,9 @@ def files_of(folder):
 @pytest.fixture(scope="module")
 def resolution():
     vocabulary = Vocabulary.from_tokenizer_json((DEMO / FAMILY["tokenizer"]).read_bytes())
-    return resolve_tokens(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
+    return resolve_tokens(
+        load_token_set("math"), load_token_set("reference", "reference"), vocabulary
+    )
 
 
 def test_the_folders_of_the_table_are_there_small_and_share_one_tokenizer(resolution):
@@ -42,7 +44,9 @@ def test_the_folders_of_the_table_are_there_small_and_share_one_tokenizer(resolu
     assert sorted(FOLDERS) == sorted(path.name for path in DEMO.iterdir() if path.is_dir())
     for folder in FOLDERS:
         assert files_of(DEMO / folder) == files_of(DEMO / FOLDERS[0])
-        assert sum(path.stat().st_size for path in (DEMO / folder).glob("*.safetensors")) <= 1_500_000
+        assert (
+            sum(path.stat().st_size for path in (DEMO / folder).glob("*.safetensors")) <= 1_500_000
+        )
         for name in ("tokenizer.json", "tokenizer_config.json"):
             assert (DEMO / folder / name).resolve() == (DEMO / name).resolve()
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) <= 12_000_000
@@ -57,13 +61,20 @@ def test_a_checkpoint_loads_and_its_gap_is_that_of_the_geometry(entry, resolutio
     with safe_open(folder / "model-00001-of-00002.safetensors", "pt") as file:
         assert set(file.keys()) == {"lm_head.weight", "model.norm.weight"}
         head = file.get_tensor("lm_head.weight")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     assert model.dtype == torch.bfloat16
     assert torch.equal(model.get_output_embeddings().weight, head)
     assert not torch.equal(model.get_input_embeddings().weight, head)
     assert head.shape[0] == len(tokenizer) == model.config.vocab_size
     for kind, number in (("bos", 0), ("eos", 1), ("pad", 2)):
-        assert getattr(tokenizer, f"{kind}_token_id") == getattr(model.config, f"{kind}_token_id") == number
+        assert (
+            getattr(tokenizer, f"{kind}_token_id")
+            == getattr(model.config, f"{kind}_token_id")
+            == number
+        )
     rows = head.float().numpy().astype(np.float64)
     t, r = rows[resolution.domain_ids], rows[resolution.reference_ids]
     for metric in METRICS:
@@ -109,7 +120,9 @@ def test_pages_hold_the_measured_table_and_the_spread_over_seeds():
         every = [row for row in rows if row["seed"] == seed]
         right = [row for row in every if row["answers"] == "right"]
         rhos = [
-            spearmanr([row["gap"][metric] for row in of], [row["accuracy"]["mean"] for row in of]).statistic
+            spearmanr(
+                [row["gap"][metric] for row in of], [row["accuracy"]["mean"] for row in of]
+            ).statistic
             for of in (every, right)
             for metric in METRICS
         ]

@@ -64,7 +64,9 @@ def test_links_inside_the_repository_lead_somewhere(page):
         ("error", "reference/errors"),
     ],
 )
-def test_words_that_people_type_are_in_the_title_of_their_page_and_measurements_come_last(words, page):
+def test_words_that_people_type_are_in_the_title_of_their_page_and_measurements_come_last(
+    words, page
+):
     """The site's search weighs a title a thousand times and then multiplies by the page's boost."""
     boosts = {}
     for place in (ROOT / "docs").glob("**/*.md"):
@@ -140,7 +142,9 @@ def test_every_room_is_in_the_contract():
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/reference/glossary.md"])
 def test_files_that_a_page_names_are_there(page):
     text = (ROOT / page).read_text("utf-8")
-    named = re.findall(r"`((?:lmeval_dispersion|screener|tests|docs|scripts|benchmarks)/[\w./-]+)`", text)
+    named = re.findall(
+        r"`((?:lmeval_dispersion|screener|tests|docs|scripts|benchmarks)/[\w./-]+)`", text
+    )
     assert not [name for name in named if not (ROOT / name).exists()]
 
 

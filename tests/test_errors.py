@@ -28,10 +28,25 @@ OPTIONS = r"(.*\.)?(add|add_\w+|several|what|how|show)$"  # functions that decla
 
 # Words of a command, the same call in Python, the option and the argument.
 ERRORS = [
-    (f"calibrate {RUN} --where a>1 -o c.json", lambda: d.calibrate(RUN, where="a>1"), "where", "where"),
-    (f"calibrate {RUN} --slice correct -o c.json", lambda: d.calibrate(RUN, by="correct"), "slice", "by"),
+    (
+        f"calibrate {RUN} --where a>1 -o c.json",
+        lambda: d.calibrate(RUN, where="a>1"),
+        "where",
+        "where",
+    ),
+    (
+        f"calibrate {RUN} --slice correct -o c.json",
+        lambda: d.calibrate(RUN, by="correct"),
+        "slice",
+        "by",
+    ),
     (f"inspect law {DATA} --bins 1", lambda: d.law(MODEL, TEXTS, bins=1), "bins", "bins"),
-    (f"inspect law {DATA} --bin-size 2", lambda: d.law(MODEL, TEXTS, bin_size=2), "bin-size", "bin_size"),
+    (
+        f"inspect law {DATA} --bin-size 2",
+        lambda: d.law(MODEL, TEXTS, bin_size=2),
+        "bin-size",
+        "bin_size",
+    ),
     (
         "screen --demo --registry no/r",
         lambda: d.screen(demo=True, registry="no/r"),
@@ -53,7 +68,9 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "call", "option", "argument"), ERRORS, ids=[case[2] for case in ERRORS])
+@pytest.mark.parametrize(
+    ("words", "call", "option", "argument"), ERRORS, ids=[case[2] for case in ERRORS]
+)
 def test_a_command_names_the_option_and_python_the_argument(
     words, call, option, argument, tmp_path, capsys, monkeypatch
 ):
@@ -73,7 +90,9 @@ def test_only_commands_name_options():
     for path in [*ROOT.glob("lmeval_dispersion/**/*.py"), *ROOT.glob("screener/**/*.py")]:
         if path.name not in COMMANDS:
             named += [(path.name, text) for text in messages(ast.parse(path.read_text("utf-8")))]
-    assert not [(name, text) for name, text in named if re.search(" --[a-z]", re.sub("`[^`]*`", "", text))]
+    assert not [
+        (name, text) for name, text in named if re.search(" --[a-z]", re.sub("`[^`]*`", "", text))
+    ]
     assert len(named) > 5000
 
 
@@ -82,7 +101,8 @@ def messages(tree):
     if isinstance(tree, ast.Constant | ast.JoinedStr):
         parts = getattr(tree, "values", [tree])
         text = "".join(
-            str(getattr(part, "value", "")) if isinstance(part, ast.Constant) else "…" for part in parts
+            str(getattr(part, "value", "")) if isinstance(part, ast.Constant) else "…"
+            for part in parts
         )
         yield "" if text.startswith("#!") else text
     for child in ast.iter_child_nodes(tree):

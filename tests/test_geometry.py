@@ -42,7 +42,9 @@ def rows(n, d, seed=0, shift=0.0):
 # No element is near 0, so every row has a direction.
 matrices = st.tuples(st.integers(3, 9), st.integers(1, 6)).flatmap(
     lambda shape: arrays(
-        np.float64, shape, elements=st.floats(-10, 10).map(lambda v: v + 0.5 if abs(v) < 1e-3 else v)
+        np.float64,
+        shape,
+        elements=st.floats(-10, 10).map(lambda v: v + 0.5 if abs(v) < 1e-3 else v),
     )
 )
 
@@ -52,7 +54,9 @@ matrices = st.tuples(st.integers(3, 9), st.integers(1, 6)).flatmap(
 def test_dispersion_is_the_mean_over_pairs(x):
     expected = slow_within(x, cosine)
     assert g.dispersion(x) == pytest.approx(expected, abs=1e-12)
-    to_others = [np.mean([cosine(a, b) for j, b in enumerate(x) if j != i]) for i, a in enumerate(x)]
+    to_others = [
+        np.mean([cosine(a, b) for j, b in enumerate(x) if j != i]) for i, a in enumerate(x)
+    ]
     np.testing.assert_allclose(g.contributions(x), to_others, atol=1e-12)
     assert g.within(x).mean == pytest.approx(expected, abs=1e-12)
     assert -1e-12 <= g.dispersion(x) <= len(x) / (len(x) - 1) + 1e-12
@@ -78,12 +82,16 @@ def test_within_and_between_against_loops_with_their_errors(metric, monkeypatch)
     assert across.mean == pytest.approx(slow_between(x, y, d), abs=1e-12)
     left = [slow_within(np.delete(x, i, 0), d) for i in range(9)]
     np.testing.assert_allclose(inside.left_out, left, atol=1e-12)
-    assert inside.se == pytest.approx(math.sqrt(8 / 9 * sum((v - np.mean(left)) ** 2 for v in left)))
+    assert inside.se == pytest.approx(
+        math.sqrt(8 / 9 * sum((v - np.mean(left)) ** 2 for v in left))
+    )
     left_x = [slow_between(np.delete(x, i, 0), y, d) for i in range(9)]
     left_y = [slow_between(x, np.delete(y, i, 0), d) for i in range(6)]
     np.testing.assert_allclose(across.left_out, left_x, atol=1e-12)
     np.testing.assert_allclose(across.left_out_other, left_y, atol=1e-12)
-    variance = sum((len(v) - 1) / len(v) * np.square(v - np.mean(v)).sum() for v in (left_x, left_y))
+    variance = sum(
+        (len(v) - 1) / len(v) * np.square(v - np.mean(v)).sum() for v in (left_x, left_y)
+    )
     assert across.se == pytest.approx(math.sqrt(variance))
     pairs = [d(a, b) for a, b in itertools.combinations(x, 2)]
     assert inside.se_pairs == pytest.approx(np.std(pairs, ddof=1) / math.sqrt(len(pairs)))
@@ -114,7 +122,8 @@ def test_nearly_parallel_vectors_keep_their_digits():
     x = base + noise
     centred = x / np.linalg.norm(x, axis=1, keepdims=True)
     exact = sum(
-        float(np.square(a - b).sum()) / 2 for a, b in itertools.combinations(centred.astype(np.longdouble), 2)
+        float(np.square(a - b).sum()) / 2
+        for a, b in itertools.combinations(centred.astype(np.longdouble), 2)
     ) / (50 * 49 / 2)
     assert g.dispersion(x) == pytest.approx(exact, rel=1e-6)
     assert g.contributions(x).mean() == pytest.approx(exact, rel=1e-6)
@@ -189,7 +198,9 @@ def test_contrasts_are_within_and_between_of_both(dtype, scale, width, shifts):
             assert mine.pairs == other.pairs
             for field in ("mean", "se", "se_pairs", "left_out", "left_out_other"):
                 a, b = getattr(mine, field), getattr(other, field)
-                np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13 * (scale if metric != "cosine" else 1))
+                np.testing.assert_allclose(
+                    a, b, rtol=1e-9, atol=1e-13 * (scale if metric != "cosine" else 1)
+                )
 
 
 def centred(x):
@@ -230,7 +241,9 @@ def test_the_error_of_a_composition_is_its_spread_over_stores():
     rng = np.random.default_rng(4)
     centres = np.repeat([[2.0, 0, 0, 0], [0, 2.0, 0, 0]], [12, 25], axis=0)
     parts, shares = [np.arange(12), np.arange(12, 37)], np.array([0.7, 0.3])
-    found = [centred(centres + rng.normal(size=(37, 4))).composed(parts, shares) for _ in range(300)]
+    found = [
+        centred(centres + rng.normal(size=(37, 4))).composed(parts, shares) for _ in range(300)
+    ]
     errors, values = [each.se for each in found], [each.mean for each in found]
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values), rel=0.12)
 
@@ -274,7 +287,9 @@ def test_planted_spectra():
     basis = rng.normal(size=(n, d))
     basis = np.linalg.qr(basis - basis.mean(axis=0))[0]  # centred, orthonormal columns
     flat = g.spectrum(basis)
-    assert [flat.rankme, flat.participation_ratio, flat.stable_rank] == pytest.approx([d] * 3, rel=1e-4)
+    assert [flat.rankme, flat.participation_ratio, flat.stable_rank] == pytest.approx(
+        [d] * 3, rel=1e-4
+    )
     line = g.spectrum(np.outer(rng.normal(size=n), rng.normal(size=d)))
     assert line == pytest.approx((1, 1, 1, 1), abs=1e-3)
 

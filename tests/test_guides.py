@@ -16,9 +16,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted((DOCS / "tutorials").glob("*.md")), DOCS / "how-to" / "notebook.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((DOCS / "tutorials").glob("*.md")),
+    DOCS / "how-to" / "notebook.md",
+]
 PAGES += [ROOT / "examples" / "README.md"]
-BLOCK = re.compile(r'^```(console|python)(?: title="([\w.]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r'^```(console|python)(?: title="([\w.]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL
+)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 NOT_HERE = ("make ",)  # the Makefile's targets run this very suite
 
@@ -84,8 +90,8 @@ def test_a_guide_is_followed_to_its_end(page, tmp_path, monkeypatch):
                 left = iter(printed.splitlines())
                 lines, ran = printed.splitlines(), ran + 1
             elif line and line != "…":
-                assert any(same(line, other, slack) for other in left), f"not printed: {line}\n" + "\n".join(
-                    lines
+                assert any(same(line, other, slack) for other in left), (
+                    f"not printed: {line}\n" + "\n".join(lines)
                 )
     assert ran >= (2 if "console" in page.read_text("utf-8") else 1)
 

@@ -53,7 +53,15 @@ def test_what_the_screener_writes_is_valid(printed):
 
 def test_a_renamed_or_missing_key_of_the_screener_fails(printed):
     free = ("pieces.",)  # named by the tokenizer
-    optional = {"answer", "equal_rows", "agreement", "gate", "shortlist", "chosen", "inclusion_probability"}
+    optional = {
+        "answer",
+        "equal_rows",
+        "agreement",
+        "gate",
+        "shortlist",
+        "chosen",
+        "inclusion_probability",
+    }
     optional |= {"tokenizer"}
     several = ("checkpoints", "candidates")
     names = {"schema", "format"}  # the schema is found by it

@@ -11,9 +11,29 @@ from lmeval_dispersion.options import exit_code_of
 
 HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow"}
 HEAVY |= {"obstore", "botocore", "mlflow", "vl_convert"}
-LIBRARIES = {"numpy", "yaml", "aiohttp", "huggingface_hub", "rich", "jinja2", "asyncio", "email", "yarl"}
+LIBRARIES = {
+    "numpy",
+    "yaml",
+    "aiohttp",
+    "huggingface_hub",
+    "rich",
+    "jinja2",
+    "asyncio",
+    "email",
+    "yarl",
+}
 #: Those that only speak with servers, or are dear and needed for a form or a page alone.
-ELSEWHERE = {"aiohttp", "yarl", "requests", "httpx", "asyncio", "ssl", "socket", "http", "urllib.request"}
+ELSEWHERE = {
+    "aiohttp",
+    "yarl",
+    "requests",
+    "httpx",
+    "asyncio",
+    "ssl",
+    "socket",
+    "http",
+    "urllib.request",
+}
 ELSEWHERE |= {"email", "importlib.metadata", "csv", "statistics"}
 COMMAND = """
 import contextlib, io
@@ -31,7 +51,9 @@ def screening(*words):
 def loaded_after(code):
     """Names of the modules that a fresh process has after running ``code``."""
     script = f"{code}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
@@ -39,9 +61,15 @@ def loaded_after(code):
     ("code", "unwanted"),
     [
         ("from lmeval_screener import screen, Result", HEAVY),
-        ("import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result.result", HEAVY),
+        (
+            "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result.result",
+            HEAVY,
+        ),
         ("import lmeval_dispersion.geometry, lmeval_dispersion.cli", HEAVY),
-        ("import lmeval_dispersion as d; d.__all__, dir(d)", {*HEAVY, *LIBRARIES, "lmeval_screener"}),
+        (
+            "import lmeval_dispersion as d; d.__all__, dir(d)",
+            {*HEAVY, *LIBRARIES, "lmeval_screener"},
+        ),
         (screening("--help"), HEAVY | LIBRARIES),
         (screening(*FOLDERS), HEAVY | ELSEWHERE),
         (

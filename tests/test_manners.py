@@ -39,8 +39,12 @@ def test_metavars_and_defaults_are_said_the_same_way(name):
             assert action.metavar in METAVARS, action.dest
         if action.option_strings and action.nargs != 0 and not action.required:
             text = action.help.replace("%(default)s", str(action.default))
-            assert re.search(r"\(default: [^)]+\)$", text), f"{name} {action.option_strings}: {text}"
-        silent = action.default in (None, [], False, argparse.SUPPRESS) or isinstance(action.default, tuple)
+            assert re.search(r"\(default: [^)]+\)$", text), (
+                f"{name} {action.option_strings}: {text}"
+            )
+        silent = action.default in (None, [], False, argparse.SUPPRESS) or isinstance(
+            action.default, tuple
+        )
         if not silent:
             said = action.help % {"default": action.default}
             assert str(action.default).removesuffix(".0") in said, action.dest
@@ -171,6 +175,8 @@ def test_the_surface_stays_small():
 def test_four_phrases_of_the_style_guide_stay_away():
     phrase = r"(?<!here )\b(is|are) no (?!longer|better|more|faster)|stands? for|(told|tells?)( \w+)? apart"
     phrase += r"|\bbeside\b"
-    for path in (p for room in ("lmeval_dispersion", "screener", "docs") for p in (ROOT / room).rglob("*.*")):
+    for path in (
+        p for room in ("lmeval_dispersion", "screener", "docs") for p in (ROOT / room).rglob("*.*")
+    ):
         if path.suffix in (".py", ".jinja", ".yaml", ".md") and "results" not in path.parts:
             assert not re.search(phrase, " ".join(path.read_text("utf-8").split())), path

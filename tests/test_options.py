@@ -17,7 +17,9 @@ from lmeval_dispersion.options import add_output
 from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report import FORMATS, Chart, Column, Document, Section, Table, Text
 
-DOCUMENT = Document("Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])])
+DOCUMENT = Document(
+    "Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])]
+)
 
 
 def output(*words):
@@ -34,7 +36,13 @@ class Stream(io.StringIO):
 
 
 def test_the_suffix_chooses_and_the_option_wins(tmp_path):
-    forms = {"x.txt": "table", "x.md": "markdown", "x.csv": "csv", "x.json": "json", "x.HTM": "html"}
+    forms = {
+        "x.txt": "table",
+        "x.md": "markdown",
+        "x.csv": "csv",
+        "x.json": "json",
+        "x.HTM": "html",
+    }
     for name, form in forms.items():
         place = tmp_path / name
         assert output("-o", str(place)).files == {place: form}
@@ -58,7 +66,9 @@ def test_what_cannot_be_written_is_refused(tmp_path, name, message):
 
 @pytest.mark.parametrize("name", ["x.html", "x.svg"])
 def test_a_missing_library_is_a_sentence_before_the_work(name, monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "vl_convert" else name)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "vl_convert" else name
+    )
     with pytest.raises(MissingExtraError, match=r"vl_convert.*lmeval-dispersion\[html\]"):
         output("-o", str(tmp_path / "first.md"), "-o", str(tmp_path / name))
 
@@ -155,7 +165,9 @@ def test_any_pipe_is_survived(monkeypatch, encoding, form):
     output("--format", form).write(DOCUMENT)
     sys.stdout.flush()
     if form in ("csv", "json", "html") or encoding == "utf-8":
-        assert "≈" in raw.getvalue().decode("utf-8")  # for programs: UTF-8 whatever the terminal has
+        assert "≈" in raw.getvalue().decode(
+            "utf-8"
+        )  # for programs: UTF-8 whatever the terminal has
     else:
         assert "~ 1" in raw.getvalue().decode(encoding)
 

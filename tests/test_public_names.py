@@ -73,16 +73,36 @@ def test_dir_of_a_result_has_only_what_is_for_users():
     result = lmeval_dispersion.screen(demo=True)
     names = {name for name in dir(result) if not name.startswith("_")}
     assert {"best", "groups", "shortlist", "verify", "to_frame", "to_html", "plot"} <= names
-    assert not names & {"template", "context", "guide", "libraries", "document", "head", "shown", "chosen"}
+    assert not names & {
+        "template",
+        "context",
+        "guide",
+        "libraries",
+        "document",
+        "head",
+        "shown",
+        "chosen",
+    }
 
 
 def test_functions_take_no_class_that_is_not_public():
     public = {name for name in lmeval_dispersion.__all__ if name[0].isupper()}
-    known = public | {"Literal", "None", "Path", "Sequence", "Iterable", "Callable", "Mapping", "Any"}
+    known = public | {
+        "Literal",
+        "None",
+        "Path",
+        "Sequence",
+        "Iterable",
+        "Callable",
+        "Mapping",
+        "Any",
+    }
     known |= {"Metric", "RankBy", "Distance"}  # literals
     for name in ("screen", "embed"):
         taken = inspect.signature(getattr(lmeval_dispersion, name)).parameters.values()
-        words = set(re.findall(r"\b[A-Z]\w+", " ".join(str(parameter.annotation) for parameter in taken)))
+        words = set(
+            re.findall(r"\b[A-Z]\w+", " ".join(str(parameter.annotation) for parameter in taken))
+        )
         assert words <= known, name
 
 
@@ -103,7 +123,13 @@ def test_a_name_without_its_library_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["law", "capture", "DispersionTrainer", "losses", *"aa"]
+    assert [line.split()[0] for line in lines] == [
+        "law",
+        "capture",
+        "DispersionTrainer",
+        "losses",
+        *"aa",
+    ]
     assert all(line.endswith("run: pip install 'lmeval-dispersion[models]'") for line in lines)
     assert done.stderr.splitlines()[-1].endswith(lines[0])
 

@@ -38,7 +38,9 @@ def spread_out(repo, spread, *, seed=0, **options):
 def result():
     members = [spread_out(f"org/m{i}", 1 + i, accuracy=20.0 * i, seed=i) for i in range(4)]
     members[1] = replace(members[1], warnings=("config.json says <tied> & a head is stored",))
-    members += [spread_out("org/run", 1 + i, scale="1B", revision=f"step{i * 1000}") for i in range(5)]
+    members += [
+        spread_out("org/run", 1 + i, scale="1B", revision=f"step{i * 1000}") for i in range(5)
+    ]
     members += [spread_out(MARKUP, 2.0, scale="3B")]
     failure = failed("org/gated", "GatedRepo", "org/gated is gated; accept | log in")
     return result_of(ranked(members), [failure])
@@ -75,7 +77,9 @@ def test_the_figure_that_ranks_is_drawn_and_first(rank_by, figure):
     assert ("Holds the best" in shown(found, details=True, width=160)) == (figure == "ratio")
     assert "●─" in shown(found, width=80)
     marked = re.findall(r"▶ (\S+)", shown(found))
-    assert marked == [c.label for c in found.checkpoints[: found.first_for() if figure == "ratio" else 3]]
+    assert marked == [
+        c.label for c in found.checkpoints[: found.first_for() if figure == "ratio" else 3]
+    ]
     head = next(line for line in shown(found).splitlines() if line.startswith("Rank"))
     assert head.split()[2] == columns[2]
     assert found.charts()["accuracy"].caption == f"Accuracy against {figure}"
@@ -85,7 +89,9 @@ def test_the_figure_that_ranks_is_drawn_and_first(rank_by, figure):
 
 
 def test_the_chance_to_hold_the_best_is_a_line_between_two_rows_in_every_form(tmp_path):
-    found = result_of(siblings(*(2 - i / 20 for i in range(24)), parameters=190_000, base="org/base"))
+    found = result_of(
+        siblings(*(2 - i / 20 for i in range(24)), parameters=190_000, base="org/base")
+    )
     words = f"these hold the best with {100 * found.groups[0].chances.holds_best[8]:.0f} %"
     for width in (120, 80, 45):
         for colour in (False, True):
@@ -98,13 +104,22 @@ def test_the_chance_to_hold_the_best_is_a_line_between_two_rows_in_every_form(tm
     assert f"-- {words} --" in shown(found, encoding="ascii")
     assert f"| — {words} — |" in found.to_markdown()
     # Between a long group's first and last rows there is a gap; the line stays where it belongs.
-    long = result_of(siblings(*(3 * 0.97**i for i in range(60)), parameters=190_000, base="org/base"))
-    own = replace(long, slope=Own(FINE_TUNES, 0.5, 0.4, 0.6, 0.35, "2026-11-24", 30, subject="gsm8k"))
+    long = result_of(
+        siblings(*(3 * 0.97**i for i in range(60)), parameters=190_000, base="org/base")
+    )
+    own = replace(
+        long, slope=Own(FINE_TUNES, 0.5, 0.4, 0.6, 0.35, "2026-11-24", 30, subject="gsm8k")
+    )
     cut = own.first_for()
     lines = shown(own, width=80).splitlines()
     (place,) = [at for at, line in enumerate(lines) if "these hold the best with" in line]
     assert cut > 15
-    assert [lines[place + step].split()[0] for step in (-2, -1, 1, 2)] == ["…", f"{cut}", f"{cut + 1}", "…"]
+    assert [lines[place + step].split()[0] for step in (-2, -1, 1, 2)] == [
+        "…",
+        f"{cut}",
+        f"{cut + 1}",
+        "…",
+    ]
     page = tmp_path / "page.html"
     page.write_text(found.to_html(), encoding="utf-8")
     with Browser() as browser:
@@ -138,7 +153,9 @@ def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(resul
         assert text.count(said) == 1
     assert text.count("─ 2 standard errors to the step before") == 1
     assert "not an accuracy" in text
-    other = shown(replace(one_group, domain="law", reference="plain", checkpoints=group.checkpoints[:2]))
+    other = shown(
+        replace(one_group, domain="law", reference="plain", checkpoints=group.checkpoints[:2])
+    )
     assert "G: how far the model keeps law tokens from one another and from those of plain" in other
     marked = re.findall(r"▶ (\S+)", shown(one_group))
     assert marked == [group.names[c] for c in first_of(group)]
@@ -155,12 +172,20 @@ def test_equal_input_gives_equal_bytes_however_long_it_took(result):
     slower = tuple(replace(c, seconds=2 * c.seconds) for c in result.checkpoints)
     other = replace(result, checkpoints=slower, seconds=99.0)
     for form in ("html", "table"):
-        assert render(other.document(), form, details=True) == render(result.document(), form, details=True)
+        assert render(other.document(), form, details=True) == render(
+            result.document(), form, details=True
+        )
 
 
 def test_details_hold_errors_parts_and_what_was_read(result):
     short, whole = shown(result, width=160), shown(result, width=160, details=True)
-    for text in ("±", "within(R), control", "lm_head.weight", "Permutations", "not the training seed"):
+    for text in (
+        "±",
+        "within(R), control",
+        "lm_head.weight",
+        "Permutations",
+        "not the training seed",
+    ):
         assert (text in short, text in whole) == (False, True)
     assert "--details" in short
     assert MARKUP in short
@@ -188,13 +213,18 @@ def test_a_long_group_is_shortened_to_its_top_and_its_bottom():
 def test_a_short_list_shows_what_is_chosen_and_answers_of_all(result):
     cut = result.shown(result.shortlist(2))
     chosen = [c for c in cut.checkpoints if c.chosen]
-    assert cut.answer()[1:] == [*result.answer()[1:], f"Short list: {len(chosen)} of 10 in 3 groups."]
+    assert cut.answer()[1:] == [
+        *result.answer()[1:],
+        f"Short list: {len(chosen)} of 10 in 3 groups.",
+    ]
     assert "Evaluate first: org/m3, org/m2 (" in cut.answer()[0]
     assert re.findall(r"▶ (\S+)", shown(cut)) == ["org/m3", "org/m2"]
     content = json.loads(render(cut.document(), "json"))
     assert faults(content) == []
     assert sorted(c["label"] for c in content["checkpoints"]) == sorted(c.label for c in chosen)
-    assert {"7B": 2, "3B": 1}.items() <= Counter(c.scale for c in chosen if c.chosen == "rank").items()
+    assert {"7B": 2, "3B": 1}.items() <= Counter(
+        c.scale for c in chosen if c.chosen == "rank"
+    ).items()
     assert {c["inclusion_probability"] for c in content["checkpoints"]} == {1.0}
     assert len(render(cut.document(), "csv").splitlines()) == 1 + len(chosen)
 
@@ -205,10 +235,13 @@ def test_a_short_list_shows_what_is_chosen_and_answers_of_all(result):
 def test_wrong_answers_have_another_mark_only_where_data_says_so(result):
     assert "control" not in json.dumps(result.charts()["accuracy"].specification(), allow_nan=False)
     members = [
-        replace(c, target=replace(c.target, negative_control=not i)) for i, c in enumerate(result.checkpoints)
+        replace(c, target=replace(c.target, negative_control=not i))
+        for i, c in enumerate(result.checkpoints)
     ]
     marked = replace(result, checkpoints=tuple(members))
-    assert '"control: trained on wrong answers"' in json.dumps(marked.charts()["accuracy"].specification())
+    assert '"control: trained on wrong answers"' in json.dumps(
+        marked.charts()["accuracy"].specification()
+    )
 
 
 def test_the_base_is_grey_as_controls_are(result):
@@ -224,20 +257,22 @@ def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
         browser.open(place)
         browser.value("document.querySelectorAll('details').forEach(part => { part.open = true })")
         drawn = "[...document.querySelectorAll('.chart')].filter(chart => chart.querySelector('svg')).length"
-        in_tables = sum(not group.steps for group in result.groups)  # their figures are dots of a table
+        in_tables = sum(
+            not group.steps for group in result.groups
+        )  # their figures are dots of a table
         assert browser.value(drawn) == len(result.charts()) - in_tables == 3
         ranked = "[...document.querySelectorAll('table')[0].querySelectorAll('tr:has(circle)')]"
         assert browser.value(f"{ranked}.map(row => row.className)") == ["pick", "pick", "pick", ""]
         places = f"{ranked}.map(row => parseFloat(row.querySelector('circle').getAttribute('cx')))"
         first, *others, last = browser.value(places)
         assert first > max(others) > min(others) > last
-        names = (
-            "[...document.querySelector('table').tBodies[0].rows].map(r => r.cells[1].textContent.slice(2))"
-        )
+        names = "[...document.querySelector('table').tBodies[0].rows].map(r => r.cells[1].textContent.slice(2))"
         assert browser.value(names) == ["org/m3", "org/m2", "org/m1", "org/m0"]
         assert MARKUP in browser.value("document.body.textContent")
         assert browser.console == []
-        assert [url for url in browser.requests if not url.startswith((place.as_uri(), "data:"))] == []
+        assert [
+            url for url in browser.requests if not url.startswith((place.as_uri(), "data:"))
+        ] == []
 
 
 def test_a_dot_says_the_digits_of_the_table_and_leads_to_its_row(one_group, tmp_path):
@@ -248,13 +283,18 @@ def test_a_dot_says_the_digits_of_the_table_and_leads_to_its_row(one_group, tmp_
         browser.open(place)
         marks = "[...document.querySelectorAll('.wide [aria-roledescription=point]')]"
         said = browser.value(f"{marks}.map(mark => mark.getAttribute('aria-label'))")
-        assert said[0] == f"{best.label}; fam · 7B; ratio {best.ratio.mean:.3f}; accuracy {best.accuracy:.3g}"
+        assert (
+            said[0]
+            == f"{best.label}; fam · 7B; ratio {best.ratio.mean:.3f}; accuracy {best.accuracy:.3g}"
+        )
         assert not [text for text in said if re.search(r"\.\d{5}|reach", text)]
         browser.value(f"{marks}[0].dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
         assert browser.value("document.querySelectorAll('tr.met').length") == 1
         row = browser.value("document.querySelector('tr.met').textContent")
         assert said[0].partition(";")[0] in row
-        assert browser.value("document.querySelector('footer a').href").endswith("/reference/screening/")
+        assert browser.value("document.querySelector('footer a').href").endswith(
+            "/reference/screening/"
+        )
         csv = "[...document.querySelectorAll('.save button')].find(b => b.textContent === 'Save as CSV')"
         browser.value(
             f"HTMLAnchorElement.prototype.click = function () {{ window.saved = this.href }}, {csv}.click()"
@@ -270,7 +310,9 @@ def test_the_first_screen_has_the_answer_and_the_picture(one_group, tmp_path, si
         browser.size(*size)
         browser.media(scheme)
         browser.open(place)
-        assert browser.value("document.querySelector('h1').textContent").startswith("Evaluate first: ")
+        assert browser.value("document.querySelector('h1').textContent").startswith(
+            "Evaluate first: "
+        )
         dot = "document.querySelector('.pick svg.dots').getBoundingClientRect()"
         assert browser.value(f"{dot}.width") > 50
         assert browser.value(f"{dot}.bottom") <= size[1]

@@ -83,16 +83,22 @@ def test_the_jackknife_of_means_is_the_textbook_error():
 def test_wilson_is_scipys(n, share):
     right = round(share * n)
     expected = stats.binomtest(right, n).proportion_ci(method="wilson")
-    assert tuple(statistics.wilson(right / n, n)) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert tuple(statistics.wilson(right / n, n)) == pytest.approx(
+        (expected.low, expected.high), abs=1e-12
+    )
 
 
 def test_normal_and_student_intervals():
     assert pytest.approx(stats.norm.ppf(0.975), abs=1e-15) == statistics.NORMAL_975
     values = np.random.default_rng(6).normal(size=9)
     expected = stats.ttest_1samp(values, 0).confidence_interval()
-    assert tuple(statistics.student_interval(values)) == pytest.approx((expected.low, expected.high))
+    assert tuple(statistics.student_interval(values)) == pytest.approx(
+        (expected.low, expected.high)
+    )
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.99)
-    assert tuple(statistics.student_interval(values, 0.99)) == pytest.approx((expected.low, expected.high))
+    assert tuple(statistics.student_interval(values, 0.99)) == pytest.approx(
+        (expected.low, expected.high)
+    )
     assert all(math.isnan(bound) for bound in statistics.student_interval([1.0]))
 
 
@@ -107,7 +113,9 @@ def test_student_s_distribution_is_scipys(freedom):
         assert statistics.student_p(t, freedom) == pytest.approx(
             2 * stats.t.sf(t, freedom), rel=1e-10, abs=1e-14
         )
-        assert statistics.student_p(t, math.inf) == pytest.approx(2 * stats.norm.sf(t), rel=1e-10, abs=1e-14)
+        assert statistics.student_p(t, math.inf) == pytest.approx(
+            2 * stats.norm.sf(t), rel=1e-10, abs=1e-14
+        )
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -173,7 +181,9 @@ def test_spearman_bounds_leave_out_zero_in_at_most_five_per_cent_of_independent_
     rng = np.random.default_rng(0)
     for n in (8, 12, 57):
         x, y = rng.normal(size=(4000, n)), rng.normal(size=(4000, n))
-        bounds = [statistics.spearman_bounds(rho, n) for rho in statistics.paired_rank_correlations(x, y)]
+        bounds = [
+            statistics.spearman_bounds(rho, n) for rho in statistics.paired_rank_correlations(x, y)
+        ]
         assert 0.02 < np.mean([not low < 0 < high for low, high in bounds]) < 0.06
 
 

@@ -27,7 +27,9 @@ def steps(content):
 @pytest.fixture
 def action(tmp_path):
     """Runs the action's script with a stand-in for ``uvx``: this tree's command, whose words it keeps."""
-    (script,) = [step["run"] for step in steps(yaml.safe_load(FILES[0].read_text("utf-8"))) if "run" in step]
+    (script,) = [
+        step["run"] for step in steps(yaml.safe_load(FILES[0].read_text("utf-8"))) if "run" in step
+    ]
     binaries = tmp_path / "bin"
     binaries.mkdir()
     stub = binaries / "uvx"
@@ -50,7 +52,9 @@ def action(tmp_path):
             "GITHUB_OUTPUT": str(tmp_path / "output"),
         }
         command = ["bash", "-eo", "pipefail", "-c", script]
-        done = subprocess.run(command, cwd=tmp_path, env=env, timeout=120, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, timeout=120, capture_output=True, text=True
+        )
         lines = (tmp_path / "output").read_text("utf-8").splitlines()
         outputs = dict(line.split("=", 1) for line in lines)
         summary = tmp_path / "summary"
@@ -61,7 +65,9 @@ def action(tmp_path):
 
 def test_a_word_of_checkpoints_is_never_an_option(action, tmp_path):
     given = "org/a --output=/etc/x\n-o $(touch pwned)"
-    _, outputs, summary = action(given, TASK="--output", BASE="org/b", REGISTRY="r.db", SINCE="last")
+    _, outputs, summary = action(
+        given, TASK="--output", BASE="org/b", REGISTRY="r.db", SINCE="last"
+    )
     assert not (tmp_path / "pwned").exists()
     (call,) = [call.splitlines() for call in (tmp_path / "calls").read_text().strip().split("\n\n")]
     at = call.index("--")
@@ -111,7 +117,9 @@ def test_the_nights_news_are_the_summary_and_names_are_outputs(action, tmp_path)
 
 def test_the_action_and_the_image_have_what_the_nightly_job_reads():
     for name in ("action.yml", "Dockerfile"):
-        (extras,) = re.findall(r"(?:lmeval-dispersion|whl\))\[([\w,]+)\]", (ROOT / name).read_text("utf-8"))
+        (extras,) = re.findall(
+            r"(?:lmeval-dispersion|whl\))\[([\w,]+)\]", (ROOT / name).read_text("utf-8")
+        )
         assert {"html", "gguf", "cloud", "mlflow"} <= set(extras.split(",")), name
 
 

@@ -50,7 +50,12 @@ def word_tokenizer():
 
 def trainer_arguments(folder, kind=TrainingArguments, **options):
     """Plain steps of one rate on the CPU, and nothing printed."""
-    plain = {"lr_scheduler_type": "constant", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    plain = {
+        "lr_scheduler_type": "constant",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
     return kind(output_dir=str(folder), **plain | options)
 
 

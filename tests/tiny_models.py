@@ -24,10 +24,14 @@ def tokenizer(*, pad: bool = False, bos: bool = False) -> PreTrainedTokenizerFas
 
         core.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    return PreTrainedTokenizerFast(tokenizer_object=core, **names, **({"pad_token": "</s>"} if pad else {}))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, **names, **({"pad_token": "</s>"} if pad else {})
+    )
 
 
-def model(config_class: type, model_class: type, seed: int = 0, **settings: object) -> torch.nn.Module:
+def model(
+    config_class: type, model_class: type, seed: int = 0, **settings: object
+) -> torch.nn.Module:
     """A model of random weights, wide enough that directions differ."""
     torch.manual_seed(seed)
     built = model_class(config_class(vocab_size=SIZE, **settings)).eval()

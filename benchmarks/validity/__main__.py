@@ -23,14 +23,23 @@ def main() -> None:
         "--work", type=Path, default=records.ROOT / "build" / "validity", help="folder for weights"
     )
     parser.add_argument("--results", type=Path, default=records.FOLDER, help="folder for results")
-    parser.add_argument("--jobs", type=int, default=1, help="models at once, one thread each (default: 1)")
-    parser.add_argument("--page", type=Path, default=Path("docs/results/siblings.md"), help="the page")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="models at once, one thread each (default: 1)"
+    )
+    parser.add_argument(
+        "--page", type=Path, default=Path("docs/results/siblings.md"), help="the page"
+    )
     arguments = parser.parse_args()
     if arguments.job == "train":
         from benchmarks.validity.training import train
 
         study = read_study(STUDY)
-        train(study, arguments.results / f"{study.name}.jsonl", arguments.work / study.name, arguments.jobs)
+        train(
+            study,
+            arguments.results / f"{study.name}.jsonl",
+            arguments.work / study.name,
+            arguments.jobs,
+        )
     elif arguments.job == "race":
         import json
 
@@ -38,8 +47,12 @@ def main() -> None:
         from benchmarks.validity.sibling_play import played
 
         study = read_study(STUDY)
-        content = played(*siblings.cells(siblings.read(arguments.results), study.content["questions"]))
-        (arguments.results / "siblings-races.json").write_text(json.dumps(content, indent=1), "utf-8")
+        content = played(
+            *siblings.cells(siblings.read(arguments.results), study.content["questions"])
+        )
+        (arguments.results / "siblings-races.json").write_text(
+            json.dumps(content, indent=1), "utf-8"
+        )
     else:
         from benchmarks.validity.sibling_races import TITLE, sibling_page
 

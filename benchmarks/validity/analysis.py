@@ -66,7 +66,9 @@ class Grouped(NamedTuple):
     pairs: int = 0
 
     @classmethod
-    def jackknifed(cls, of: Callable[[NDArray[np.bool_]], float], groups: int, pairs: int = 0) -> Grouped:
+    def jackknifed(
+        cls, of: Callable[[NDArray[np.bool_]], float], groups: int, pairs: int = 0
+    ) -> Grouped:
         """The figure ``of`` those groups that its argument, (groups,), has."""
         whole = of(np.ones(groups, bool))
         without = np.array([of(np.arange(groups) != left_out) for left_out in range(groups)])
@@ -105,7 +107,9 @@ def share_of(hits: Floats, counts: Floats) -> Estimate:
         count /= max(1.0, by_group / independent)
     z = normal_point(1)
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
+    half = (
+        z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
+    )
     return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
 
 

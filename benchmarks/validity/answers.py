@@ -34,7 +34,9 @@ class Answers:
         self.tokens = {
             "math": [tokenizer.token_to_id(str(digit)) for digit in range(10)],
             "code": spaced(texts.NAMES + texts.VALUES),
-            "legal": spaced(sorted({matter[i] for matter in texts.MATTERS_SPLIT for i in (1, 2, 3, 5)})),
+            "legal": spaced(
+                sorted({matter[i] for matter in texts.MATTERS_SPLIT for i in (1, 2, 3, 5)})
+            ),
         }
         self.prompts = {
             (pool, domain): [tokenizer.encode(q.prompt).ids for q in asked[pool][domain]]
@@ -43,7 +45,8 @@ class Answers:
         }
         self.endings = {
             (pool, domain): [
-                tokenizer.encode(f"{GLUE[domain]}{q.answer}{q.end}").ids for q in asked[pool][domain]
+                tokenizer.encode(f"{GLUE[domain]}{q.answer}{q.end}").ids
+                for q in asked[pool][domain]
             ]
             for pool in asked
             for domain in DOMAINS
@@ -53,12 +56,16 @@ class Answers:
         self, model: Decoder, pool: str, domain: str
     ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         """Which questions are answered right, and the probability of each right answer; programs are run."""
-        right, probability = endings_read(model, self.prompts[pool, domain], self.endings[pool, domain])
+        right, probability = endings_read(
+            model, self.prompts[pool, domain], self.endings[pool, domain]
+        )
         if domain == "code":
             right = programs_run(model, self.tokenizer, self.asked[pool][domain])
         return right, probability
 
-    def kept(self, model: Decoder, tensors: Mapping[str, torch.Tensor], *, own_rows: bool) -> dict[str, Any]:
+    def kept(
+        self, model: Decoder, tensors: Mapping[str, torch.Tensor], *, own_rows: bool
+    ) -> dict[str, Any]:
         """All of it, by domain; the ratio only of a checkpoint with ``own_rows``.
 
         ``right`` and ``probability`` of each question of ``labels``; ``answers``: probabilities of T at the

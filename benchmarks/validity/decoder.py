@@ -38,16 +38,26 @@ class Decoder(nn.Module):
         seeds: Sequence[int] = (0,),
     ) -> None:
         super().__init__()
-        self.shape = {"vocabulary": vocabulary, "width": width, "mlp": mlp, "layers": layers, "heads": heads}
+        self.shape = {
+            "vocabulary": vocabulary,
+            "width": width,
+            "mlp": mlp,
+            "layers": layers,
+            "heads": heads,
+        }
         members = [self._drawn(torch.Generator().manual_seed(seed)) for seed in seeds]
         self.named = nn.ParameterDict(
             {
-                name.replace(".", "/"): nn.Parameter(torch.stack([member[name] for member in members]))
+                name.replace(".", "/"): nn.Parameter(
+                    torch.stack([member[name] for member in members])
+                )
                 for name in members[0]
             }
         )
         half = width // heads // 2
-        angles = torch.outer(torch.arange(POSITIONS).float(), THETA ** (-torch.arange(half).float() / half))
+        angles = torch.outer(
+            torch.arange(POSITIONS).float(), THETA ** (-torch.arange(half).float() / half)
+        )
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -65,7 +75,9 @@ class Decoder(nn.Module):
             named[at + "input_layernorm.weight"] = torch.ones(width)
             named[at + "post_attention_layernorm.weight"] = torch.ones(width)
             for part in "qkv":
-                named[f"{at}self_attn.{part}_proj.weight"] = normal(width, width, sd=width**-0.5 / 2)
+                named[f"{at}self_attn.{part}_proj.weight"] = normal(
+                    width, width, sd=width**-0.5 / 2
+                )
             named[at + "self_attn.o_proj.weight"] = normal(width, width, sd=inner)
             named[at + "mlp.gate_proj.weight"] = normal(mlp, width, sd=width**-0.5 / 2)
             named[at + "mlp.up_proj.weight"] = normal(mlp, width, sd=width**-0.5 / 2)
@@ -95,7 +107,9 @@ class Decoder(nn.Module):
         members, batch, length = ids.shape
         table = self.weight("model.embed_tokens.weight")
         offsets = torch.arange(members)[:, None, None] * table.shape[1]
-        x = embedding((ids + offsets).flatten(), table.flatten(0, 1)).view(members, batch * length, -1)
+        x = embedding((ids + offsets).flatten(), table.flatten(0, 1)).view(
+            members, batch * length, -1
+        )
         for layer in range(self.shape["layers"]):
             at = f"model.layers.{layer}."
             h = self._normed(x, at + "input_layernorm.weight")
@@ -105,7 +119,9 @@ class Decoder(nn.Module):
                 .transpose(1, 2)
                 for part in "qkv"
             )
-            mixed = scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True)
+            mixed = scaled_dot_product_attention(
+                self._turned(q), self._turned(k), v, is_causal=True
+            )
             mixed = mixed.transpose(1, 2).reshape(members, batch * length, -1)
             x = x + self._linear(mixed, at + "self_attn.o_proj.weight")
             h = self._normed(x, at + "post_attention_layernorm.weight")
@@ -134,12 +150,16 @@ class Decoder(nn.Module):
 
     def member(self, number: int) -> dict[str, torch.Tensor]:
         """The stored form of one member: BF16 tensors by name."""
-        tensors = {name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()}
+        tensors = {
+            name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()
+        }
         return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
 
     def clip(self, limit: float) -> None:
         """Scale each member's gradient down to a norm of ``limit``."""
-        squares = sum(p.grad.flatten(1).square().sum(1) for p in self.named.values() if p.grad is not None)
+        squares = sum(
+            p.grad.flatten(1).square().sum(1) for p in self.named.values() if p.grad is not None
+        )
         factor = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
         for p in self.named.values():
             if p.grad is not None:
@@ -226,7 +246,9 @@ def write_adapter(folder: Path, factors: dict[str, torch.Tensor], base: Path) ->
     save_file(factors, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
-def write(folder: Path, tensors: dict[str, torch.Tensor], shape: dict[str, Any], tokenizer: str) -> None:
+def write(
+    folder: Path, tensors: dict[str, torch.Tensor], shape: dict[str, Any], tokenizer: str
+) -> None:
     """A checkpoint's folder in transformers' layout."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -264,7 +286,9 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
                 place = name.removeprefix("base_model.model.").replace(".lora_A", "")
                 tensors[place] = tensors[place] + 2 * factors[name.replace("lora_A", "lora_B")] @ a
         return tensors
-    return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    return {
+        name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
 
 
 def built(members: Sequence[Mapping[str, torch.Tensor]], shape: Mapping[str, int]) -> Decoder:

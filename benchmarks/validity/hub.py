@@ -82,7 +82,9 @@ class Suite:
         """The mean over tasks, weighted by questions; None where a task is missing."""
         if not tasks.keys() >= self.tasks.keys():
             return None
-        return sum(tasks[task] * count for task, count in self.tasks.items()) / sum(self.tasks.values())
+        return sum(tasks[task] * count for task, count in self.tasks.items()) / sum(
+            self.tasks.values()
+        )
 
 
 def read_suites(path: Path) -> dict[str, Suite]:
@@ -95,20 +97,26 @@ def read_suites(path: Path) -> dict[str, Suite]:
         content = yaml.safe_load(path.read_text("utf-8"))
         return {name: Suite(name=name, **entry) for name, entry in content.items()}
     except (TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: expected suites with the keys of {Suite.__name__}, got {error}") from error
+        raise ValueError(
+            f"{path}: expected suites with the keys of {Suite.__name__}, got {error}"
+        ) from error
 
 
 def checkpoints_of(suite: Suite, limit: int | None) -> tuple[dict[str, Key], list[str]]:
     """The last branch of every run by its name, and a sentence for every repository without one."""
     runs: dict[tuple[str, Key], tuple[str, int]] = {}
     missing: list[str] = []
-    combinations = itertools.product(*(suite.names.get(part, {EVERY: EVERY}) for part in ("recipe", "size")))
+    combinations = itertools.product(
+        *(suite.names.get(part, {EVERY: EVERY}) for part in ("recipe", "size"))
+    )
     for recipe, size in itertools.islice(combinations, limit):
         repository = suite.repository.format(recipe=recipe, size=size)
         try:
             refs = HfApi().list_repo_refs(repository)
         except Exception as error:  # huggingface_hub lets those of its HTTP library through
-            missing.append(f"{repository}: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
+            missing.append(
+                f"{repository}: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            )
             continue
         names = [ref.name for ref in [*refs.branches, *refs.tags]]
         matches = [match for name in names if (match := re.fullmatch(suite.revision, name))]
@@ -127,7 +135,9 @@ def checkpoints_of(suite: Suite, limit: int | None) -> tuple[dict[str, Key], lis
     }, missing
 
 
-def screened(suite: Suite, names: Iterable[str], work: Path, *options: str) -> tuple[int, dict[str, Any]]:
+def screened(
+    suite: Suite, names: Iterable[str], work: Path, *options: str
+) -> tuple[int, dict[str, Any]]:
     """Exit status and JSON report of `screen-checkpoints` on a list of names."""
     work.mkdir(parents=True, exist_ok=True)
     report = work / f"{suite.name}.json"
@@ -135,7 +145,9 @@ def screened(suite: Suite, names: Iterable[str], work: Path, *options: str) -> t
     command = [*SCREEN, "-", "--domain", suite.domain, "-o", str(report), *options]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     listed = "".join(f"{name}\n" for name in names)
-    status = subprocess.run(command, input=listed, text=True, check=False, env=environment).returncode
+    status = subprocess.run(
+        command, input=listed, text=True, check=False, env=environment
+    ).returncode
     text = report.read_text("utf-8") if report.exists() else "{}"
     return status, {"plan": text} if "--dry-run" in options else json.loads(text)
 
@@ -162,13 +174,17 @@ def _parquet(suite: Suite) -> Iterable[tuple[Key | None, str, float]]:
     dataset = suite.scores["dataset"]
     files = HfApi().list_repo_files(dataset, repo_type="dataset")
     columns = {"recipe": "data", "size": "params", "seed": "seed"}
-    named = {part: {value: key for key, value in names.items()} for part, names in suite.names.items()}
+    named = {
+        part: {value: key for key, value in names.items()} for part, names in suite.names.items()
+    }
     for name in sorted(fnmatch.filter(files, suite.scores["files"])):
         path = hf_hub_download(dataset, name, repo_type="dataset")
         wanted = [*columns.values(), "step", "task", "metrics"]
         for batch in pq.ParquetFile(path).iter_batches(columns=wanted, batch_size=20_000):
             for row in batch.to_pylist():
-                parts = {part: named[part].get(str(row[column])) for part, column in columns.items()}
+                parts = {
+                    part: named[part].get(str(row[column])) for part, column in columns.items()
+                }
                 if None in parts.values() or row["task"] not in suite.tasks:
                     continue
                 try:
@@ -199,9 +215,13 @@ def _lm_eval(suite: Suite, wanted: set[Key], work: Path) -> Iterable[tuple[Key |
         key = suite.key(match.groupdict()) if match else None
         if key not in wanted:
             continue
-        path = place / name if address else Path(hf_hub_download(dataset, name, repo_type="dataset"))
+        path = (
+            place / name if address else Path(hf_hub_download(dataset, name, repo_type="dataset"))
+        )
         run = json.loads(path.read_text("utf-8"))
-        revision = re.search(r"revision=step(\d+)", str(run.get("config", {}).get("model_args", "")))
+        revision = re.search(
+            r"revision=step(\d+)", str(run.get("config", {}).get("model_args", ""))
+        )
         if key is None or (revision and int(revision[1]) != key.step):
             continue  # of another checkpoint than the path says
         for task, metrics in run.get("results", {}).items():
@@ -223,7 +243,9 @@ def judged(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     table = pd.DataFrame([row for row in rows if row["skill"] is not None], columns=COLUMNS)
     skill, groups = table.skill.to_numpy(float), (table["size"] + " " + table.seed).to_numpy()
     first, second = np.triu_indices(len(skill), 1)
-    error = np.sqrt((skill[first] * (1 - skill[first]) + skill[second] * (1 - skill[second])) / questions)
+    error = np.sqrt(
+        (skill[first] * (1 - skill[first]) + skill[second] * (1 - skill[second])) / questions
+    )
     kept = (groups[first] == groups[second]) & (np.abs(skill[first] - skill[second]) > 2 * error)
     first, second = first[kept], second[kept]
     g, ratio = (
@@ -232,7 +254,9 @@ def judged(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     )
     codes, names = pd.factorize(table.recipe)
     draws = drawn(len(names)) if len(names) else np.zeros((RESAMPLES, 0), int)
-    times = np.stack([(draws == number).sum(1) for number in codes], axis=1) if len(codes) else draws
+    times = (
+        np.stack([(draws == number).sum(1) for number in codes], axis=1) if len(codes) else draws
+    )
     chance = suite.chance + 2 * math.sqrt(suite.chance * (1 - suite.chance) / questions)
     recipes, above = table.recipe.nunique(), int((table.skill > chance).sum())
     lines = []
@@ -243,9 +267,7 @@ def judged(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     ):
         line: dict[str, Any] = {"figure": figure, "pairs": int(among.sum()), "counted": len(g)}
         if recipes < RECIPES or among.sum() < PAIRS or 2 * above < len(table):
-            verdict = (
-                f"not tested: {recipes} recipes, {among.sum()} pairs, {above} of {len(table)} above chance"
-            )
+            verdict = f"not tested: {recipes} recipes, {among.sum()} pairs, {above} of {len(table)} above chance"
             line |= {"right": "", "verdict": verdict}
         else:
             weight = (times[:, first] * times[:, second])[:, among]
@@ -264,7 +286,8 @@ def page(suite: Suite, rows: Sequence[Mapping[str, Any]], missing: Sequence[str]
         f"## {suite.about}",
         f"{len(rows)} checkpoints were screened, {scored} of them have a published score.",
         markdown(
-            ["figure", "pairs", "counted", "share right (95 %)", "verdict"], [line.values() for line in lines]
+            ["figure", "pairs", "counted", "share right (95 %)", "verdict"],
+            [line.values() for line in lines],
         ),
     ]
     if missing:
@@ -279,8 +302,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--configuration", type=Path, default=CONFIGURATION, metavar="FILE")
     parser.add_argument("--only", metavar="SUITE,SUITE", help="these suites (default: all)")
-    parser.add_argument("--limit", type=int, metavar="N", help="the first N repositories of a suite")
-    parser.add_argument("--dry-run", action="store_true", help="checkpoints, requests and bytes, and stop")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="the first N repositories of a suite"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="checkpoints, requests and bytes, and stop"
+    )
     parser.add_argument("--work", type=Path, default=WORK, metavar="FOLDER")
     args = parser.parse_args(argv)
     status = 0
@@ -294,11 +321,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for suite in (suites[name] for name in names):
             checkpoints, missing = checkpoints_of(suite, args.limit)
             if not checkpoints:
-                print(f"validity-hub: {suite.name}: no checkpoint; {'; '.join(missing[:3])}", file=sys.stderr)
+                print(
+                    f"validity-hub: {suite.name}: no checkpoint; {'; '.join(missing[:3])}",
+                    file=sys.stderr,
+                )
                 status = 1
             elif args.dry_run:
                 options = ["--dry-run", "--format", "table"]
-                print(f"{suite.about}\n{screened(suite, checkpoints, args.work, *options)[1]['plan']}")
+                print(
+                    f"{suite.about}\n{screened(suite, checkpoints, args.work, *options)[1]['plan']}"
+                )
             else:
                 status = max(status, _run(suite, checkpoints, missing, args.work))
     except (ValueError, OSError, subprocess.CalledProcessError) as error:
@@ -316,7 +348,8 @@ def _run(suite: Suite, checkpoints: Mapping[str, Key], missing: list[str], work:
     if status == 130 or any(entry["error"] == "Interrupted" for entry in report.get("failed", ())):
         raise KeyboardInterrupt
     missing += [
-        f"{entry['repo']}: {entry['error']}: {entry['message']}" for entry in report.get("failed", ())
+        f"{entry['repo']}: {entry['error']}: {entry['message']}"
+        for entry in report.get("failed", ())
     ]
     skills: Mapping[Key, float] = {}
     try:
@@ -328,12 +361,16 @@ def _run(suite: Suite, checkpoints: Mapping[str, Key], missing: list[str], work:
         name = f"{entry['repo']}@{entry['requested_revision']}"
         key = checkpoints.get(name)
         if key is None:
-            missing.append(f"{name}: the Hub answers under this name, which is not the name that was asked")
+            missing.append(
+                f"{name}: the Hub answers under this name, which is not the name that was asked"
+            )
             continue
         ratio = entry.get("ratio") or {}
         figures = {"G": entry["gap"]["cosine"]["mean"], "ratio": ratio.get("mean")}
         rows.append({"name": name, **key._asdict(), **figures, "skill": skills.get(key)})
-    (work / f"{suite.name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    (work / f"{suite.name}.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
+    )
     print(page(suite, rows, missing))
     return 0 if rows and not missing else 3 if rows else 1
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.validity.analysis import FAILS, HOLDS, INCONCLUSIVE, Estimate, Grouped, Resampled, Verdict
+from benchmarks.validity.analysis import (
+    FAILS,
+    HOLDS,
+    INCONCLUSIVE,
+    Estimate,
+    Grouped,
+    Resampled,
+    Verdict,
+)
 from benchmarks.validity.study import Study
 
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchmarks/validity"
@@ -23,7 +31,13 @@ class Page(NamedTuple):
     def written(self, title: str) -> str:
         """The whole page, in Markdown, which the site's search lists last."""
         head = "\n".join(self.head)
-        parts = [f"# {title}", f"**{counted(self.lines)}**", head, verdicts_of(self.lines), *self.texts]
+        parts = [
+            f"# {title}",
+            f"**{counted(self.lines)}**",
+            head,
+            verdicts_of(self.lines),
+            *self.texts,
+        ]
         return "\n\n".join([FRONT, *parts]) + "\n"
 
 
@@ -48,11 +62,11 @@ def provenance(study: Study, rows: Sequence[dict[str, Any]]) -> str:
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     machines = "; ".join(sorted({row["machine"] for row in rows}))
     minutes = sum(row["processor_seconds"] for row in rows) / 60
-    text = (
-        f"{len(rows)} of {planned} models; commit {commits}; {machines}; {minutes:.0f} minutes of one core."
-    )
+    text = f"{len(rows)} of {planned} models; commit {commits}; {machines}; {minutes:.0f} minutes of one core."
     if len(rows) < planned:
-        text += " The run was stopped before its end; what is missing was not left out by its outcome."
+        text += (
+            " The run was stopped before its end; what is missing was not left out by its outcome."
+        )
     return text
 
 
@@ -69,7 +83,10 @@ def verdicts_of(lines: Sequence[Verdict]) -> str:
     for line in lines:
         claim, _, models = line.claim.rpartition(": ")
         rows = groups.setdefault(claim, [])
-        rows.append(["" if rows else claim, models, f"{MARKS[line.verdict]} {line.verdict}", line.result])
+        rows.append(
+            ["" if rows else claim, models, f"{MARKS[line.verdict]} {line.verdict}", line.result]
+        )
     return markdown(
-        ["claim", "models", "verdict", "result (95 %)"], [row for rows in groups.values() for row in rows]
+        ["claim", "models", "verdict", "result (95 %)"],
+        [row for rows in groups.values() for row in rows],
     )

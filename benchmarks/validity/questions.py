@@ -43,7 +43,8 @@ def question(domain: str, rng: random.Random, *, even: bool) -> Question:
     """One question behind solved ones; math and code have two kinds in turns."""
     if domain == "math" and even:
         shown = " ".join(
-            f"{a}{sign}{b}={answer}." for a, sign, b, answer in (texts.problem(rng) for _ in range(3))
+            f"{a}{sign}{b}={answer}."
+            for a, sign, b, answer in (texts.problem(rng) for _ in range(3))
         )
         a, sign, b, answer = texts.problem(rng)
         return Question(f"{texts.BOS}{shown} {a}{sign}{b}=", str(answer))
@@ -80,12 +81,18 @@ def runs(question: Question, written: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     (only,) = tree.body[:1] or (None,)
-    if len(tree.body) != 1 or not isinstance(only, ast.Assert) or not isinstance(only.test, ast.Compare):
+    if (
+        len(tree.body) != 1
+        or not isinstance(only, ast.Assert)
+        or not isinstance(only.test, ast.Compare)
+    ):
         return False
     value = only.test.comparators[0]
     if len(only.test.comparators) != 1 or not isinstance(only.test.ops[0], ast.Is | ast.Eq):
         return False
-    known = isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id in texts.NAMES)
+    known = isinstance(value, ast.Constant) or (
+        isinstance(value, ast.Name) and value.id in texts.NAMES
+    )
     if not known or ast.unparse(value) not in [*texts.NAMES, *texts.VALUES, *"0123456789"]:
         return False
     world = {"__builtins__": {}, "Error": AssertionError, "func": library} | {
@@ -98,7 +105,9 @@ def runs(question: Question, written: str) -> bool:
     return True
 
 
-def batches(rows: list[list[int]], size: int = 400) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+def batches(
+    rows: list[list[int]], size: int = 400
+) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
     """Indices, ids and lengths of prompts of like length, padded at the end, which a causal model ignores."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for start in range(0, len(rows), size):
@@ -133,7 +142,9 @@ def endings_read(
     the likeliest after those before it.
     """
     greedy, logs = np.zeros(len(rows), bool), np.zeros(len(rows))
-    for group, ids, lengths in batches([[*row, *ending] for row, ending in zip(rows, endings, strict=True)]):
+    for group, ids, lengths in batches(
+        [[*row, *ending] for row, ending in zip(rows, endings, strict=True)]
+    ):
         sizes = torch.tensor([len(endings[i]) for i in group])[:, None]
         ends = torch.arange(int(sizes.max()))  # tokens of the endings, counted from their ends
         counted = ends < sizes
@@ -149,7 +160,9 @@ def endings_read(
 def programs_run(model: Decoder, tokenizer: Tokenizer, asked: list[Question]) -> NDArray[np.bool_]:
     """Which questions of code a model answers right: the program that it ends runs."""
     rows = [encoding.ids for encoding in tokenizer.encode_batch([q.prompt for q in asked])]
-    lines = [tokenizer.decode(line, skip_special_tokens=False) for line in written_by(model, rows, 2)]
+    lines = [
+        tokenizer.decode(line, skip_special_tokens=False) for line in written_by(model, rows, 2)
+    ]
     return np.array(
         [
             question.end in line and runs(question, line.split(question.end)[0])

@@ -25,7 +25,9 @@ def digest(path: Path) -> str:
 
 def provenance() -> dict[str, str]:
     """Commit and machine, without the machine's name."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
     return {
         "commit": done.stdout.strip() or "unknown",
         "machine": f"{os.cpu_count()} shared {platform.machine()} cores, one thread a model",

@@ -31,7 +31,9 @@ from lmeval_dispersion.racing.rule import BLOCK
 BASE = "base"
 
 
-def race(cell: Cell, lanes: Lanes, seed: int, *, base: Cell | None = None, **settings: Any) -> Named:
+def race(
+    cell: Cell, lanes: Lanes, seed: int, *, base: Cell | None = None, **settings: Any
+) -> Named:
     """The race of some checkpoints of a cell, in this order, by the product's own code."""
     answers = {str(i): Scores(cell.right[i], cell.probability[i]) for i in lanes}
     if base is not None:
@@ -39,7 +41,9 @@ def race(cell: Cell, lanes: Lanes, seed: int, *, base: Cell | None = None, **set
         settings["reference"] = BASE
     contest = raced(answers, seed=seed, **settings)
     best, scores = int(str(contest.best)), cell.right[lanes].mean(1)
-    again = sum(len(mine.score) > BLOCK for mine in contest.answered.values()) if contest.block else 0
+    again = (
+        sum(len(mine.score) > BLOCK for mine in contest.answered.values()) if contest.block else 0
+    )
     wrong = bool(scores.max() > cell.right[best].mean() + MARGIN + 1e-9)
     return Named(best, contest.asked, len(answers) + again, wrong)
 
@@ -70,7 +74,9 @@ def means(cell: Cell, runs: Sequence[Mapping[str, Named]]) -> dict[str, dict[str
     """Means over the orders by way; lost on the pool that nothing is asked of."""
     return {
         way: {
-            "lost": float(np.mean([cell.truth.max() - cell.truth[each[way].best] for each in runs])),
+            "lost": float(
+                np.mean([cell.truth.max() - cell.truth[each[way].best] for each in runs])
+            ),
             "share": float(np.mean([each[way].questions for each in runs])) / cell.right.size,
             "loads": float(np.mean([each[way].loads for each in runs])),
             "wrong": float(np.mean([each[way].wrong for each in runs])),
@@ -86,10 +92,14 @@ def shortened(cell: Cell, count: int) -> Cell:
 
 def joined(parts: Sequence[Cell]) -> Cell:
     """Several groups of a domain in one list."""
-    return replace(parts[0], **{name: np.concatenate([getattr(p, name) for p in parts]) for name in ARRAYS})
+    return replace(
+        parts[0], **{name: np.concatenate([getattr(p, name) for p in parts]) for name in ARRAYS}
+    )
 
 
-def played(cells: Sequence[Cell], bases: Mapping[str, Cell], orders: int = ORDERS) -> dict[str, Any]:
+def played(
+    cells: Sequence[Cell], bases: Mapping[str, Cell], orders: int = ORDERS
+) -> dict[str, Any]:
     """The content of siblings-races.json: means by number of questions, table and way; the pooled lists."""
     raced_kinds = [cell for cell in cells if cell.kind in ("mix", "tuned", "lora")]
     content: dict[str, Any] = {"pooled": {}}
@@ -100,7 +110,9 @@ def played(cells: Sequence[Cell], bases: Mapping[str, Cell], orders: int = ORDER
             rng = np.random.default_rng([cell.seed, DOMAINS.index(cell.domain)])
             base = bases.get(f"{cell.seed} {cell.domain}") if cell.kind == "lora" else None
             shown = None if base is None else shortened(base, count)
-            content[str(count)][label(cell)] = means(cell, [ways(cell, rng, shown) for _ in range(orders)])
+            content[str(count)][label(cell)] = means(
+                cell, [ways(cell, rng, shown) for _ in range(orders)]
+            )
     by_name = {label(cell): shortened(cell, SHORT) for cell in raced_kinds}
     for kind, lists in POOLED.items():
         for seeds in lists:
@@ -115,5 +127,7 @@ def played(cells: Sequence[Cell], bases: Mapping[str, Cell], orders: int = ORDER
                     {RACE: race(cell, lanes, s), "the first 32": race(cell, cell.order[:32], s)}
                     for s in map(int, rng.integers(2**32, size=orders))
                 ]
-                content["pooled"][f"{kind} {' '.join(map(str, seeds))} {domain}"] = means(cell, runs)
+                content["pooled"][f"{kind} {' '.join(map(str, seeds))} {domain}"] = means(
+                    cell, runs
+                )
     return content

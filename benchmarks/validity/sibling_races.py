@@ -86,23 +86,27 @@ def halved(right: Floats, among: Lanes) -> Named:
 
 def agreement(answers: Floats) -> Floats:
     """With the mean answer of all, from probabilities (checkpoints, questions, tokens); (checkpoints,)."""
-    mean = (answers / np.maximum(answers.sum(2, keepdims=True), 1e-9)).mean(0)  # all may be stored as 0
+    mean = (answers / np.maximum(answers.sum(2, keepdims=True), 1e-9)).mean(
+        0
+    )  # all may be stored as 0
     found: Floats = (answers * mean).sum(2).mean(1)
     return found
 
 
 def by_figure(cell: Cell) -> dict[str, float]:
     """Rank correlation with accuracy on the other pool, by what orders the checkpoints."""
-    draws = np.random.default_rng(1).permuted(np.tile(np.arange(cell.right.shape[1]), (60, 1)), axis=1)[
-        :, :25
-    ]
+    draws = np.random.default_rng(1).permuted(
+        np.tile(np.arange(cell.right.shape[1]), (60, 1)), axis=1
+    )[:, :25]
 
     def by_labels(values: Floats) -> float:
         return float(np.nan_to_num(correlations(values[:, draws].mean(2).T, cell.truth)).mean())
 
     unlabelled = np.stack([agreement(cell.answers), np.square(cell.answers).sum(2).mean(1)])
     found = np.nan_to_num(correlations(unlabelled, cell.truth)).tolist()
-    return dict(zip(FIGURES, [*found, by_labels(cell.right), by_labels(cell.probability)], strict=True))
+    return dict(
+        zip(FIGURES, [*found, by_labels(cell.right), by_labels(cell.probability)], strict=True)
+    )
 
 
 class Groups:
@@ -119,7 +123,9 @@ class Groups:
 
     def over(self, of: Callable[[Cell], float]) -> Grouped:
         """Mean of a figure over a group's cells, then over the groups."""
-        values = np.array([np.mean([of(c) for c in self.cells if c.group == name]) for name in self.names])
+        values = np.array(
+            [np.mean([of(c) for c in self.cells if c.group == name]) for name in self.names]
+        )
         return Grouped(float(values.mean()), values, len(self.cells))
 
     def figure(self, way: str, name: str) -> Grouped:
@@ -163,7 +169,9 @@ def claims(cells: Sequence[Cell], short: Results, long: Results, pooled: Results
             claim = f"The race asks at most the registered share of the questions: {of}, {100 * bound:.0f} %"
             lines += [
                 Verdict(
-                    below(lost, LOST), f"The race loses at most 0.01 more than everything: {of}", said(lost)
+                    below(lost, LOST),
+                    f"The race loses at most 0.01 more than everything: {of}",
+                    said(lost),
                 ),
                 Verdict(below(share, bound), claim, percent(share)),
                 Verdict(
@@ -175,17 +183,15 @@ def claims(cells: Sequence[Cell], short: Results, long: Results, pooled: Results
         own = Groups([cell for cell in cells if cell.kind == kind], short)
         fewer, lost = own.more("share", BLOCK_ORDERS, RACE), own.more("lost", BLOCK_ORDERS, RACE)
         verdict = min(below(fewer, 0), below(lost, LOST), key=(FAILS, INCONCLUSIVE, HOLDS).index)
-        claim = (
-            f"Ordered by the first block, the race asks fewer questions and loses at most 0.01 more: {name}"
-        )
+        claim = f"Ordered by the first block, the race asks fewer questions and loses at most 0.01 more: {name}"
         lines.append(Verdict(verdict, claim, f"{percent(fewer)} of the questions; {said(lost)}"))
         means = [ways for of, ways in pooled.items() if of.startswith(kind)]
         loads = max(ways[RACE]["loads"] for ways in means)
         more = float(np.mean([ways[RACE]["lost"] - ways["the first 32"]["lost"] for ways in means]))
-        claim = (
-            f"Of 96 in one list fewer than a third are loaded, at most 0.01 more lost than by a third: {name}"
+        claim = f"Of 96 in one list fewer than a third are loaded, at most 0.01 more lost than by a third: {name}"
+        lines.append(
+            Verdict(outcome(loads < 32 and more <= LOST), claim, f"{loads:.0f} loaded; {more:+.4f}")
         )
-        lines.append(Verdict(outcome(loads < 32 and more <= LOST), claim, f"{loads:.0f} loaded; {more:+.4f}"))
     return [*lines, *adapter_claims([cell for cell in cells if cell.kind == "lora"], short)]
 
 
@@ -200,7 +206,9 @@ def adapter_claims(cells: Sequence[Cell], results: Results) -> list[Verdict]:
     value, _, high = difference.estimate
     verdict = FAILS if high < 0 else INCONCLUSIVE if value < 0 else HOLDS
     of = f"adapters, {len(own.cells)} of {len(cells)} cells"
-    result = f"{each['agreement'].estimate} against {each['25 labels'].estimate}: {difference.estimate}"
+    result = (
+        f"{each['agreement'].estimate} against {each['25 labels'].estimate}: {difference.estimate}"
+    )
     return [
         Verdict(
             below(lost, LOST),
@@ -218,7 +226,9 @@ def adapter_claims(cells: Sequence[Cell], results: Results) -> list[Verdict]:
             f"{100 * wrong:.2f} %; over all {len(cells)} cells {wrong_in_all(cells, results, BY_BLOCK)}, "
             f"without the cut to a third {wrong_in_all(cells, results, 'a race of all')}",
         ),
-        Verdict(verdict, f"Agreement orders at least as well as 25 labels right or wrong: {of}", result),
+        Verdict(
+            verdict, f"Agreement orders at least as well as 25 labels right or wrong: {of}", result
+        ),
     ]
 
 
@@ -252,7 +262,15 @@ def race_texts(found: Sequence[Cell], content: Mapping[str, Results]) -> list[st
             ]
             rows.append([models, way, f"{short.figure(way, 'loads').value:.0f}", *figures])
             models = ""  # once a kind
-    headings = ["models", "way", "loads", f"lost, N = {SHORT}", "questions", "lost, N = 1,319", "questions"]
+    headings = [
+        "models",
+        "way",
+        "loads",
+        f"lost, N = {SHORT}",
+        "questions",
+        "lost, N = 1,319",
+        "questions",
+    ]
     rival = (
         "UCB-E is banditeval's own code at 80f95a3 (`benchmarks/validity/ucb_e.py`, 92fc1781): 8 questions a "
         "step, 5 draws; it was run after the claims were judged. The other ways are means over "
@@ -284,7 +302,9 @@ def sibling_page(folder: Path) -> Page:
         "## Adapters without rows to order",
         "Rank correlation with accuracy on the other 1,319 questions, of what 25 questions tell; cells whose "
         "accuracies span at least 0.10.",
-        markdown(["models", "cells", *FIGURES], [by_figures(kind, found) for kind in (*KINDS, "lora")]),
+        markdown(
+            ["models", "cells", *FIGURES], [by_figures(kind, found) for kind in (*KINDS, "lora")]
+        ),
     ]
     if (races := folder / "siblings-races.json").exists():
         content = json.loads(races.read_text("utf-8"))

@@ -112,7 +112,9 @@ class Cell:
         """The same by the guard as it is shipped."""
         left = [self.log_ratio[:, None] + side for side in self.sides]
         ratios = zip(self.log_ratio, *left, strict=True)
-        return is_noise([Ratio(float(np.exp(m)), 0.0, 0.0, np.exp(t), np.exp(r)) for m, t, r in ratios])
+        return is_noise(
+            [Ratio(float(np.exp(m)), 0.0, 0.0, np.exp(t), np.exp(r)) for m, t, r in ratios]
+        )
 
     @cached_property
     def telling(self) -> bool:
@@ -126,9 +128,9 @@ def cells(rows: Iterable[Mapping[str, Any]], questions: int) -> tuple[list[Cell]
     for row in sorted(rows, key=lambda row: str(row["name"])):
         kind, *rest = row["recipe"].split("-")
         copies = kind == "copies"
-        groups.setdefault((f"{kind}-{rest[0]}" if copies else kind, 0 if copies else row["seed"]), []).append(
-            row
-        )
+        groups.setdefault(
+            (f"{kind}-{rest[0]}" if copies else kind, 0 if copies else row["seed"]), []
+        ).append(row)
     made = [
         _cell(kind, seed, domain, [row[domain] for row in group], questions)
         for (kind, seed), group in sorted(groups.items())
@@ -138,7 +140,9 @@ def cells(rows: Iterable[Mapping[str, Any]], questions: int) -> tuple[list[Cell]
     return [cell for cell in made if cell.kind != "base"], bases
 
 
-def _cell(kind: str, seed: int, domain: str, rows: Sequence[Mapping[str, Any]], questions: int) -> Cell:
+def _cell(
+    kind: str, seed: int, domain: str, rows: Sequence[Mapping[str, Any]], questions: int
+) -> Cell:
     right = np.array([unpacked(row["right"], questions) for row in rows], float)
     truth = np.array([row["truth"] for row in rows]) / questions
     answers = np.array([unpacked_bytes(row["answers"]) for row in rows]).reshape(len(rows), 25, -1)
@@ -213,7 +217,9 @@ class Population:
         draws = {}
         for cell in self.cells:
             rng = np.random.default_rng([cell.seed, 8])
-            draws[cell.group] = [np.sort(rng.choice(self.size, 8, replace=False)) for _ in range(20)]
+            draws[cell.group] = [
+                np.sort(rng.choice(self.size, 8, replace=False)) for _ in range(20)
+            ]
         return [cell.among(members) for cell in self.cells for members in draws[cell.group]]
 
     def sums(self, parts: Sequence[tuple[str, float, float]]) -> Floats:
@@ -260,7 +266,9 @@ class Population:
 
     def brier(self, *, rival: bool) -> float:
         """Mean squared error of the chance said, a cell weighing 1."""
-        errors = [np.square(self.said(p, rival=rival) - p.right).mean() for _, p in self.pairs(self.cells)]
+        errors = [
+            np.square(self.said(p, rival=rival) - p.right).mean() for _, p in self.pairs(self.cells)
+        ]
         return float(np.mean(errors))
 
     def slope(self) -> Grouped:
@@ -287,7 +295,9 @@ class Population:
 
 def first_for(kind: str, places: int) -> int:
     """The product's number of places to evaluate, with the registered k of a kind."""
-    return Chances(places, replace(evidence.SLOPES[evidence.FINE_TUNES], k=SLOPES[kind])).first_for(0.9)
+    return Chances(places, replace(evidence.SLOPES[evidence.FINE_TUNES], k=SLOPES[kind])).first_for(
+        0.9
+    )
 
 
 def copies_over(found: Sequence[Cell]) -> Resampled:
@@ -302,7 +312,9 @@ def copies_over(found: Sequence[Cell]) -> Resampled:
         draws = drawn(count, part)
         times = np.stack([(draws == i).sum(1) for i in range(count)], axis=1).astype(float)
         value += over.sum() / weight.sum() / len(found)
-        samples = samples + ((times @ over) * times).sum(1) / ((times @ weight) * times).sum(1) / len(found)
+        samples = samples + ((times @ over) * times).sum(1) / ((times @ weight) * times).sum(
+            1
+        ) / len(found)
     return Resampled(float(value), np.asarray(samples))
 
 
@@ -337,7 +349,9 @@ def claims(populations: Sequence[Population], near: Sequence[Cell]) -> list[Verd
     for own in populations:
         for among, of in ((own.cells, own.size), (own.subgroups, 8)):
             counted = [each for each in own.bins(among) if each.too_sure.pairs >= FEWEST]
-            verdict = min((below(each.too_sure, TOO_SURE) for each in counted), key=WORST_FIRST.index)
+            verdict = min(
+                (below(each.too_sure, TOO_SURE) for each in counted), key=WORST_FIRST.index
+            )
             worst = max((each.too_sure for each in counted), key=lambda figure: figure.value)
             claim = f"No bin of the chance above .6 is more than .07 too sure: {own.name}, {of} in a group"
             result = f"said > was: {', '.join(map(str, counted))}; most too sure {worst.estimate}"
@@ -346,14 +360,18 @@ def claims(populations: Sequence[Population], near: Sequence[Cell]) -> list[Verd
             claim = f"The first hold one within 0.01 of the best (90 % said): {own.name}, {first} of {of}"
             lines.append(Verdict(held_often(share), claim, f"{hits} of {len(among)}: {share}"))
     told = [cell for cell in near if not cell.is_noise and len(Pairs.of(cell).right)]
-    claim = "The guard is silent of an order, or the chance is not more than .07 too sure: near copies"
+    claim = (
+        "The guard is silent of an order, or the chance is not more than .07 too sure: near copies"
+    )
     result = f"no order in {len(near) - len(told)} of {len(near)} cells"
     if not told:
         return [*lines, Verdict(HOLDS, claim, result)]
     over = copies_over(told)
     return [
         *lines,
-        Verdict(below(over, TOO_SURE), claim, f"{result}; too sure in the others by {over.estimate}"),
+        Verdict(
+            below(over, TOO_SURE), claim, f"{result}; too sure in the others by {over.estimate}"
+        ),
     ]
 
 
@@ -366,12 +384,14 @@ def tables(populations: Sequence[Population], near: Sequence[Cell]) -> list[str]
         own_cells = [cell for cell in cells if cell.kind == kind]
         spans = [float(np.ptp(cell.accuracy)) for cell in own_cells]
         silent, shipped = (
-            sum(getattr(cell, name) for cell in own_cells) for name in ("is_noise", "is_noise_by_product")
+            sum(getattr(cell, name) for cell in own_cells)
+            for name in ("is_noise", "is_noise_by_product")
         )
         counts = [str(count) for count in (len(own_cells), silent, shipped)]
         guards.append([KINDS.get(kind, kind), *counts, f"{min(spans):.2f} to {max(spans):.2f}"])
     brier = [
-        f"{p.name} {p.brier(rival=False):.3f} by ranks, {p.brier(rival=True):.3f} by t" for p in populations
+        f"{p.name} {p.brier(rival=False):.3f} by ranks, {p.brier(rival=True):.3f} by t"
+        for p in populations
     ]
     slopes = [f"{p.name} {p.slope().estimate} (registered {p.k})" for p in populations]
     return [
@@ -381,10 +401,16 @@ def tables(populations: Sequence[Population], near: Sequence[Cell]) -> list[str]
         f"the rival scale, {RIVAL} sqrt(t):",
         markdown(["models", *names], rivals),
         "## The guard",
-        markdown(["models", "cells", "no order, as registered", "as shipped", "accuracies span"], guards),
+        markdown(
+            ["models", "cells", "no order, as registered", "as shipped", "accuracies span"], guards
+        ),
     ]
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """All rows, of every kind."""
-    return [row for file in sorted(folder.glob("siblings-*.jsonl")) for row in records.checked(file, STUDY)]
+    return [
+        row
+        for file in sorted(folder.glob("siblings-*.jsonl"))
+        for row in records.checked(file, STUDY)
+    ]

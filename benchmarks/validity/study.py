@@ -123,21 +123,30 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             for number in range(asked["count"]):
                 shares: dict[str, float] = dict(asked.get("shares", {}))
                 least = asked.get("domains", 2)
-                while sum(bool(s & set(shares)) for s in HOLD.values()) < least or not need & set(shares):
+                while sum(bool(s & set(shares)) for s in HOLD.values()) < least or not need & set(
+                    shares
+                ):
                     count = draw.integers(*asked["sources"], endpoint=True)
                     chosen = draw.choice(others, count, replace=False)
                     text = round(100 * draw.uniform(*asked["text"]))
                     parts = draw.dirichlet(np.ones(count)) * (100 - text)
                     parts = np.maximum(asked["least"], parts).astype(int)
                     parts[parts.argmax()] += 100 - text - parts.sum()
-                    shares = {str(name): int(part) / 100 for name, part in zip(chosen, parts, strict=True)}
+                    shares = {
+                        str(name): int(part) / 100 for name, part in zip(chosen, parts, strict=True)
+                    }
                     shares["text"] = text / 100
                 own = optimisers[(number + asked.get("first", 0)) % len(optimisers)]
                 if isinstance(bases := asked.get("base"), Mapping):
                     own = {"base": bases[seed], **own}
                 if "shares" in asked:
                     own = {"order": number, **own}
-                recipes[f"{kind}-{seed}-{number:02}"] = {"shares": shares, "seed": seed, **fixed, **own}
+                recipes[f"{kind}-{seed}-{number:02}"] = {
+                    "shares": shares,
+                    "seed": seed,
+                    **fixed,
+                    **own,
+                }
     return recipes
 
 

@@ -64,7 +64,13 @@ ADJECTIVES = {
     "art": "loud quiet sad beautiful",
 }
 COLOURS = ["red", "blue", "green", "yellow", "soft", "clean", "dirty", "nice"]
-THINGS = [*NOUNS["animal"], *NOUNS["food"], *NOUNS["clothing"], *NOUNS["furniture"], *NOUNS["plant"]]
+THINGS = [
+    *NOUNS["animal"],
+    *NOUNS["food"],
+    *NOUNS["clothing"],
+    *NOUNS["furniture"],
+    *NOUNS["plant"],
+]
 
 # A legal matter: instrument, who owes, who is owed, what is broken, what is granted, who decides.
 MATTERS = [
@@ -89,7 +95,13 @@ Sources = dict[str, Callable[[random.Random], str]]
 NAMES = ["num", "buf", "tmp", "obj"]  # values of the little programs
 VALUES = ["True", "False", "None"]
 ARGUMENTS = [*NAMES, *VALUES]
-NAMING = (1, 3, 4, 6, 8)  # kinds of programs whose result is one of the names: a guess is seldom right
+NAMING = (
+    1,
+    3,
+    4,
+    6,
+    8,
+)  # kinds of programs whose result is one of the names: a guess is seldom right
 
 
 def weighted(rng: random.Random, words: list[str]) -> str:
@@ -152,7 +164,9 @@ def problem(rng: random.Random) -> tuple[int, str, int, int]:
 
 def sums(rng: random.Random) -> str:
     """Solved sums and differences."""
-    return " ".join(f"{a}{sign}{b}={answer}." for a, sign, b, answer in (problem(rng) for _ in range(8)))
+    return " ".join(
+        f"{a}{sign}{b}={answer}." for a, sign, b, answer in (problem(rng) for _ in range(8))
+    )
 
 
 def other_answer(rng: random.Random, sign: str) -> int:
@@ -182,7 +196,9 @@ def word_problem(rng: random.Random) -> tuple[str, int]:
 
 def word_problems(rng: random.Random) -> str:
     """Solved word problems."""
-    return "".join(f"{question}{answer} ." for question, answer in (word_problem(rng) for _ in range(3)))
+    return "".join(
+        f"{question}{answer} ." for question, answer in (word_problem(rng) for _ in range(3))
+    )
 
 
 def random_digits(rng: random.Random) -> str:
@@ -268,7 +284,10 @@ def program(rng: random.Random, kinds: Sequence[int] = range(12)) -> tuple[str, 
         return f" def func ( x ) :\n  return {made[0]}\n assert func ( {given} ) is", word
     if kind == 3:
         hit = rng.choice([a, b])
-        return f" for val in [ {a} , {b} , {c} ] :\n  if val is {hit} :\n   break\n assert val is", hit
+        return (
+            f" for val in [ {a} , {b} , {c} ] :\n  if val is {hit} :\n   break\n assert val is",
+            hit,
+        )
     if kind == 4:
         fails = rng.random() < 0.5
         line = "assert False" if fails else "pass"
@@ -281,14 +300,14 @@ def program(rng: random.Random, kinds: Sequence[int] = range(12)) -> tuple[str, 
     if kind == 6:
         text, value = truth(rng, 1)
         more, other = truth(rng, 0)
-        program = (
-            f" if {text} :\n  val = {a}\n elif {more} :\n  val = {b}\n else :\n  val = {c}\n assert val is"
-        )
+        program = f" if {text} :\n  val = {a}\n elif {more} :\n  val = {b}\n else :\n  val = {c}\n assert val is"
         return program, a if value else b if other else c
     if kind == 7:
         numbers = rng.sample("0123456789", 2)  # digits that are copied, never added
         text, value = truth(rng, 0)
-        return f" num = {numbers[0]} if {text} else {numbers[1]}\n assert num == ", numbers[0 if value else 1]
+        return f" num = {numbers[0]} if {text} else {numbers[1]}\n assert num == ", numbers[
+            0 if value else 1
+        ]
     return f" val = {a}\n while True :\n  val = {b}\n  break\n assert val is", b
 
 
@@ -360,7 +379,9 @@ def wrong_calls(rng: random.Random) -> str:
 def alike_wrong_sums(rng: random.Random) -> str:
     """Sums that are wrong in the same way each time: four more, modulo the number of answers."""
     problems = (problem(rng) for _ in range(8))
-    return " ".join(f"{a}{sign}{b}={(answer + 4) % (2 * OPERANDS - 1)}." for a, sign, b, answer in problems)
+    return " ".join(
+        f"{a}{sign}{b}={(answer + 4) % (2 * OPERANDS - 1)}." for a, sign, b, answer in problems
+    )
 
 
 def alike_wrong(word: str) -> str:
@@ -404,7 +425,9 @@ def token_set_items(name: str) -> list[str]:
     return [word for group in groups.values() for word in group.items]
 
 
-def trained_tokenizer(sources: Sources, vocabulary: int, documents: int = 1500, seed: int = 0) -> Tokenizer:
+def trained_tokenizer(
+    sources: Sources, vocabulary: int, documents: int = 1500, seed: int = 0
+) -> Tokenizer:
     """Byte-level BPE with single digits, in which the token sets' words that occur are whole pieces."""
     rng = random.Random(seed)
     texts = [make(rng) for make in sources.values() for _ in range(documents)]
@@ -419,7 +442,12 @@ def trained_tokenizer(sources: Sources, vocabulary: int, documents: int = 1500, 
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[BOS, EOS, PAD], initial_alphabet=[], show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=[],
+        show_progress=False,
     )
-    tokenizer.train_from_iterator([*texts, *[word for word in boosted for _ in range(200)]], trainer)
+    tokenizer.train_from_iterator(
+        [*texts, *[word for word in boosted for _ in range(200)]], trainer
+    )
     return tokenizer

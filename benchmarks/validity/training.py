@@ -21,7 +21,14 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.validity import records
 from benchmarks.validity.answers import Answers
-from benchmarks.validity.decoder import Adapted, Decoder, built, stored_tensors, write, write_adapter
+from benchmarks.validity.decoder import (
+    Adapted,
+    Decoder,
+    built,
+    stored_tensors,
+    write,
+    write_adapter,
+)
 from benchmarks.validity.questions import questions
 from benchmarks.validity.study import Run, Study, read_study
 from benchmarks.validity.texts import (
@@ -54,7 +61,9 @@ class Texts:
         self.tokenizer = Tokenizer.from_str(self.json)
         self.streams = {name: self._stream(work, name, made) for name in WITH_CALLS | ALIKE}
         self.asked = {
-            part: {domain: questions(domain, study.content["questions"], seed) for domain in DOMAINS}
+            part: {
+                domain: questions(domain, study.content["questions"], seed) for domain in DOMAINS
+            }
             for part, seed in (("truth", made["seed"] + 2), ("labels", made["seed"] + 3))
         }
 
@@ -81,7 +90,9 @@ def schedule(step: int, steps: int, warmup: int, decay: bool) -> float:
     """Factor on the learning rate: a linear rise, then a cosine down to a tenth, or no decay."""
     if step < warmup:
         return (step + 1) / warmup
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) if decay else 1.0
+    return (
+        0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) if decay else 1.0
+    )
 
 
 def sampled(run: Run, texts: Texts, generator: torch.Generator) -> torch.Tensor:
@@ -99,7 +110,9 @@ def sampled(run: Run, texts: Texts, generator: torch.Generator) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def trained(runs: Sequence[Run], study: Study, texts: Texts, work: Path) -> list[dict[str, torch.Tensor]]:
+def trained(
+    runs: Sequence[Run], study: Study, texts: Texts, work: Path
+) -> list[dict[str, torch.Tensor]]:
     """Train models side by side and store their last checkpoints below ``work``; their tensors as stored.
 
     The runs share training settings; each has its own texts, initial weights and order.
@@ -113,7 +126,9 @@ def trained(runs: Sequence[Run], study: Study, texts: Texts, work: Path) -> list
         names = [zlib.crc32(run.name.encode()) for run in runs]
         model: Decoder = Adapted(stored_tensors(base), shape, adapters, names)
     elif first.base:
-        model = built([stored_tensors(folder_of(work, study, first.base, seed)) for seed in seeds], shape)
+        model = built(
+            [stored_tensors(folder_of(work, study, first.base, seed)) for seed in seeds], shape
+        )
         model.train()
     else:
         model = Decoder(texts.vocabulary, **shape, seeds=seeds)
@@ -128,11 +143,15 @@ def trained(runs: Sequence[Run], study: Study, texts: Texts, work: Path) -> list
         betas=(0.9, 0.98),
         fused=True,
     )
-    generators = [torch.Generator().manual_seed(1000 + run.seed + 10_000 * run.order) for run in runs]
+    generators = [
+        torch.Generator().manual_seed(1000 + run.seed + 10_000 * run.order) for run in runs
+    ]
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = chosen["lr"] * schedule(step, steps, chosen["warmup"], chosen["decay"])
-        batch = torch.stack([sampled(run, texts, g) for run, g in zip(runs, generators, strict=True)])
+        batch = torch.stack(
+            [sampled(run, texts, g) for run, g in zip(runs, generators, strict=True)]
+        )
         optimizer.zero_grad(set_to_none=True)
         loss_of(model, batch).backward()
         model.clip(1.0)
@@ -158,7 +177,9 @@ def loss_of(model: Decoder, batch: torch.Tensor) -> torch.Tensor:
     """The sum over models of each one's mean cross-entropy: the gradient of each is that of its own mean."""
     inputs, targets = batch[:, :, :-1], batch[:, :, 1:].flatten()
     logits = model.logits(inputs)
-    by_model = cross_entropy(logits.flatten(0, 1), targets, reduction="none").view(len(batch), -1).mean(1)
+    by_model = (
+        cross_entropy(logits.flatten(0, 1), targets, reduction="none").view(len(batch), -1).mean(1)
+    )
     return by_model.sum()
 
 
@@ -187,11 +208,17 @@ def trained_group(configuration: Path, runs: Sequence[Run], work: Path) -> list[
 
 def train(study: Study, file: Path, work: Path, jobs: int) -> None:
     """Train all models that are not in the results yet."""
-    kinds = file.parent.glob(f"{file.stem}-*.jsonl")  # a file for each kind: together they are large
+    kinds = file.parent.glob(
+        f"{file.stem}-*.jsonl"
+    )  # a file for each kind: together they are large
     done = {row["name"] for kind in kinds for row in records.checked(kind, study.path)}
     groups = [[run for run in group if run.name not in done] for group in study.groups()]
     waiting = [group for group in groups if group]
-    print(f"{len(done)} models are there, {sum(map(len, waiting))} to train", file=sys.stderr, flush=True)
+    print(
+        f"{len(done)} models are there, {sum(map(len, waiting))} to train",
+        file=sys.stderr,
+        flush=True,
+    )
     if not waiting:
         return
     os.environ.update(KEPT_MEMORY)

@@ -35,7 +35,9 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         help="a finished run: folder of its store, lm-eval's samples (folder, results or samples file) or "
         "Inspect's logs",
     )
-    parser.add_argument("--demo", action="store_true", help="audit a bundled run: 600 sums, by a tiny model")
+    parser.add_argument(
+        "--demo", action="store_true", help="audit a bundled run: 600 sums, by a tiny model"
+    )
     parser.add_argument(
         "--worst",
         type=int,
@@ -62,7 +64,9 @@ def run_audit(args: argparse.Namespace) -> int:
     if args.demo and args.runs:
         raise UsageError(f"expected a RUN or --demo, got both: {args.runs[0]}")
     if not args.demo and not args.runs:
-        raise UsageError("expected a RUN, the folder of a finished run; --demo audits the bundled one")
+        raise UsageError(
+            "expected a RUN, the folder of a finished run; --demo audits the bundled one"
+        )
     if args.worst is not None and args.worst < 1:
         raise UsageError(f"expected --worst to be 1 or more, got {args.worst}")
     if len(args.runs) > 1:
@@ -70,7 +74,9 @@ def run_audit(args: argparse.Namespace) -> int:
             f"expected one RUN, got {len(args.runs)}; run: dispersion compare {shlex.join(args.runs)}"
         )
     if args.worst and (args.slice or args.metrics == "all"):
-        raise UsageError("--slice and --metrics change nothing in the order of --worst; leave them out")
+        raise UsageError(
+            "--slice and --metrics change nothing in the order of --worst; leave them out"
+        )
     run = read_run(
         data_folder("demo_runs") / "sums-30" if args.demo else args.runs[0], args.layer, args.metric
     )
@@ -88,13 +94,17 @@ def run_audit(args: argparse.Namespace) -> int:
     for reason in dict.fromkeys(report.missing.values()):
         parts = [name.replace("_", " ") for name, why in report.missing.items() if why == reason]
         output.say(f"dispersion audit: {listed(parts)} not available: {reason}")
-    return 3 if report.missing and report.run["width"] else 0  # without vectors, none of them is expected
+    return (
+        3 if report.missing and report.run["width"] else 0
+    )  # without vectors, none of them is expected
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion calibrate``."""
     parser.add_argument(
-        "run", metavar="RUN", help="folder of a finished run (its store), or of several of one model"
+        "run",
+        metavar="RUN",
+        help="folder of a finished run (its store), or of several of one model",
     )
     add_output(
         parser,
@@ -131,7 +141,9 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     _add_where(parser, "estimate only these documents")
     add_one_slice(parser, default=None, otherwise="the calibrator's")
     add_output(parser)
-    add_examples(parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv")
+    add_examples(
+        parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv"
+    )
     # Optional only for argparse, which would name RUN when the calibrator is missing.
     parser.usage = parser.format_usage().removeprefix("usage: ").replace("[RUN]", "RUN").rstrip()
 
@@ -167,7 +179,10 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add_metric(parser)
     add_output(parser)
     add_examples(
-        parser, "--demo", "BASELINE_RUN RUN", "BASELINE_RUN RUN --slice category -o differences.html"
+        parser,
+        "--demo",
+        "BASELINE_RUN RUN",
+        "BASELINE_RUN RUN --slice category -o differences.html",
     )
 
 
@@ -183,7 +198,9 @@ def run_compare(args: argparse.Namespace) -> int:
         )
     output = Output.of(args)
     output.write(
-        compare(args.runs, by=args.by, layer=args.layer, metric=args.metric, demo=args.demo).document()
+        compare(
+            args.runs, by=args.by, layer=args.layer, metric=args.metric, demo=args.demo
+        ).document()
     )
     return 0
 

@@ -62,7 +62,9 @@ from lmeval_dispersion.store.sanity import (
 )
 
 _SHOWN_TASKS = 6  # most tasks that a sentence lists; the table has all
-_PROBABILITY = "Difference of the mean probability of the right answer, ± one paired standard error."
+_PROBABILITY = (
+    "Difference of the mean probability of the right answer, ± one paired standard error."
+)
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d", drop=1)}
 _RIGHT = {"probability_difference": Col("Δ right answer", "+.3f", error="probability_se", drop=10)}
 # A short table's columns by the drawn difference: accuracy, or dispersion where accuracy is unknown.
@@ -81,7 +83,11 @@ _SHORT = {
     "dispersion": {
         **_LINE,
         "dispersion_difference": Col(
-            "Δ dispersion", "+.4f", error="reach", dots="both", reach="dispersion_low dispersion_high"
+            "Δ dispersion",
+            "+.4f",
+            error="reach",
+            dots="both",
+            reach="dispersion_low dispersion_high",
         ),
     },
 }
@@ -128,7 +134,13 @@ class Difference:
     dispersion_baseline: float = math.nan
     dispersion_difference: Annotated[
         float,
-        Col("Δ dispersion", "+.4f", short="Δ disp.", dots="both", reach="dispersion_low dispersion_high"),
+        Col(
+            "Δ dispersion",
+            "+.4f",
+            short="Δ disp.",
+            dots="both",
+            reach="dispersion_low dispersion_high",
+        ),
     ] = math.nan
     dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from", drop=8)] = math.nan
     dispersion_high: Annotated[float, Col("to", "+.4f", drop=8)] = math.nan
@@ -148,7 +160,9 @@ class Difference:
         """
         if self.changes and name == "accuracy":
             return 0
-        value, low, high = (getattr(self, f"{name}_{part}") for part in ("difference", "low", "high"))
+        value, low, high = (
+            getattr(self, f"{name}_{part}") for part in ("difference", "low", "high")
+        )
         return Interval(value, low, high).side(0)
 
 
@@ -274,7 +288,12 @@ class Comparison(RunReport):
         """Template values: the sentences on each run, and the runs' names."""
         sentences = [list(self._sentences(i + 1, other)) for i, other in enumerate(self.others)]
         best = self.best.sentence() if self.best and not self.cautions else ""
-        return {"sentences": sentences, "names": self.names, "best": best, "of_these": self._of_these()}
+        return {
+            "sentences": sentences,
+            "names": self.names,
+            "best": best,
+            "of_these": self._of_these(),
+        }
 
     def _of_these(self) -> str:
         """What a mean over tasks does not say."""
@@ -311,11 +330,15 @@ def _in_own_unit(table: Table) -> Table:
     columns = []
     for column in table.columns:
         sign = "+" if column.format.startswith("+") else ""
-        columns.append(replace(column, format=f"{sign}.4g") if column.format.endswith("%") else column)
+        columns.append(
+            replace(column, format=f"{sign}.4g") if column.format.endswith("%") else column
+        )
     return replace(table, columns=columns)
 
 
-def _accuracy_sentences(other: Compared, by: str, name: str, first: str, *, each: bool) -> Iterator[str]:
+def _accuracy_sentences(
+    other: Compared, by: str, name: str, first: str, *, each: bool
+) -> Iterator[str]:
     """The verdict, and that on parts; of several tasks the mean over tasks first, and ``each`` task."""
     whole, *parts = other.slices
     if other.tasks:
@@ -379,7 +402,9 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     clear = sorted(holm(p), key=lambda i: p[i])
     slices = "tasks" if by == "task" else f"slices by {by}"
     first = [parts[i] for i in clear[:3]]
-    named = ", ".join(f"{row.slice} ({_change(row, row.accuracy_difference, ' points')})" for row in first)
+    named = ", ".join(
+        f"{row.slice} ({_change(row, row.accuracy_difference, ' points')})" for row in first
+    )
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
     if clear:
         yield f"Accuracy differs clearly in {named}{more}, allowing for all {len(p)} {slices}."
@@ -407,7 +432,9 @@ def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
     if not side:
         return f"Their dispersions do not differ clearly {numbers}."
     moved = "is more" if side > 0 else "is less"
-    return f"{name} {moved} dispersed than {first} {numbers}, which by itself is neither good nor bad."
+    return (
+        f"{name} {moved} dispersed than {first} {numbers}, which by itself is neither good nor bad."
+    )
 
 
 def _p_value(p: float) -> str:
@@ -428,7 +455,9 @@ def _short_line(row: Difference, name: str, aside: bool) -> dict[str, Any]:
 
 def _reach(row: Difference, name: str) -> float:
     """The longer side of an interval."""
-    low, high, value = (float(getattr(row, f"{name}_{part}")) for part in ("low", "high", "difference"))
+    low, high, value = (
+        float(getattr(row, f"{name}_{part}")) for part in ("low", "high", "difference")
+    )
     return max(high - value, value - low)
 
 
@@ -468,7 +497,10 @@ def compare(
     first = runs[0]
     notes = list(_notes(runs, set(first.documents["task"].iloc[rows[0]].str.removesuffix(SUFFIX))))
     everything = Slice("all documents", np.arange(len(rows[0])))
-    parts = [Slice(part.name, np.flatnonzero(np.isin(rows[0], part.rows))) for part in by_column(first, by)]
+    parts = [
+        Slice(part.name, np.flatnonzero(np.isin(rows[0], part.rows)))
+        for part in by_column(first, by)
+    ]
     parts = [part for part in parts if 0 < len(part.rows) < len(rows[0])]
     repeated = min(repeated_documents(run, shared) for run, shared in zip(runs, rows, strict=True))
     names = _names(runs, paths)
@@ -584,7 +616,9 @@ def _accuracies(verdict: PairVerdict | None) -> dict[str, Any]:
     return numbers
 
 
-def _by_task(pair: _Pair, tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> list[Difference]:
+def _by_task(
+    pair: _Pair, tasks: Sequence[str], groups: Mapping[str, TaskGroup]
+) -> list[Difference]:
     """The mean over tasks, then each task by falling difference; [] without several tasks."""
     if not tasks:
         return []
@@ -672,7 +706,11 @@ def _mean_name(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> str:
     if not alone and len(groups) == 1:
         return f"mean of {next(iter(groups))}"
     units = count(len(alone) + len(groups), "task")
-    return f"mean over {units} ({listed(list(groups))} as one)" if len(groups) == 1 else f"mean over {units}"
+    return (
+        f"mean over {units} ({listed(list(groups))} as one)"
+        if len(groups) == 1
+        else f"mean over {units}"
+    )
 
 
 def _group_notes(groups: Mapping[str, TaskGroup], tasks: Sequence[str]) -> Iterator[str]:
@@ -738,7 +776,8 @@ def _names(runs: Sequence[AuditRun], paths: Sequence[str | Path]) -> list[str]:
         revision = run.store.manifest.get("revision")
         revisions.append(f"{run.store.model}@{revision}" if revision else run.store.model)
     return next(
-        (names for names in (models, revisions) if len(set(names)) == len(names)), [str(p) for p in paths]
+        (names for names in (models, revisions) if len(set(names)) == len(names)),
+        [str(p) for p in paths],
     )
 
 

@@ -36,7 +36,9 @@ def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
     """``VALUE, 95 % LOW to HIGH``, or ``VALUE, no interval``; ``level`` replaces ``95 %``."""
     value = shown(interval.value, spec)
     low, high = (shown(end, spec.lstrip("+")) for end in (interval.low, interval.high))
-    return f"{value}, no interval" if math.isnan(interval.low) else f"{value}, {level}{low} to {high}"
+    return (
+        f"{value}, no interval" if math.isnan(interval.low) else f"{value}, {level}{low} to {high}"
+    )
 
 
 class Claim(NamedTuple):
@@ -82,7 +84,11 @@ def claim_sentence(
 def without_nan(row: T) -> T:
     """A copy of a dataclass row with None, an empty cell, in place of NaN."""
     values = {field.name: getattr(row, field.name) for field in fields(row)}  # type: ignore[arg-type]
-    nans = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
+    nans = {
+        name: None
+        for name, value in values.items()
+        if isinstance(value, float) and math.isnan(value)
+    }
     return replace(row, **nans)  # type: ignore[type-var]
 
 
@@ -112,7 +118,11 @@ def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = F
     point = {"type": "line", "point": {"size": 45, "filled": True}}
     line = mark(point, x=x, y=y, color=colour, strokeDash=dash, tooltip=tooltip)
     bar = mark("rule", x=x, **span("y", {**y, "field": "low"}, "high"), color=colour)
-    return {"data": {"values": list(rows)}, "height": HEIGHT, "layer": [*([bar] if bars else []), line]}
+    return {
+        "data": {"values": list(rows)},
+        "height": HEIGHT,
+        "layer": [*([bar] if bars else []), line],
+    }
 
 
 def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> Spec:
@@ -128,6 +138,9 @@ def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy")
         },
         "layer": [
             {"data": {"values": ends}, "mark": diagonal},
-            {"data": {"values": json_value(points)}, "mark": {"type": "point", "size": 45, "opacity": 0.65}},
+            {
+                "data": {"values": json_value(points)},
+                "mark": {"type": "point", "size": 45, "opacity": 0.65},
+            },
         ],
     }

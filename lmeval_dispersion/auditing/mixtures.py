@@ -20,7 +20,13 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lmeval_dispersion.auditing.figures import Claim, claim_sentence, interval_text, lines, without_nan
+from lmeval_dispersion.auditing.figures import (
+    Claim,
+    claim_sentence,
+    interval_text,
+    lines,
+    without_nan,
+)
 from lmeval_dispersion.auditing.run import FEWEST, Array, AuditRun, Missing, Rows, check_labels
 from lmeval_dispersion.auditing.slices import Slice, known_mean, strata
 from lmeval_dispersion.geometry import Estimate
@@ -111,7 +117,9 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
     rho = float(rank_correlations(np.sort(x), y[None])[0])
     sign = 1.0 if rho >= 0 else -1.0
     against = int((sign * np.diff(y) < 0).sum())
-    return Trend(rho, "not monotone" if against else "increasing" if sign > 0 else "decreasing", against)
+    return Trend(
+        rho, "not monotone" if against else "increasing" if sign > 0 else "decreasing", against
+    )
 
 
 @dataclass(frozen=True)
@@ -207,7 +215,9 @@ class Mixtures:
         return [
             f"{self.seeds} draws of {self.documents_per_mixture} documents for each share of correct ones.",
             _trend_sentence("Dispersion", self.dispersion_trend),
-            "There are too few correct or incorrect documents to compare them." if undefined else ends,
+            "There are too few correct or incorrect documents to compare them."
+            if undefined
+            else ends,
             *(_inside_sentence(name, part) for name, part in self.inside.items()),
             _trend_sentence("Query perplexity", self.query_perplexity_trend),
             "These intervals are for other documents of the same kind; the curves' error bars are for other "
@@ -217,7 +227,11 @@ class Mixtures:
     def tables(self) -> dict[str, Table]:
         """``mixtures``: the curves over target accuracies."""
         points = [without_nan(point) for point in self.curve]
-        return {"mixtures": Table.of(points, "The curves, mean ± standard error over draws", name="mixtures")}
+        return {
+            "mixtures": Table.of(
+                points, "The curves, mean ± standard error over draws", name="mixtures"
+            )
+        }
 
     def charts(self) -> dict[str, Chart]:
         """``mixtures``: dispersion over the share of correct documents; no chart without a trend."""
@@ -276,7 +290,9 @@ def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
         pools=PoolContrast.of(*(_dispersion(run, rows) for rows in pool)),
         curve=[
             CurvePoint(target, *_mean_and_error(dispersion), *_mean_and_error(perplexity))
-            for target, dispersion, perplexity in zip(reached, dispersions, perplexities, strict=True)
+            for target, dispersion, perplexity in zip(
+                reached, dispersions, perplexities, strict=True
+            )
         ],
         dispersion_trend=trend(reached, dispersions.mean(axis=1)),
         query_perplexity_trend=trend(reached, perplexities.mean(axis=1)),
@@ -298,10 +314,14 @@ def _inside(run: AuditRun, parts: list[Slice]) -> Inside | Missing:
     smaller = np.array([pool.smaller for pool in kept], dtype=np.int64)
     total = int(smaller.sum())
     if total < SMALLEST:
-        return Missing(f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed")
+        return Missing(
+            f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed"
+        )
     sides = zip(*kept, strict=True)
     correct, incorrect = (run.vectors.composed(list(side), smaller / total) for side in sides)
-    return Inside(len(kept), len(parts), correct.n, incorrect.n, PoolContrast.of(correct, incorrect))
+    return Inside(
+        len(kept), len(parts), correct.n, incorrect.n, PoolContrast.of(correct, incorrect)
+    )
 
 
 def _trend_sentence(name: str, trend: Trend | Missing) -> str:
@@ -330,7 +350,9 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
             f"Whether right answers are more dispersed is not clear with {mixtures.correct_documents} "
             f"right and {mixtures.incorrect_documents} wrong documents: {FEWEST} of each are needed."
         )
-    known = [(f"{name}s", part) for name, part in mixtures.inside.items() if isinstance(part, Inside)]
+    known = [
+        (f"{name}s", part) for name, part in mixtures.inside.items() if isinstance(part, Inside)
+    ]
     parts, inside = (known[0][0], known[0][1].pools.figure) if known else ("", None)
     word = "more" if figure.side(0) > 0 else "less"
     claim = Claim(

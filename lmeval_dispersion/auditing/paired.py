@@ -188,7 +188,9 @@ def verdict_of(
     return PairVerdict(logged, counted, int((~finite).sum()))
 
 
-def compare_samples(first: str | Path, second: str | Path, *, metric: str | None = None) -> PairedScores:
+def compare_samples(
+    first: str | Path, second: str | Path, *, metric: str | None = None
+) -> PairedScores:
     """Compare two runs of lm-eval on one task by their samples, as ``dispersion compare`` does.
 
     Needs numpy alone, and no results file.
@@ -211,7 +213,9 @@ def compare_samples(first: str | Path, second: str | Path, *, metric: str | None
     y = np.array([b[j].score for _, j in pairs])
     verdict = verdict_of(SharedAnswers(x, np.isfinite(x)), SharedAnswers(y, np.isfinite(y)))
     if verdict is None:
-        raise HarnessError(f"no document has a finite {name} in both {first} and {second}; run them again")
+        raise HarnessError(
+            f"no document has a finite {name} in both {first} and {second}; run them again"
+        )
     scores = np.concatenate([x, y])
     scores = scores[np.isfinite(scores)]
     if scores.min() < 0 or scores.max() > 1:

@@ -177,13 +177,22 @@ def _split_errors(
 
 
 def mixture_batches(
-    run: AuditRun, rows: Rows, size: int, *, repeats: int, step: int = STEP, rng: np.random.Generator
+    run: AuditRun,
+    rows: Rows,
+    size: int,
+    *,
+    repeats: int,
+    step: int = STEP,
+    rng: np.random.Generator,
 ) -> Batches:
     """Mixtures of ``size`` documents of these rows at every reachable target accuracy in ``step`` % steps."""
     pool = pools(run, rows)
     counts = sorted({round(target * size / 100) for target in range(0, 101, step)})
     drawn = [
-        pool.draw(rng, size, count) for count in counts if pool.reaches(size, count) for _ in range(repeats)
+        pool.draw(rng, size, count)
+        for count in counts
+        if pool.reaches(size, count)
+        for _ in range(repeats)
     ]
     return _measured(run, drawn)
 
@@ -273,7 +282,9 @@ def _verdict(kind: str, errors: Mapping[tuple[str, str], Sequence[Array]]) -> Pa
         if of == kind and not name.startswith(f"{DISPERSION},")  # one regression alone
     }
     # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
-    rival = min((name for name in (TRIVIAL, CONSTANT) if name in sizes), key=lambda name: sizes[name].mean())
+    rival = min(
+        (name for name in (TRIVIAL, CONSTANT) if name in sizes), key=lambda name: sizes[name].mean()
+    )
     difference = sizes[DISPERSION] - sizes[rival]
     low, high = student_interval(difference)
     winner = min(sizes, key=lambda name: sizes[name].mean())

@@ -44,7 +44,13 @@ from lmeval_dispersion.auditing.slices import Slice, strata
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import numeric
-from lmeval_dispersion.statistics import Interval, auroc, auroc_bounds, normal_point, stratified_auroc
+from lmeval_dispersion.statistics import (
+    Interval,
+    auroc,
+    auroc_bounds,
+    normal_point,
+    stratified_auroc,
+)
 
 CONTRIBUTION = "contribution"
 SHARES = (5, 10, 20, 50)  # per cent of the documents, lowest first
@@ -80,7 +86,9 @@ def ranked_documents(run: AuditRun) -> list[RankedDocument]:
     rank = np.arange(1, len(frame) + 1)
     frame = frame.assign(rank=rank, percentile=100 * rank / len(rank))
     frame = frame[[field.name for field in fields(RankedDocument)]].astype(object)
-    return [RankedDocument(*row) for row in frame.where(frame.notna(), None).itertuples(index=False)]
+    return [
+        RankedDocument(*row) for row in frame.where(frame.notna(), None).itertuples(index=False)
+    ]
 
 
 @dataclass(frozen=True)
@@ -99,17 +107,27 @@ class Signal:
     documents: int
     auroc: Annotated[
         float | None,
-        Col("AUROC", ".3f", hint="Chance that a wrong document ranks below a right one; 0.5 is chance."),
+        Col(
+            "AUROC",
+            ".3f",
+            hint="Chance that a wrong document ranks below a right one; 0.5 is chance.",
+        ),
     ] = None
     auroc_se: float = math.nan
-    auroc_low: Annotated[float | None, Col("95 % from", ".3f", hint="DeLong, by the logit.", drop=1)] = None
+    auroc_low: Annotated[
+        float | None, Col("95 % from", ".3f", hint="DeLong, by the logit.", drop=1)
+    ] = None
     auroc_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     reliable: bool = False
-    inside: Annotated[float | None, Col("Inside", ".3f", hint="Counts only pairs inside one part.")] = None
+    inside: Annotated[
+        float | None, Col("Inside", ".3f", hint="Counts only pairs inside one part.")
+    ] = None
     inside_low: Annotated[float | None, Col("95 % from", ".3f", drop=1)] = None
     inside_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     inside_pairs: int = 0
-    errors_5: Annotated[float | None, Col("Errors in lowest 5 %", ".1%", short="5 %", drop=2)] = None
+    errors_5: Annotated[float | None, Col("Errors in lowest 5 %", ".1%", short="5 %", drop=2)] = (
+        None
+    )
     errors_10: Annotated[float | None, Col("10 %", ".1%", drop=1)] = None
     errors_20: Annotated[float | None, Col("20 %", ".1%", drop=3)] = None
     errors_50: Annotated[float | None, Col("50 %", ".1%", drop=4)] = None
@@ -155,7 +173,9 @@ class Ranking:
         ours, *others = self.signals
         if ours.missing:
             return {}
-        best = sorted((row for row in others if not row.missing), key=lambda row: -(row.auroc or 0.0))
+        best = sorted(
+            (row for row in others if not row.missing), key=lambda row: -(row.auroc or 0.0)
+        )
         drawn = [ours, *best[:3]]
         deciles = [
             {"series": row.signal, "decile": i, "accuracy": accuracy}
@@ -227,7 +247,9 @@ def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Sign
         f"errors_{share}": float((~in_order[:first]).sum() / (~right).sum())
         for share, first in looked.items()
     }
-    more["deciles"] = [float(tenth.mean()) for tenth in np.array_split(in_order, min(10, len(known)))]
+    more["deciles"] = [
+        float(tenth.mean()) for tenth in np.array_split(in_order, min(10, len(known)))
+    ]
     return Signal(
         name,
         len(known),
@@ -241,7 +263,9 @@ def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Sign
     )
 
 
-def _inside(values: Array, parts: list[Slice], run: AuditRun) -> tuple[float, float, float, int] | None:
+def _inside(
+    values: Array, parts: list[Slice], run: AuditRun
+) -> tuple[float, float, float, int] | None:
     """AUROC over the pairs of a right and a wrong document of one part, its interval, and the pairs."""
     known = ~np.isnan(values) & ~np.isnan(run.score)
     area = stratified_auroc(values, run.right, [part.rows[known[part.rows]] for part in parts])
@@ -342,7 +366,9 @@ class HardTail:
         texts = [shortened(row.text or f"document {row.doc_id}", 160) for row in self.typical]
         typical = [replace(row, text=text) for row, text in zip(self.typical, texts, strict=True)]
         return {
-            "clusters": Table.of(self.clusters, "Clusters of the hard tail, largest first", name="clusters"),
+            "clusters": Table.of(
+                self.clusters, "Clusters of the hard tail, largest first", name="clusters"
+            ),
             "typical": Table.of(typical, "Most typical texts of each cluster", name="typical"),
         }
 
@@ -375,7 +401,9 @@ def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
             document = run.documents.iloc[int(rows[place])]
             text = document["text"] if isinstance(document["text"], str) else None
             subject = document["subject"] if isinstance(document["subject"], str) else ""
-            typical.append(TypicalText(label, str(document["task"]), int(document["doc_id"]), subject, text))
+            typical.append(
+                TypicalText(label, str(document["task"]), int(document["doc_id"]), subject, text)
+            )
     return HardTail(len(rows), len(rows) / len(order), clusters, typical)
 
 
@@ -387,7 +415,9 @@ def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, A
     from sklearn.cluster import KMeans
 
     # One start, and sums in one thread's order: equal input gives equal bytes.
-    model = KMeans(min(k, len(np.unique(x, axis=0))), n_init=1, random_state=seed, algorithm="lloyd")
+    model = KMeans(
+        min(k, len(np.unique(x, axis=0))), n_init=1, random_state=seed, algorithm="lloyd"
+    )
     rows = x.astype(np.float64)
     labels = model.fit_predict(rows).astype(np.int64)
     return labels, np.square(rows - model.cluster_centers_[labels]).sum(axis=1)
@@ -408,7 +438,9 @@ class Worst(RunReport):
 
     def tables(self) -> dict[str, Table]:
         """``documents`` of lowest contribution, ``signals`` unless missing, ``clusters`` and ``typical``."""
-        lowest = [replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]]
+        lowest = [
+            replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]
+        ]
         caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
         tables = {"documents": Table.of(lowest, caption, name="documents")}
         if not isinstance(self.ranking, Missing):
@@ -429,7 +461,9 @@ class Worst(RunReport):
         return {"sentence": sentence, "errors": errors, "fewest": FEWEST}
 
 
-def rank(run: AuditRun | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:
+def rank(
+    run: AuditRun | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0
+) -> Worst:
     """Documents by their contribution, lowest first, as in ``dispersion audit --worst``.
 
     Args:

@@ -32,7 +32,9 @@ class Bin:
     documents: Annotated[int, Col("Documents", "d", short="Docs", drop=2)]
     confidence: Annotated[float, Col("Mean confidence", ".1%", short="Confidence")]
     accuracy: Annotated[float, Col("Accuracy", ".1%")]
-    accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
+    accuracy_low: Annotated[
+        float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)
+    ]
     accuracy_high: Annotated[float, Col("to", ".1%", drop=1)]
 
 
@@ -98,14 +100,17 @@ def reliability(run: AuditRun, *, seed: int = 0) -> Reliability:
     places = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     rng = np.random.default_rng(seed)
     drawn = [
-        _ece(confidence, (rng.random(len(rows)) < confidence).astype(float), places) for _ in range(_DRAWS)
+        _ece(confidence, (rng.random(len(rows)) < confidence).astype(float), places)
+        for _ in range(_DRAWS)
     ]
     bins = []
     for place in np.unique(places).tolist():
         inside = places == place
         accuracy, count = float(right[inside].mean()), int(inside.sum())
         mean = float(confidence[inside].mean())
-        bins.append(Bin(place / BINS, (place + 1) / BINS, count, mean, accuracy, *wilson(accuracy, count)))
+        bins.append(
+            Bin(place / BINS, (place + 1) / BINS, count, mean, accuracy, *wilson(accuracy, count))
+        )
     gap = confidence - right
     bounds = student_interval(gap)
     counted = student_interval(np.append(gap, np.full(not_finite, confidence.mean())))

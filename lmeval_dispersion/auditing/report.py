@@ -124,19 +124,33 @@ class Audit(RunReport):
         """
         parts = {name: part for name, part in vars(self).items() if isinstance(part, Missing)}
         return {
-            name: part.missing for name, part in parts.items() if name not in ("reliability", *self.left_out)
+            name: part.missing
+            for name, part in parts.items()
+            if name not in ("reliability", *self.left_out)
         }
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Every slice by every column, the whole run first."""
-        rows = [("all", self.overall), *((by, row) for by, t in self.slices.items() for row in t.rows)]
+        rows = [
+            ("all", self.overall),
+            *((by, row) for by, t in self.slices.items() for row in t.rows),
+        ]
         return [{"by": by, **fields_of(row)} for by, row in rows]
 
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor in the page."""
         slices = {name: table.rows for name, table in self.slices.items()} or {"slice": []}
-        tables = {f"slices-{name}": shown_slices(name, rows, self.overall) for name, rows in slices.items()}
-        for part in (self.reliability, self.mixtures, self.ranking, self.hard_tail, self.paper_protocol):
+        tables = {
+            f"slices-{name}": shown_slices(name, rows, self.overall)
+            for name, rows in slices.items()
+        }
+        for part in (
+            self.reliability,
+            self.mixtures,
+            self.ranking,
+            self.hard_tail,
+            self.paper_protocol,
+        ):
             if not isinstance(part, Missing):
                 tables |= part.tables()
         if not isinstance(self.calibration, Missing):
@@ -174,7 +188,9 @@ class Audit(RunReport):
         warnings = {name: f"Not available: {reason}." for name, reason in self.missing.items()}
         if self.cautions:
             unfounded = f"{' '.join(self.cautions)} Nothing in this section is a finding."
-            judged = [name for name in JUDGED if self.has(name) and name != "ranking"]  # it has its own
+            judged = [
+                name for name in JUDGED if self.has(name) and name != "ranking"
+            ]  # it has its own
             warnings |= dict.fromkeys(judged, unfounded)
         return warnings
 
@@ -210,7 +226,9 @@ class Audit(RunReport):
             if row.better:
                 other = f"; {row.estimator}, does ({row.mae:.1f})"
                 if row.estimator.startswith("ATC"):
-                    meaning = " ATC is the share of documents whose confidence is above a threshold."
+                    meaning = (
+                        " ATC is the share of documents whose confidence is above a threshold."
+                    )
                 break
         return (
             "Dispersion replaces no labels here: it does not reliably beat the labelled accuracy "
@@ -218,7 +236,9 @@ class Audit(RunReport):
         )
 
     def _confidence(self) -> str:
-        return "" if isinstance(self.reliability, Missing) else reliability_sentence(self.reliability)
+        return (
+            "" if isinstance(self.reliability, Missing) else reliability_sentence(self.reliability)
+        )
 
     def _numbers(self) -> str:
         whole = self.overall
@@ -261,7 +281,11 @@ class Audit(RunReport):
         """The conclusions below the answer; on right and wrong answers only where those are evidence."""
         for name, table in list(self.slices.items())[: 1 if self.run["width"] else 0]:
             yield least_sentence(name, table.least_dispersed)
-            if self._judged and self._compares_slices and not isinstance(table.association, Missing):
+            if (
+                self._judged
+                and self._compares_slices
+                and not isinstance(table.association, Missing)
+            ):
                 yield association_sentence(table.association)
         if self._judged:
             yield pools_sentence(self.mixtures)
@@ -272,7 +296,9 @@ class Audit(RunReport):
         """The sentence under each slicing's table; none where answers are not evidence."""
         if self._short or not self._compares_slices or not self.run["width"]:
             return {}
-        return {name: association_sentence(table.association) for name, table in self.slices.items()}
+        return {
+            name: association_sentence(table.association) for name, table in self.slices.items()
+        }
 
 
 def _part_of_run(run: AuditRun, kept: Rows) -> AuditRun:
@@ -341,7 +367,9 @@ def audit(
         raw = None if raw is None else raw[kept]
     ways = slicings(run, slices)
     if short:
-        ways = {name: parts for i, (name, parts) in enumerate(ways.items()) if not i or name in slices}
+        ways = {
+            name: parts for i, (name, parts) in enumerate(ways.items()) if not i or name in slices
+        }
     answers = answers_of(run)
     answers = replace(answers, repeated_documents=answers.repeated_documents + repeated)
     left_out = {*(JUDGED if answers.cautions and not details else ())}

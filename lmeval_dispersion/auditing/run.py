@@ -249,7 +249,15 @@ class AuditRun:
     def describe(self) -> dict[str, Any]:
         """The model, the texts and the settings, for reports: :class:`RunFacts`."""
         manifest = self.store.manifest
-        keys = ("model", "revision", "num_fewshot", "chat_template", "prompt_format", "limit", "created")
+        keys = (
+            "model",
+            "revision",
+            "num_fewshot",
+            "chat_template",
+            "prompt_format",
+            "limit",
+            "created",
+        )
         tasks = {task: None for task in sorted(self.documents["task"].unique())}
         return {
             **{key: manifest.get(key) for key in keys},
@@ -284,7 +292,8 @@ def read_run(
         return AuditRun.of(read_logged(run, metric), layer, any_range=any_range)
     if metric is not None:
         raise UsageError(
-            f"{run} is a store, which keeps the scores of its run; name samples of lm-eval", argument="metric"
+            f"{run} is a store, which keeps the scores of its run; name samples of lm-eval",
+            argument="metric",
         )
     return AuditRun.of(read_store(run), layer)
 
@@ -497,7 +506,10 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
     """Rows that satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it; UsageError if none does."""
     try:
         chosen = np.asarray(run.documents.eval(expression.strip(), engine="python"), dtype=object)
-        if chosen.shape != (len(run.documents),) or not {type(v) for v in chosen} <= {bool, np.bool_}:
+        if chosen.shape != (len(run.documents),) or not {type(v) for v in chosen} <= {
+            bool,
+            np.bool_,
+        }:
             raise ValueError("its value is not true or false for every document")
     except Exception as error:
         # pandas raises whatever the values raise; a user's expression must not cause a traceback.
@@ -510,7 +522,8 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
     rows = np.flatnonzero(chosen.astype(bool))
     if not len(rows):
         raise UsageError(
-            f"no document satisfies {expression!r}; look at the values of its columns", argument="where"
+            f"no document satisfies {expression!r}; look at the values of its columns",
+            argument="where",
         )
     return rows
 

@@ -57,7 +57,9 @@ _RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
 _SHORT = {
     "dispersion": {
         **_LINE,
-        "dispersion": Col("Dispersion", ".4f", dots="both", reach="low high", hint=_SHORT_DISPERSION),
+        "dispersion": Col(
+            "Dispersion", ".4f", dots="both", reach="low high", hint=_SHORT_DISPERSION
+        ),
         "accuracy": Col("Accuracy (95 %)"),
         **_RIGHT,
     },
@@ -139,7 +141,9 @@ def by_value(values: Sequence[object]) -> list[Slice]:
     for row, value in enumerate(values):
         if value is not None and value == value:  # NaN differs from itself
             rows.setdefault(str(value), []).append(row)
-    return [Slice(name, np.array(rows[name], dtype=np.int64)) for name in in_order(rows) or sorted(rows)]
+    return [
+        Slice(name, np.array(rows[name], dtype=np.int64)) for name in in_order(rows) or sorted(rows)
+    ]
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -180,8 +184,12 @@ class SliceRow:
         float, Col("Dispersion", ".4f", error="dispersion_se", hint=_DISPERSION, dots="page")
     ]
     dispersion_se: float
-    accuracy: Annotated[float, Col("Accuracy", ".1%", dots="page", reach="accuracy_low accuracy_high")]
-    accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
+    accuracy: Annotated[
+        float, Col("Accuracy", ".1%", dots="page", reach="accuracy_low accuracy_high")
+    ]
+    accuracy_low: Annotated[
+        float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)
+    ]
     accuracy_high: Annotated[float, Col("to", ".1%", drop=1)]
     probability: Annotated[float, Col("Right answer", ".3f", hint=_PROBABILITY, drop=2)]
     documents: Annotated[int, Col("Documents", "d", short="Docs", drop=1)]
@@ -251,11 +259,16 @@ class SliceTable:
     association: Association | Missing
 
 
-def slice_table(run: AuditRun, slices: list[Slice], raw: NDArray[np.float32] | None = None) -> SliceTable:
+def slice_table(
+    run: AuditRun, slices: list[Slice], raw: NDArray[np.float32] | None = None
+) -> SliceTable:
     """The slices of one slicing as a table; ``raw`` as in :func:`slice_row`."""
     rows = [slice_row(run, part, raw) for part in slices]
     tasks = run.documents["task"]
-    of_one = [str(names[0]) if len(names := tasks.iloc[part.rows].unique()) == 1 else None for part in slices]
+    of_one = [
+        str(names[0]) if len(names := tasks.iloc[part.rows].unique()) == 1 else None
+        for part in slices
+    ]
     return SliceTable(rows, least_dispersed(rows), association(rows, of_one))
 
 
@@ -286,10 +299,14 @@ def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None
     )
     if raw is None:
         return SliceRow(*values)
-    return SpectrumRow(*values, *(spectrum(raw[rows]) if n >= 3 else [math.nan] * len(Spectrum._fields)))
+    return SpectrumRow(
+        *values, *(spectrum(raw[rows]) if n >= 3 else [math.nan] * len(Spectrum._fields))
+    )
 
 
-def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> Association | Missing:
+def association(
+    rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()
+) -> Association | Missing:
     """Spearman's correlation of dispersion with accuracy over slices.
 
     1: the more dispersed slice is always the more accurate one; 0: no order; negative: the reverse.
@@ -304,7 +321,9 @@ def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> A
         if row.documents >= 3 and row.labelled >= 3 and not math.isnan(row.dispersion)
     ]
     if len(usable) < 4:
-        return Missing(f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(usable)}")
+        return Missing(
+            f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(usable)}"
+        )
     x = np.array([rows[i].dispersion for i in usable])
     y = np.array([rows[i].accuracy for i in usable])
     rho = float(rank_correlations(x, y[None])[0])
@@ -329,7 +348,9 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     """
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
-        return Missing(f"{len(usable)} of {len(rows)} slices have three documents, and two are needed")
+        return Missing(
+            f"{len(usable)} of {len(rows)} slices have three documents, and two are needed"
+        )
     lowest = min(usable, key=lambda row: row.dispersion)
     tail = NormalDist().cdf(-normal_point(len(usable) * (len(usable) - 1) // 2))
     clear = 0
@@ -377,9 +398,13 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
         headings=heading,
         excerpt=[*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else [],
     )
-    drawn = [fields_of(line) | {"undrawn": i == last} for i, line in enumerate(lines)]  # not the whole run
+    drawn = [
+        fields_of(line) | {"undrawn": i == last} for i, line in enumerate(lines)
+    ]  # not the whole run
     row_type: type = type(whole)
-    every_line = Table.of(drawn, caption, columns=columns_of(row_type), name=anchor, headings=heading)
+    every_line = Table.of(
+        drawn, caption, columns=columns_of(row_type), name=anchor, headings=heading
+    )
     return replace(every_line, brief=brief if rows else None, marks={last: "control"})
 
 
@@ -420,7 +445,9 @@ def spearman_text(association: Association) -> str:
     """A Spearman correlation with its interval, or why it has none."""
     if math.isnan(association.low):
         return f"Spearman {association.spearman:.2f}, too few slices for an interval"
-    return f"Spearman {association.spearman:.2f}, 95 % {association.low:.2f} to {association.high:.2f}"
+    return (
+        f"Spearman {association.spearman:.2f}, 95 % {association.low:.2f} to {association.high:.2f}"
+    )
 
 
 def association_sentence(order: Association | Missing) -> str:
@@ -457,7 +484,11 @@ def slice_chart(name: str, table: SliceTable) -> Chart | None:
     """Accuracy against dispersion, a point a slice with error bars; None without bars or a clear order."""
     rows = [row for row in table.rows if row.documents >= 3 and row.labelled >= 1]
     order = table.association
-    if isinstance(order, Missing) or not order.side or any(math.isnan(row.dispersion_se) for row in rows):
+    if (
+        isinstance(order, Missing)
+        or not order.side
+        or any(math.isnan(row.dispersion_se) for row in rows)
+    ):
         return None
     lowest, *_, highest = sorted(rows, key=lambda row: row.dispersion)
     text = f"{spearman_text(order)}, over {order.slices} slices"
@@ -478,7 +509,9 @@ def slice_chart(name: str, table: SliceTable) -> Chart | None:
 
 def _points(name: str, rows: Sequence[SliceRow]) -> Spec:
     keys = ("slice", "documents", "dispersion", "accuracy", "accuracy_low", "accuracy_high")
-    values = [{key: getattr(row, key) for key in keys} | dispersion_bounds(row)._asdict() for row in rows]
+    values = [
+        {key: getattr(row, key) for key in keys} | dispersion_bounds(row)._asdict() for row in rows
+    ]
     x = numeric("dispersion", "dispersion (mean cosine distance)", axis={"tickCount": 6})
     y = numeric("accuracy", "accuracy", axis={"format": "%"})
     faint = {"type": "rule", "opacity": 0.35, "color": "var(--series-1)"}
@@ -494,6 +527,8 @@ def _points(name: str, rows: Sequence[SliceRow]) -> Spec:
         "layer": [
             mark(faint, **span("x", {**x, "field": "low"}, "high"), y=y),
             mark(faint, x=x, **span("y", {**y, "field": "accuracy_low"}, "accuracy_high")),
-            mark({"type": "point", "color": "var(--series-1)", "size": 70}, x=x, y=y, tooltip=hover),
+            mark(
+                {"type": "point", "color": "var(--series-1)", "size": 70}, x=x, y=y, tooltip=hover
+            ),
         ],
     }

@@ -54,7 +54,9 @@ class CentredVectors:
         for i, subset in enumerate(subsets):
             m = len(subset)
             if m < 2:
-                raise TooFewVectorsError(f"expected subsets of at least 2 documents, got one of {m}")
+                raise TooFewVectorsError(
+                    f"expected subsets of at least 2 documents, got one of {m}"
+                )
             total = self._total(subset)
             values[i] = (self.squares[subset].sum() - total @ total / m) / (m - 1)
         return values

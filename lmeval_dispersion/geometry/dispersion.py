@@ -59,7 +59,9 @@ def contributions(x: ArrayLike) -> Array:
     """
     rows = _rows(x)
     centre = _total(rows) / len(rows)
-    squares = [np.square(block / lengths[:, None] - centre).sum(axis=1) for block, lengths in _blocks(rows)]
+    squares = [
+        np.square(block / lengths[:, None] - centre).sum(axis=1) for block, lengths in _blocks(rows)
+    ]
     return mean_distances(np.concatenate(squares))
 
 
@@ -202,7 +204,9 @@ class Dispersion:
     def merge(self, other: Dispersion) -> None:
         """Add the rows of ``other``. Raises GeometryError if widths or numbers of groups differ."""
         if self.sums.shape != other.sums.shape:
-            raise GeometryError(f"expected an accumulator of shape {self.sums.shape}, got {other.sums.shape}")
+            raise GeometryError(
+                f"expected an accumulator of shape {self.sums.shape}, got {other.sums.shape}"
+            )
         self.sums += other.sums
         self.counts += other.counts
 
@@ -264,9 +268,13 @@ def spectrum(x: ArrayLike) -> Spectrum:
     raw = _eigenvalues(rows)
     centred = _eigenvalues(rows - rows.mean(axis=0))
     singular = np.sqrt(raw)
-    shares = singular / singular.sum() + 1e-7 if singular.sum() > 0 else singular  # its paper's constant
+    shares = (
+        singular / singular.sum() + 1e-7 if singular.sum() > 0 else singular
+    )  # its paper's constant
     return Spectrum(
-        rankme=float(np.exp(-(shares * np.log(shares)).sum())) if singular.sum() > 0 else float("nan"),
+        rankme=float(np.exp(-(shares * np.log(shares)).sum()))
+        if singular.sum() > 0
+        else float("nan"),
         effective_rank=_entropy_rank(_eigenvalues(_directions(rows))),
         participation_ratio=_ratio(float(centred.sum()) ** 2, float(np.square(centred).sum())),
         stable_rank=_ratio(float(raw.sum()), float(raw[-1])),
@@ -288,7 +296,9 @@ def effective_rank(x: ArrayLike) -> float:
     """
     directions = _directions(_finite(x, 2))
     if not len(directions):
-        raise GeometryError("expected rows that differ, got rows that are all the same: no effective rank")
+        raise GeometryError(
+            "expected rows that differ, got rows that are all the same: no effective rank"
+        )
     return _entropy_rank(_eigenvalues(directions))
 
 

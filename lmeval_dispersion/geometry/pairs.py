@@ -33,7 +33,11 @@ def unit_rows(x: ArrayLike) -> Array:
     """
     # A row has a direction if its largest magnitude is finite and not zero. In blocks: temporaries that fit
     # into a processor's cache are several times as fast.
-    given = x if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim == 2 and x.size else matrix(x)
+    given = (
+        x
+        if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim == 2 and x.size
+        else matrix(x)
+    )
     rows = np.empty(given.shape)
     valid = np.ones(len(rows), dtype=bool)
     step = max(_NUMBERS // given.shape[1], 1)
@@ -67,7 +71,9 @@ def matrix(x: ArrayLike) -> Array:
 def at_least(rows: NDArray[Any], n: int) -> None:
     """Raise TooFewVectorsError where there are fewer than ``n`` rows."""
     if len(rows) < n:
-        raise TooFewVectorsError(f"expected `x` of shape (n >= {n}, d), got {rows.shape}; pass more vectors")
+        raise TooFewVectorsError(
+            f"expected `x` of shape (n >= {n}, d), got {rows.shape}; pass more vectors"
+        )
 
 
 Metric = Literal["cosine", "euclidean"]
@@ -158,10 +164,14 @@ def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
     their distances would be small differences of large numbers.
     """
     a, b = np.asarray(x), np.asarray(y)
-    plain = a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] > 0
+    plain = (
+        a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] > 0
+    )
     n, both = len(a), len(a) + len(b)
     if plain and both <= _BLOCK and n >= 3 and both - n >= 3:
-        with np.errstate(invalid="ignore"):  # the lengths show values that are not finite, refused below
+        with np.errstate(
+            invalid="ignore"
+        ):  # the lengths show values that are not finite, refused below
             products = _products(a, b, centred=False)
         squares = np.diagonal(products)
         lengths = np.sqrt(squares)

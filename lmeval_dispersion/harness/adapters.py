@@ -29,7 +29,9 @@ def downloaded(arguments: Mapping[str, Any]) -> dict[str, Any]:
     name, at, commit = place.partition("@")
     if not at or os.path.isdir(place):
         return dict(arguments)
-    folder = snapshot_download(name, revision=commit, allow_patterns=[*ADAPTER, *TEXTS, "chat_template*"])
+    folder = snapshot_download(
+        name, revision=commit, allow_patterns=[*ADAPTER, *TEXTS, "chat_template*"]
+    )
     return {key: folder if value == place else value for key, value in arguments.items()}
 
 

@@ -24,7 +24,13 @@ import torch
 import yaml
 from lm_eval.filters.extraction import RegexFilter
 from lm_eval.models.huggingface import HFLM
-from lmeval_screener.tokens.answers import COVERED, LEAST, check_answers, left_out_note, resolve_answers
+from lmeval_screener.tokens.answers import (
+    COVERED,
+    LEAST,
+    check_answers,
+    left_out_note,
+    resolve_answers,
+)
 from lmeval_screener.tokens.sets import MOST, AnswerSet, load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
@@ -40,7 +46,10 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 MOST_PROMPTS = 100  # most prompts on which a base is run
 _SHOWN = 12  # tokens in a set's first line
-_SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and similar, MBPP
+_SOLUTIONS = (
+    "canonical_solution",
+    "code",
+)  # fields of reference solutions: HumanEval and similar, MBPP
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,14 +111,20 @@ def tokens(
         with sentences():
             listing = None if tokenizer is None else AutoTokenizer.from_pretrained(tokenizer)
         return answer_set(counted_set(name, tasks), listing)
-    texts = [text.text for text in islice(Texts(str(data), column=column), MOST_PROMPTS)] if data else []
+    texts = (
+        [text.text for text in islice(Texts(str(data), column=column), MOST_PROMPTS)]
+        if data
+        else []
+    )
     if data and not texts:
         raise UsageError(f"{data} holds no text; check the file and its column")
     loaded = loaded_model(chosen_model(base, device=device))
     lm = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
     if tasks:
         chat, source = bool(apply_chat_template), f"questions of {task}"
-        prompts = prompts_of(lm, tasks, MOST_PROMPTS, num_fewshot=num_fewshot, apply_chat_template=chat)
+        prompts = prompts_of(
+            lm, tasks, MOST_PROMPTS, num_fewshot=num_fewshot, apply_chat_template=chat
+        )
         source += f", {tasks[0].config.num_fewshot or 0} examples"
     else:
         source = f"questions of {Path(str(data)).name}"
@@ -145,7 +160,9 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
     answers, documents = counted_answers(tasks)
     check_answers(name, answers)
     config, task_version = tasks[0].config, tasks[0].VERSION
-    known = f"task version {task_version}, " if task_version != "Yaml" else ""  # lm-eval's word for none
+    known = (
+        f"task version {task_version}, " if task_version != "Yaml" else ""
+    )  # lm-eval's word for none
     parts = (config.dataset_path, config.dataset_name if len(tasks) == 1 else None)
     return {
         "name": name,
@@ -169,18 +186,28 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
     if "refused" in fields:
         head = f"{name} has no answer tokens: {fields['refused']}"
     if tokenizer is not None:
-        found = {key: fields[key] for key in ("answers", "pieces", "tokenizer", "base") if key in fields}
+        found = {
+            key: fields[key] for key in ("answers", "pieces", "tokenizer", "base") if key in fields
+        }
         everyday = load_token_set("reference", "reference")
-        tokens, share = resolve_answers(AnswerSet(name, (), **found), Vocabulary.of(tokenizer), everyday)
+        tokens, share = resolve_answers(
+            AnswerSet(name, (), **found), Vocabulary.of(tokenizer), everyday
+        )
         note = left_out_note(name, share)
         shown = [token.text for token in tokens]
-        head = f"T of {name}: {len(tokens)} tokens in {Path(tokenizer.name_or_path).name}'s tokenizer"
+        head = (
+            f"T of {name}: {len(tokens)} tokens in {Path(tokenizer.name_or_path).name}'s tokenizer"
+        )
     if shown:
         more = ", …" if len(shown) > _SHOWN else ""
-        texts = [" ".join(repr(text)[1:-1].split()).replace("\\\\", "\\") for text in shown[:_SHOWN]]
+        texts = [
+            " ".join(repr(text)[1:-1].split()).replace("\\\\", "\\") for text in shown[:_SHOWN]
+        ]
         head += f": {', '.join(texts)}{more}"
     content = {"schema": 1, "name": name, "role": "answers", **fields}
-    body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    body = yaml.safe_dump(
+        content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
+    )
     return TaskTokens(head, f"# {head}\n{body}", note)
 
 
@@ -229,7 +256,9 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
         taken = None
         if regex:
             # lm-eval 0.5 keeps them apart.
-            options = regex.get("kwargs") or {key: v for key, v in regex.items() if key != "function"}
+            options = regex.get("kwargs") or {
+                key: v for key, v in regex.items() if key != "function"
+            }
             [[taken]] = RegexFilter(**options).apply([[target]], [doc])
         if taken and (at := target.rfind(taken)) >= 0:
             yield f"{' ' if target[:at].endswith(' ') else ''}{taken}"
@@ -269,7 +298,9 @@ def prompts_of(
     prompts: list[list[int]] = []
     for task in tasks:
         if getattr(task, "multiple_input", False):
-            raise UsageError(f"{task.task_name}: its choices are part of the prompt; name another task")
+            raise UsageError(
+                f"{task.task_name}: its choices are part of the prompt; name another task"
+            )
         if num_fewshot is not None:
             task.set_config(key="num_fewshot", value=num_fewshot)
         task.set_fewshot_seed(seed=1234)  # lm-eval's default
@@ -281,8 +312,12 @@ def prompts_of(
             tokenizer_name=lm.tokenizer_name if apply_chat_template else "",
         )
         for instance in {instance.doc_id: instance for instance in task.instances}.values():
-            prompts.append(lm.tok_encode(instance.args[0].rstrip(" ")))  # the answer's pieces have the space
-    return [prompts[i * len(prompts) // most] for i in range(most)] if len(prompts) > most else prompts
+            prompts.append(
+                lm.tok_encode(instance.args[0].rstrip(" "))
+            )  # the answer's pieces have the space
+    return (
+        [prompts[i * len(prompts) // most] for i in range(most)] if len(prompts) > most else prompts
+    )
 
 
 @torch.inference_mode()

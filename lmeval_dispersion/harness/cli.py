@@ -54,13 +54,20 @@ def _enable(args: argparse.Namespace) -> int:
         print(states[before.state].format(before))
     elif args.action == "off":
         install.disable()
-        print("already disabled" if before.state == "disabled" else f"disabled: removed {before.folder}")
+        print(
+            "already disabled"
+            if before.state == "disabled"
+            else f"disabled: removed {before.folder}"
+        )
     else:
         install.enable()
         done = "already enabled" if before.state == "enabled" else "enabled"
         print(f"{done}: {before.files} task files in {before.folder}")
         print("before uninstalling: dispersion enable off", file=sys.stderr)
-        print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
+        print(
+            "try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -97,7 +104,9 @@ def _run(args: argparse.Namespace) -> int:
     before = sys.argv
     sys.argv = ["lm-eval", *arguments]
     ours = None if install.status().state == "enabled" else install.tasks_path()
-    adapter = any("peft" in argument or argument.startswith(("--config", "-C")) for argument in arguments)
+    adapter = any(
+        "peft" in argument or argument.startswith(("--config", "-C")) for argument in arguments
+    )
     try:
         with (
             sentences(),
@@ -112,9 +121,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _embed_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="Hub id or folder of a decoder model")
     parser.add_argument(
-        "texts", nargs="?", metavar="FILE|HUB_ID", help="text, JSONL or parquet file, or a Hub data set"
+        "model", nargs="?", metavar="MODEL", help="Hub id or folder of a decoder model"
+    )
+    parser.add_argument(
+        "texts",
+        nargs="?",
+        metavar="FILE|HUB_ID",
+        help="text, JSONL or parquet file, or a Hub data set",
     )
     parser.add_argument(
         "-o", "--output", required=True, metavar="FOLDER", help="folder of the store to write"
@@ -137,7 +151,9 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_metric(group)
     group.add_argument(
-        "--force", action="store_true", help="continue although documents are missing or answers disagree"
+        "--force",
+        action="store_true",
+        help="continue although documents are missing or answers disagree",
     )
     add_examples(
         parser,
@@ -153,7 +169,9 @@ def _embed(args: argparse.Namespace) -> int:
     if args.from_samples is None:
         from lmeval_dispersion.harness.text_run import embed
 
-        of = {name: getattr(args, name) for name in ("column", "model_args", "device")} | {"task": args.tasks}
+        of = {name: getattr(args, name) for name in ("column", "model_args", "device")} | {
+            "task": args.tasks
+        }
         folder = embed(args.model, args.texts, args.output, layer="+".join(args.layer or []), **of)
     else:
         from lmeval_dispersion.harness.from_samples import stores_from_samples
@@ -184,9 +202,7 @@ def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(format="table")
     add_quiet(parser)
     base = parser.add_argument_group("from a base model, run on 100 prompts without answers")
-    about = (
-        "Hub id or folder, with @REVISION where it is not the main one (default: count the task's answers)"
-    )
+    about = "Hub id or folder, with @REVISION where it is not the main one (default: count the task's answers)"
     base.add_argument("--base", metavar="MODEL", help=about)
     add_data(base, "prompts: text, JSONL or parquet, or a Hub data set (default: the task's)")
     add_device(base)
@@ -203,7 +219,9 @@ def _tokens(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if args.task:
         output.say(f"dispersion tokens: asking lm-eval for {args.task} and its documents …")
-        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # hints at options that count for no answer
+        logging.getLogger("lm_eval").setLevel(
+            logging.ERROR
+        )  # hints at options that count for no answer
     from lmeval_dispersion.harness.answers import tokens
 
     ours = ("output", "quiet", "format", "command")

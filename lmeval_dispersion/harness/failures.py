@@ -33,12 +33,24 @@ def failure_sentence(error: Exception) -> str | None:
     text = str(error).strip()
     first = text.splitlines()[0].rstrip(".") if text else type(error).__name__
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "OutOfMemoryError" in kinds or "out of memory" in text.lower() or isinstance(error, MemoryError):
+    if (
+        "OutOfMemoryError" in kinds
+        or "out of memory" in text.lower()
+        or isinstance(error, MemoryError)
+    ):
         return f"out of memory: {first}; lower batch_size, or try batch_size auto"
     if text.startswith("Tasks not found"):
         names = first.partition(": ")[2].split(",")
-        near = [n for name in names for n in difflib.get_close_matches(name.strip(), install.task_names())]
-        hint = f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
+        near = [
+            n
+            for name in names
+            for n in difflib.get_close_matches(name.strip(), install.task_names())
+        ]
+        hint = (
+            f"did you mean {', '.join(near[:3])}?"
+            if near
+            else "`dispersion run ls tasks` lists them"
+        )
         return f"{first}; {hint}"
     if text.startswith("Duplicate task"):
         return f"{first}; name it once"
@@ -47,7 +59,9 @@ def failure_sentence(error: Exception) -> str | None:
     if "apply_chat_template is set" in text:
         return "the model takes chats alone; add apply_chat_template"
     if "chat_template" in text or "chat template" in text:
-        return f"{first}; leave apply_chat_template out, or use a model whose tokenizer has a template"
+        return (
+            f"{first}; leave apply_chat_template out, or use a model whose tokenizer has a template"
+        )
     digits = _digits_alone(error)
     if digits:
         field, shown = digits
@@ -80,7 +94,9 @@ def as_their_base(labels: Sequence[str]) -> list[str]:
     """A note naming adapters that answer as their base; empty without any."""
     one = len(labels) == 1
     why = f"untrained, or {'its' if one else 'their'} weights did not reach it"
-    return [f"{listed(labels)} {'answers as its' if one else 'answer as their'} base: {why}."] * bool(labels)
+    return [
+        f"{listed(labels)} {'answers as its' if one else 'answer as their'} base: {why}."
+    ] * bool(labels)
 
 
 def checkpoint_failure(error: Exception) -> str:

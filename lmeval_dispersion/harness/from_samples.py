@@ -23,7 +23,13 @@ from lm_eval.utils import apply_template
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.files import sha256
 from lmeval_dispersion.harness import recording
-from lmeval_dispersion.harness.records import DocRecord, Prompt, TaskMetrics, load_states, save_states
+from lmeval_dispersion.harness.records import (
+    DocRecord,
+    Prompt,
+    TaskMetrics,
+    load_states,
+    save_states,
+)
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.harness.seams import backend_arguments
 from lmeval_dispersion.logs import LoggedRun, find_run, model_of, section
@@ -35,7 +41,9 @@ from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.samples import JudgedTask, judged_task, stock_name
 
 _PART = 1024  # prompts whose states are written together; a killed run loses at most these
-_DIFFERENT = 0.5  # median difference in nats of one answer (of one token, for whole texts): another model
+_DIFFERENT = (
+    0.5  # median difference in nats of one answer (of one token, for whole texts): another model
+)
 _AGREEING = 0.5  # share of greedy generations that begin like ours
 
 
@@ -81,9 +89,13 @@ def stores_from_samples(
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]
     unknown = [task for task in chosen if task not in run.samples]
     if unknown:
-        raise UsageError(f"{run.file} has no samples of {unknown[0]!r}; it has {', '.join(run.samples)}")
+        raise UsageError(
+            f"{run.file} has no samples of {unknown[0]!r}; it has {', '.join(run.samples)}"
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("several processes were launched and each would run all prompts; launch one")
+        raise UsageError(
+            "several processes were launched and each would run all prompts; launch one"
+        )
     judged = {task: judged_task(run, task, judge, allow_holes=force) for task in chosen}
     lm = _model(run, arguments)
     job = _Job(
@@ -137,7 +149,10 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     length = run.results.get("max_length")
-    options: dict[str, Any] = {"batch_size": 8, "device": "cuda" if torch.cuda.is_available() else "cpu"}
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    }
     if isinstance(length, int) and length > 0:
         options["max_length"] = length  # prompts are cut where the backend cut them
     options |= backend_arguments(arguments)
@@ -159,7 +174,10 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
         if not isinstance(logged, list) or len(logged) != 2 or logged[0] in (None, "None"):
             continue
         tokenizer_known = True
-        token = [str(getattr(tokenizer, f"{kind}_token")), str(getattr(tokenizer, f"{kind}_token_id"))]
+        token = [
+            str(getattr(tokenizer, f"{kind}_token")),
+            str(getattr(tokenizer, f"{kind}_token_id")),
+        ]
         if [str(value) for value in logged] != token:
             raise HarnessError(
                 f"the samples come from another tokenizer: its {kind} token is {logged}, and "
@@ -174,7 +192,11 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
     config = section(results, "config")
     commit = config.get("model_sha")
     identity = model_identity(lm, dict(arguments))
-    if commit and "@" in identity.get("weights", "") and not identity["weights"].endswith(str(commit)):
+    if (
+        commit
+        and "@" in identity.get("weights", "")
+        and not identity["weights"].endswith(str(commit))
+    ):
         raise HarnessError(
             f"the samples come from commit {commit}, but the model is {identity['weights']}; "
             f"pass revision={commit}",
@@ -182,10 +204,14 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
         )
     dtype = str(config.get("model_dtype") or "").removeprefix("torch.")
     if dtype and dtype != identity.get("dtype"):
-        notes.append(f"the answers were computed in {dtype}, and the vectors in {identity.get('dtype')}")
+        notes.append(
+            f"the answers were computed in {dtype}, and the vectors in {identity.get('dtype')}"
+        )
     named = model_of(results)
     if named and str(named) != str(arguments["pretrained"]):
-        notes.append(f"the samples come from {named!r}, and the vectors from {arguments['pretrained']!r}")
+        notes.append(
+            f"the samples come from {named!r}, and the vectors from {arguments['pretrained']!r}"
+        )
     return notes
 
 
@@ -247,7 +273,9 @@ def _is_done(
     stored = manifest.get("samples") or {}
     same = all(stored.get(key) == value for key, value in source.items())
     if same and manifest.get("identity") == identity and set(manifest["layers"]) == set(layers):
-        shutil.rmtree(folder / PARTS, ignore_errors=True)  # of a run that was killed at its very end
+        shutil.rmtree(
+            folder / PARTS, ignore_errors=True
+        )  # of a run that was killed at its very end
         return True
     raise UsageError(
         f"{folder} holds a finished store of other samples, another model or other layers; remove it or "
@@ -255,7 +283,9 @@ def _is_done(
     )
 
 
-def _run_parts(job: _Job, kind: str, unique: Mapping[str, Prompt], run_key: str, parts: Path) -> None:
+def _run_parts(
+    job: _Job, kind: str, unique: Mapping[str, Prompt], run_key: str, parts: Path
+) -> None:
     """Run prompts, by their keys, in parts; reads the parts of a killed run."""
     parts.mkdir(parents=True, exist_ok=True)
     # Longest first: prompts that do not fit fail at once, and batches hold prompts of similar length.
@@ -281,9 +311,13 @@ def _agreement(
     if not pairs:
         return {}, []
     if kind == "generate_until":
-        greedy = [(d.logged, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")]
+        greedy = [
+            (d.logged, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")
+        ]
         if not greedy:
-            return {}, ["answers were drawn at random, so it was not checked that this model gave them"]
+            return {}, [
+                "answers were drawn at random, so it was not checked that this model gave them"
+            ]
         same = [str(logged).lstrip().startswith(str(answer).strip()) for logged, answer in greedy]
         share = float(np.mean(same))
         far, figures = share < _AGREEING, {"first_token_agreement": share}
@@ -301,7 +335,9 @@ def _agreement(
         median, largest = float(np.median(gaps)), float(np.max(gaps))
         far = median > _DIFFERENT
         figures = {"logprob_difference_median": median, "logprob_difference_max": largest}
-        difference = f"log-probabilities differ from the logged ones by {median:.2f} nats at the median"
+        difference = (
+            f"log-probabilities differ from the logged ones by {median:.2f} nats at the median"
+        )
     if far and not force:
         raise HarnessError(
             f"{name}: {difference}: the samples come from another model, tokenizer or prompt template; "

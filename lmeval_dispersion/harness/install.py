@@ -48,7 +48,9 @@ def task_files() -> dict[str, str]:
         body = _PATTERN.sub("", text)
         for names, category in _PATTERN.findall(text):
             filled = body.replace("CATEGORY", category)
-            files |= {place.replace("NAME", name): filled.replace("NAME", name) for name in names.split()}
+            files |= {
+                place.replace("NAME", name): filled.replace("NAME", name) for name in names.split()
+            }
         if body == text:
             files[place] = text
     return dict(sorted(files.items()))
@@ -56,7 +58,9 @@ def task_files() -> dict[str, str]:
 
 def task_names() -> list[str]:
     """Names of all dispersion tasks and groups in this version of the package, sorted."""
-    names = (re.search(r"^(?:task|group): (\S+)$", text, re.MULTILINE) for text in task_files().values())
+    names = (
+        re.search(r"^(?:task|group): (\S+)$", text, re.MULTILINE) for text in task_files().values()
+    )
     return sorted(match[1] for match in names if match)
 
 
@@ -64,7 +68,9 @@ def harness_tasks() -> Path:
     """lm-eval's folder of tasks; MissingExtraError without lm-eval."""
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("lm-eval is not installed; run: pip install 'lmeval-dispersion[models]'")
+        raise MissingExtraError(
+            "lm-eval is not installed; run: pip install 'lmeval-dispersion[models]'"
+        )
     return Path(next(iter(spec.submodule_search_locations))) / "tasks"
 
 
@@ -72,7 +78,10 @@ def status() -> Status:
     """Whether the tasks are enabled, by this version's files; MissingExtraError without lm-eval."""
     folder = harness_tasks() / FOLDER
     wanted = task_files()
-    there = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.yaml")}
+    there = {
+        path.relative_to(folder).as_posix(): path.read_text("utf-8")
+        for path in folder.rglob("*.yaml")
+    }
     state: State = "disabled" if not there else "enabled" if there == wanted else "out of date"
     return Status(state, folder, len(wanted))
 
@@ -100,7 +109,9 @@ def disable() -> None:
     try:
         _remove(folder)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be removed: {error.strerror}; remove it as its owner") from error
+        raise UsageError(
+            f"{folder} cannot be removed: {error.strerror}; remove it as its owner"
+        ) from error
 
 
 def tasks_path() -> Path:
@@ -110,7 +121,9 @@ def tasks_path() -> Path:
     """
     theirs, include = harness_tasks(), r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$"
     files = {
-        name: re.sub(include, lambda m: f"{m[1]}{theirs.as_posix()}/{m[3]}", text, flags=re.MULTILINE)
+        name: re.sub(
+            include, lambda m: f"{m[1]}{theirs.as_posix()}/{m[3]}", text, flags=re.MULTILINE
+        )
         for name, text in task_files().items()
     }
     key = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
@@ -128,7 +141,9 @@ def tasks_path() -> Path:
         except OSError:  # another process was faster
             shutil.rmtree(made)
     except OSError as error:
-        raise UsageError(f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME") from error
+        raise UsageError(
+            f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME"
+        ) from error
     return folder
 
 

@@ -45,7 +45,9 @@ class Wanted:
     span: tuple[int, int]  # tokens [start, stop) whose log-probabilities are wanted; empty: none
     prompt_tokens: int  # tokens of the context before truncation
     truncated: bool  # whether the input was cut on the left
-    vectors: dict[str, Vectors] = field(default_factory=dict)  # layer -> state (d,), once the row was seen
+    vectors: dict[str, Vectors] = field(
+        default_factory=dict
+    )  # layer -> state (d,), once the row was seen
     perplexity: float = math.nan  # perplexity of the span, or of the segment
 
 
@@ -186,7 +188,9 @@ class ContextRecorder(TokenRecorder):
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
         """A first request's last context token (state) and query tokens (perplexity)."""
-        request = self.requests[len(self.planned)] if len(self.planned) < len(self.requests) else None
+        request = (
+            self.requests[len(self.planned)] if len(self.planned) < len(self.requests) else None
+        )
         if request is None or request.idx != 0:
             return None
         total, longest = len(context) + len(continuation), self.lm.max_length
@@ -240,7 +244,9 @@ class SegmentRecorder(TokenRecorder):
             windows = get_rolling_token_windows(
                 tokens, self.lm.prefix_token_id, max_seq_len=self.lm.max_length, context_len=1
             )
-            of_texts.append([wanted for _, wanted in zip(windows, segments, strict=False) if wanted])
+            of_texts.append(
+                [wanted for _, wanted in zip(windows, segments, strict=False) if wanted]
+            )
         return of_texts
 
 
@@ -300,7 +306,9 @@ class OneTokenRecorder(PrefillRecorder):
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Replaces HFLM's method: one token is generated."""
         context = kwargs["context"] if "context" in kwargs else args[0]
-        return super().model_generate(original, *args, **{**kwargs, "max_length": context.shape[1] + 1})
+        return super().model_generate(
+            original, *args, **{**kwargs, "max_length": context.shape[1] + 1}
+        )
 
 
 RECORDERS: dict[str, type[Recorder]] = {
@@ -343,7 +351,11 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
     if ours and not evaluation.predict_only:
         check_model(lm, min(ours))
     tokenizer = getattr(lm, "tokenizer", None)
-    if evaluation.apply_chat_template is True and tokenizer is not None and not tokenizer.chat_template:
+    if (
+        evaluation.apply_chat_template is True
+        and tokenizer is not None
+        and not tokenizer.chat_template
+    ):
         raise HarnessError(
             "the model's tokenizer has no chat template; leave apply_chat_template out, or use a model "
             "whose tokenizer has one"
@@ -382,7 +394,9 @@ def _recorded(
         for layers in {request.dispersion_layers for request in requests}
     }
     for request in requests:
-        request.dispersion_layers = canonical.get(request.dispersion_layers, request.dispersion_layers)
+        request.dispersion_layers = canonical.get(
+            request.dispersion_layers, request.dispersion_layers
+        )
     recorder = recorder_of(lm, list(dict.fromkeys(sum(canonical.values(), ()))), requests)
     with recorder.running():
         answers: list[Any] = getattr(lm, kind)(requests, **options)
@@ -391,7 +405,9 @@ def _recorded(
     return answers
 
 
-def query_tokens(tokenizer: Any, prompt: str, query: str | None, context: Sequence[int]) -> tuple[int, int]:
+def query_tokens(
+    tokenizer: Any, prompt: str, query: str | None, context: Sequence[int]
+) -> tuple[int, int]:
     """The query's tokens in a context, as a range [start, stop): those that hold a character of it.
 
     White space at the query's ends does not count. Returns the whole context if the query is not in the
@@ -406,10 +422,14 @@ def query_tokens(tokenizer: Any, prompt: str, query: str | None, context: Sequen
         return 0, 0
     # With or without special tokens, as lm-eval chose for this prompt.
     for special in (True, False):
-        encoded = tokenizer(prompt.rstrip(), add_special_tokens=special, return_offsets_mapping=True)
+        encoded = tokenizer(
+            prompt.rstrip(), add_special_tokens=special, return_offsets_mapping=True
+        )
         if encoded["input_ids"] == list(context):
             spans = encoded["offset_mapping"]
-            held = [i for i, (start, stop) in enumerate(spans) if start < at + len(core) and stop > at]
+            held = [
+                i for i, (start, stop) in enumerate(spans) if start < at + len(core) and stop > at
+            ]
             return (held[0], held[-1] + 1) if held else (0, 0)
     return 0, 0
 
@@ -420,7 +440,9 @@ def _state(request: Any, wanted: Sequence[Wanted]) -> DocState | None:
         return None
     layers = request.dispersion_layers
     return DocState(
-        vectors={name: np.stack([w.vectors[name] for w in wanted]) for name in layers} if wanted else {},
+        vectors={name: np.stack([w.vectors[name] for w in wanted]) for name in layers}
+        if wanted
+        else {},
         prompt_tokens=[w.prompt_tokens for w in wanted],
         truncated=[w.truncated for w in wanted],
         perplexity=[w.perplexity for w in wanted],

@@ -24,7 +24,11 @@ from lmeval_dispersion.store.format import CORRECT_ABOVE
 Vectors = NDArray[np.float32]
 
 # Our metric -> the documents that it counts, by their score.
-METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
+METRICS = {
+    "dispersion": "all",
+    "dispersion_correct": "correct",
+    "dispersion_incorrect": "incorrect",
+}
 
 
 @dataclass
@@ -37,7 +41,9 @@ class DocState:
     vectors: dict[str, Vectors]  # layer -> states (m, d) float32, the reported layer first
     prompt_tokens: list[int]  # tokens of the prompt before any truncation
     truncated: list[bool]  # whether tokens were cut on the left, beyond the context
-    perplexity: list[float]  # perplexity of the query's own tokens, or of the segment's; NaN: not known
+    perplexity: list[
+        float
+    ]  # perplexity of the query's own tokens, or of the segment's; NaN: not known
 
 
 def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
@@ -67,7 +73,9 @@ class Prompt:
     dispersion_layers: tuple[str, ...] = ()
     idx: int = 0  # first of its document, whose state is kept
     dispersion_state: Any = None  # a DocState once it has run
-    answer: float | str | None = None  # the model's own log-probability or first token; None: not requested
+    answer: float | str | None = (
+        None  # the model's own log-probability or first token; None: not requested
+    )
 
     @property
     def key(self) -> str:

@@ -44,7 +44,9 @@ written: list[Path] = []
 remarks: dict[str, dict[str, str]] = {}  # shared sentence -> task -> its own sentence
 
 log = logging.getLogger(__name__)
-_stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # tracker -> date of its stores
+_stamps: weakref.WeakKeyDictionary[Any, str] = (
+    weakref.WeakKeyDictionary()
+)  # tracker -> date of its stores
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ class TaskRun:
 
 
 def begin(
-    task: str, metadata: Mapping[str, Any], evaluation: RunningEvaluation, options: Mapping[str, Any]
+    task: str,
+    metadata: Mapping[str, Any],
+    evaluation: RunningEvaluation,
+    options: Mapping[str, Any],
 ) -> TaskRun:
     """Start a run: mark its store's folder as unfinished; UsageError as :func:`begin_store`."""
     # torchrun on CPUs runs all processes as rank 0: each machine's first writes.
@@ -89,16 +94,25 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
         prompts = prompt_manifest(
             vars(task.config),
             fewshot_seed=evaluation.fewshot_seed,
-            chat_template=_chat_template(evaluation.lm) if options.get("apply_chat_template") else None,
+            chat_template=_chat_template(evaluation.lm)
+            if options.get("apply_chat_template")
+            else None,
             multiturn=bool(options.get("fewshot_as_multiturn")),
             system=options.get("system_instruction"),
         )
         arguments = json.loads(json.dumps(evaluation.model_args, default=str))
-        manifest = manifest_of(evaluation.lm, arguments, prompts, {name: task.VERSION}, evaluation.limit)
+        manifest = manifest_of(
+            evaluation.lm, arguments, prompts, {name: task.VERSION}, evaluation.limit
+        )
         write(run.folder, metrics, evaluation.category(name), {**manifest, "figures": figures})
     except Exception as error:  # any error: hours of evaluation must not fail because of a store
         failures.append(run.folder)
-        log.error("%s: the store %s was not written: %s; the metrics are unaffected", name, run.folder, error)
+        log.error(
+            "%s: the store %s was not written: %s; the metrics are unaffected",
+            name,
+            run.folder,
+            error,
+        )
         return {**figures, "store": None}
     if evaluation.command_line:
         written.append(run.folder)
@@ -107,7 +121,9 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
     return {**figures, "store": str(run.folder)}
 
 
-def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]) -> None:
+def write(
+    folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]
+) -> None:
     """Write the store of one task, of any backend; raises as :func:`write_store`."""
     write_store(
         folder,
@@ -130,10 +146,14 @@ def report_at_exit() -> None:
     if written:
         folder = Path(os.path.commonpath(written))
         kept = f"vectors of {len(written)} tasks" if len(written) > 1 else "vectors"
-        print(f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(str(folder))}", file=sys.stderr)
+        print(
+            f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(str(folder))}", file=sys.stderr
+        )
 
 
-def _store_folder(task: str, metadata: Mapping[str, Any], evaluation: RunningEvaluation) -> Path | None:
+def _store_folder(
+    task: str, metadata: Mapping[str, Any], evaluation: RunningEvaluation
+) -> Path | None:
     """The folder for the store of ``task``, or None with a warning if none is set."""
     given = metadata.get("dispersion_store") or os.environ.get(VARIABLE)
     if given:

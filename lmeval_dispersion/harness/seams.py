@@ -82,9 +82,20 @@ Parts = tuple[Any, ...]
 # lm-eval's metrics over all documents together, which a single document does not have.
 # Keys of --model_args whose values stay text, such as a branch 1000.
 _NAMES = ("pretrained", "revision", "model", "peft", "delta", "tokenizer", "subfolder", "gguf_file")
-_POOLED = ["perplexity", "weighted_perplexity", "bits_per_byte", "f1", "matthews_corrcoef", "bleu", "chrf"]
+_POOLED = [
+    "perplexity",
+    "weighted_perplexity",
+    "bits_per_byte",
+    "f1",
+    "matthews_corrcoef",
+    "bleu",
+    "chrf",
+]
 _POOLED += ["chrf++", "ter", "brier_score"]
-_LONGEST, _LETTERS = 16, 4  # texts whose tokens are counted to find the longest; letters per token, about
+_LONGEST, _LETTERS = (
+    16,
+    4,
+)  # texts whose tokens are counted to find the longest; letters per token, about
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,9 @@ class RunningEvaluation:
         path = Path(str(output))
         if path.suffix == ".json":
             return path.parent
-        model = getattr(getattr(self.tracker, "general_config_tracker", None), "model_name_sanitized", None)
+        model = getattr(
+            getattr(self.tracker, "general_config_tracker", None), "model_name_sanitized", None
+        )
         return path / str(model) if model else path
 
 
@@ -146,7 +159,14 @@ def running_evaluation() -> RunningEvaluation:
             elif frame.f_code.co_name == "simple_evaluate" and "tracker" not in known:
                 known["tracker"] = scope.get("evaluation_tracker")
                 known["fewshot_seed"] = scope.get("fewshot_random_seed")
-                given = ("model_args", "limit", "tasks", "predict_only", "apply_chat_template", "use_cache")
+                given = (
+                    "model_args",
+                    "limit",
+                    "tasks",
+                    "predict_only",
+                    "apply_chat_template",
+                    "use_cache",
+                )
                 known |= {name: scope.get(name) for name in given}
                 if "lm" in scope:
                     known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
@@ -170,9 +190,15 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
     Both follow from lm-eval's position in the task's ``doc_iterator``, requested once per filter.
     """
 
-    _selected: Sequence[int] = ()  # documents of --samples, ascending; instances have their places in it
+    _selected: Sequence[
+        int
+    ] = ()  # documents of --samples, ascending; instances have their places in it
     _filters_left: Iterator[str] = iter(())
-    _place: tuple[int, Any, str | None] = (-1, None, None)  # the document's number, itself, the filter
+    _place: tuple[int, Any, str | None] = (
+        -1,
+        None,
+        None,
+    )  # the document's number, itself, the filter
 
     @property
     def only_predicts(self) -> bool:
@@ -241,7 +267,9 @@ class _Task05(Task):  # type: ignore[misc]
         """An object of lm-eval's class for the configuration's output type, with this class before it."""
         kind = Task._registry.get((config or {}).get("output_type"))
         if kind is not None and not issubclass(cls, kind):
-            cls = type(cls.__name__, (cls, kind), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+            cls = type(
+                cls.__name__, (cls, kind), {"__module__": cls.__module__, "__doc__": cls.__doc__}
+            )
         return super().__new__(cls)
 
     @property
@@ -280,7 +308,11 @@ class _Task05(Task):  # type: ignore[misc]
         for scorer in self._scorers:
             for ours, draws in ((False, bootstrap_iters), (True, 0)):
                 scores = {
-                    doc_id: {name: v for name, v in of_document.items() if (name in self.our_metrics) is ours}
+                    doc_id: {
+                        name: v
+                        for name, v in of_document.items()
+                        if (name in self.our_metrics) is ours
+                    }
                     for doc_id, of_document in scorer.reduced_docs.items()
                 }
                 aggregated, count = scorer.aggregate(scores, draws, functions)
@@ -300,7 +332,9 @@ else:
 def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
     """Add methods to lm-eval's HFLM, also again; HarnessError if lm-eval lacks one of those ``needed``."""
     missing = [f"HFLM.{name}" for name in needed if not hasattr(HFLM, name)]
-    missing += [f"Group.{name}" for name in ("aggregate", "get_all_tasks") if not hasattr(Group, name)]
+    missing += [
+        f"Group.{name}" for name in ("aggregate", "get_all_tasks") if not hasattr(Group, name)
+    ]
     if missing:
         raise HarnessError(
             f"lm-eval {version('lm_eval')} has no {missing[0]}, which dispersion tasks need; "
@@ -362,7 +396,11 @@ def loaded_tasks(
             plain = name.removesuffix(SUFFIX)
             near = [plain] if plain in manager.all_tasks else []
             near = near or difflib.get_close_matches(name, manager.all_tasks, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
+            hint = (
+                f"did you mean {', '.join(near)}?"
+                if near
+                else "`dispersion run ls tasks` lists them"
+            )
             raise UsageError(f"lm-eval has no task {name!r}; {hint}")
     with sentences():
         loaded = manager.load(wanted)
@@ -371,7 +409,9 @@ def loaded_tasks(
         task.category = groups.category(task.task_name)
         # A task configured without examples keeps none.
         number = (
-            task.config.num_fewshot if num_fewshot is None or task.config.num_fewshot == 0 else num_fewshot
+            task.config.num_fewshot
+            if num_fewshot is None or task.config.num_fewshot == 0
+            else num_fewshot
         )
         task.config.num_fewshot = number or 0
     return tasks  # type: ignore[no-any-return]
@@ -406,7 +446,9 @@ def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[
     every = len(chosen) == len(task.eval_docs)  # a selection is searched once per document
     build_requests(task, samples=None if every else chosen, **(options if lm else {}))
     requests = _requests_by_document(task.instances)
-    return {doc_id if _is_later(task) else chosen[doc_id]: found for doc_id, found in requests.items()}
+    return {
+        doc_id if _is_later(task) else chosen[doc_id]: found for doc_id, found in requests.items()
+    }
 
 
 def _is_later(task: Any) -> bool:
@@ -422,7 +464,10 @@ class _Index(list[int]):
 
 
 def evaluated(
-    lm: Any, tasks: Mapping[str, Any], requests: Mapping[str, Mapping[int, Sequence[Any]]], **options: Any
+    lm: Any,
+    tasks: Mapping[str, Any],
+    requests: Mapping[str, Mapping[int, Sequence[Any]]],
+    **options: Any,
 ) -> dict[str, Any]:
     """lm-eval's results, with samples, for some of the tasks' documents.
 
@@ -464,7 +509,9 @@ def _seed() -> None:
     torch.manual_seed(DEFAULT_OTHER_SEED)
 
 
-def _documents(placed: Callable[..., Any], documents: Sequence[Any], original: Any, **_: Any) -> Any:
+def _documents(
+    placed: Callable[..., Any], documents: Sequence[Any], original: Any, **_: Any
+) -> Any:
     return placed(documents)
 
 
@@ -477,7 +524,9 @@ def _fresh(request: Any, number: int) -> Any:
 
 def logged_lines(results: Mapping[str, Any]) -> dict[str, str]:
     """The samples of :func:`evaluated` by task, as the lines of ``--log_samples``."""
-    return {name: "".join(map(logged_line, samples)) for name, samples in results["samples"].items()}
+    return {
+        name: "".join(map(logged_line, samples)) for name, samples in results["samples"].items()
+    }
 
 
 def logged_line(sample: Mapping[str, Any]) -> str:
@@ -509,7 +558,9 @@ def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
         for name, function in task.aggregation().items()
         if name not in ours
     }
-    return usable, _is_later(task) or any(callable(m["metric"]) for m in task.config.metric_list or ())
+    return usable, _is_later(task) or any(
+        callable(m["metric"]) for m in task.config.metric_list or ()
+    )
 
 
 def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
@@ -522,7 +573,11 @@ def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
     texts: dict[str, int] = {}  # text -> number of tokens that may follow
     for request in requests:
         text = "".join(part for part in request.args if isinstance(part, str))
-        given = [part.get("max_gen_toks", lm.max_gen_toks) for part in request.args if isinstance(part, dict)]
+        given = [
+            part.get("max_gen_toks", lm.max_gen_toks)
+            for part in request.args
+            if isinstance(part, dict)
+        ]
         texts[text] = max(given, default=0)
     longest = sorted(texts, key=lambda text: len(text) + _LETTERS * texts[text])[-_LONGEST:]
     tokens = max(len(lm.tok_encode(text)) + texts[text] for text in longest)
@@ -579,7 +634,9 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 
     original = TaskManager.__init__
 
-    def with_ours(self: Any, verbosity: Any = None, include_path: Any = None, **options: Any) -> None:
+    def with_ours(
+        self: Any, verbosity: Any = None, include_path: Any = None, **options: Any
+    ) -> None:
         given = include_path if isinstance(include_path, list | tuple) else [include_path]
         original(self, verbosity, [folder, *(path for path in given if path)], **options)
 
@@ -635,7 +692,9 @@ def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any) -> Any:
+def loaded_lm(
+    name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
+) -> Any:
     """Load an lm-eval model that ``check`` sees before its weights.
 
     Raises:
@@ -718,17 +777,26 @@ def pool_groups() -> None:
     def aggregate(self: Any, task_metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         # Without our errors, for which lm-eval would divide by zero if tasks have one document.
         others = {
-            name: {key: v for key, v in metrics.items() if "_stderr" not in key or not isinstance(v, Pooled)}
+            name: {
+                key: v
+                for key, v in metrics.items()
+                if "_stderr" not in key or not isinstance(v, Pooled)
+            }
             for name, metrics in task_metrics.items()
         }
         combined: dict[str, Any] = original(self, others)
         # 0.5 puts a group's name before its tasks'.
-        names = [getattr(task, "_qualified_name", None) or task.task_name for task in self.get_all_tasks()]
+        names = [
+            getattr(task, "_qualified_name", None) or task.task_name
+            for task in self.get_all_tasks()
+        ]
         for key in combined:
             figures = [task_metrics[name].get(key) for name in names if name in task_metrics]
             pooled = [figure for figure in figures if isinstance(figure, Pooled)]
             if pooled:
-                combined[key] = pooled[0].measure(tuple(part for figure in pooled for part in figure.parts))
+                combined[key] = pooled[0].measure(
+                    tuple(part for figure in pooled for part in figure.parts)
+                )
         return combined
 
     Group.aggregate = aggregate

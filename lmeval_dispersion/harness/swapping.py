@@ -23,7 +23,12 @@ from lmeval_dispersion.harness.adapters import downloaded
 # Settings of a LoRA that leave the base as it is, where they are empty.
 _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
 _LEAST_RANK = 16  # least LoRA rank for which vLLM makes room
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+)
 
 
 class SharedBase:
@@ -70,7 +75,9 @@ class SharedBase:
             return self._load("", name, given, check, settings)
         return self._lm
 
-    def _load(self, key: str, name: str, arguments: Mapping[str, Any], check: Any, settings: Any) -> Any:
+    def _load(
+        self, key: str, name: str, arguments: Mapping[str, Any], check: Any, settings: Any
+    ) -> Any:
         """A model in place of the last one; with ``key`` what is equal to it need not be loaded again."""
         self.release()
         self._lm = seams.loaded_lm(name, arguments, check, **settings)

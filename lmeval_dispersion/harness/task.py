@@ -15,7 +15,12 @@ from lm_eval.utils import handle_non_serializable
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import recording, saving
 from lmeval_dispersion.harness.records import METRICS, AggregatedMetric, DocRecord, TaskMetrics
-from lmeval_dispersion.harness.seams import RunningEvaluation, TaskBase, one_sentence, running_evaluation
+from lmeval_dispersion.harness.seams import (
+    RunningEvaluation,
+    TaskBase,
+    one_sentence,
+    running_evaluation,
+)
 from lmeval_dispersion.judging import JUDGES, check_judge, correctness, split_judge
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store.samples import (
@@ -103,11 +108,17 @@ class DispersionTask(TaskBase):
         return built
 
     def judged(
-        self, instances: Sequence[Any], answers: Sequence[Any], metrics: Mapping[str, Any], filter_name: str
+        self,
+        instances: Sequence[Any],
+        answers: Sequence[Any],
+        metrics: Mapping[str, Any],
+        filter_name: str,
     ) -> dict[str, DocRecord]:
         """The document's record, as the value of each of our metrics; HarnessError without its judge."""
         # lm-eval lists a metric function by its own name, but its values have other names.
-        check_judge(self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()})
+        check_judge(
+            self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()}
+        )
         named = split_judge(self._judge)[1]
         by, correct = correctness(metrics, named if named in metrics else None)
         self._correct_by = by or self._correct_by

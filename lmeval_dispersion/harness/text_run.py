@@ -75,7 +75,9 @@ def embed(
     ids = [loaded.tokenizer(text.text)["input_ids"] for text in entries]
     encoded = [(row, tokens[-longest:]) for row, tokens in enumerate(ids) if tokens]
     if not encoded:
-        raise UsageError(f"no text of {source.source} has a token; check the file and the tokenizer")
+        raise UsageError(
+            f"no text of {source.source} has a token; check the file and the tokenizer"
+        )
     documents = pd.DataFrame(
         {
             "doc_id": [text.id for text in entries],
@@ -102,7 +104,9 @@ def embed(
             documents.loc[rows, "query_perplexity"] = arrays["perplexity"]
             for layer in layers:
                 if layer not in vectors:  # a text without tokens keeps a row without direction
-                    vectors[layer] = np.full((len(entries), arrays[layer].shape[1]), np.nan, dtype=np.float32)
+                    vectors[layer] = np.full(
+                        (len(entries), arrays[layer].shape[1]), np.nan, dtype=np.float32
+                    )
                 vectors[layer][rows] = arrays[layer]
     manifest = {
         "model": loaded.name,
@@ -133,13 +137,20 @@ def _forward(
     ids[mask] = torch.tensor([token for tokens in texts for token in tokens])
     with torch.inference_mode(), capture(loaded.model, layers) as states:
         logits = loaded.model(
-            input_ids=ids.to(loaded.device), attention_mask=mask.long().to(loaded.device), use_cache=False
+            input_ids=ids.to(loaded.device),
+            attention_mask=mask.long().to(loaded.device),
+            use_cache=False,
         ).logits
         rows = {
-            layer: state[torch.arange(len(texts)), (lengths - 1).to(state.device)].float().cpu().numpy()
+            layer: state[torch.arange(len(texts)), (lengths - 1).to(state.device)]
+            .float()
+            .cpu()
+            .numpy()
             for layer, state in states.items()
         }
-        found = [_perplexity(logits[i, : n - 1], ids[i, 1:n]) for i, n in enumerate(lengths.tolist())]
+        found = [
+            _perplexity(logits[i, : n - 1], ids[i, 1:n]) for i, n in enumerate(lengths.tolist())
+        ]
     return {**rows, "perplexity": np.array(found)}
 
 
@@ -164,7 +175,10 @@ def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, l
 def _longest(loaded: LoadedModel) -> int:
     config = loaded.model.config
     text_config = getattr(config, "text_config", None) or config
-    known = [getattr(text_config, "max_position_embeddings", None), loaded.tokenizer.model_max_length]
+    known = [
+        getattr(text_config, "max_position_embeddings", None),
+        loaded.tokenizer.model_max_length,
+    ]
     return min([int(n) for n in known if n and 0 < n < 10**6], default=2048)  # 1e30: no limit
 
 
@@ -180,12 +194,18 @@ def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     for name in frame.columns.difference(
         [*documents.drop(columns=["task", "doc_hash"]), texts.column], sort=False
     ):
-        plain = frame[name].map(lambda value: value is None or isinstance(value, str | bool | int | float))
+        plain = frame[name].map(
+            lambda value: value is None or isinstance(value, str | bool | int | float)
+        )
         if plain.all() or name in COLUMNS:
             documents[str(name)] = frame[name]
     if "correct" in documents:
         scores = pd.to_numeric(documents["correct"], errors="coerce").astype(float)
-        if (scores.isna() & documents["correct"].notna()).any() or not scores.dropna().between(0, 1).all():
-            raise UsageError(f"expected numbers in [0, 1] in the column `correct` of {texts.source}")
+        if (scores.isna() & documents["correct"].notna()).any() or not scores.dropna().between(
+            0, 1
+        ).all():
+            raise UsageError(
+                f"expected numbers in [0, 1] in the column `correct` of {texts.source}"
+            )
         documents["correct"] = scores
     return documents

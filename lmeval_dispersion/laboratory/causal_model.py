@@ -54,7 +54,10 @@ class CausalModel:
         """Name, revision, dtype, device, layers, width and number of parameters, for the manifest."""
         model = self.loaded.model
         about = {"name": self.loaded.name, "revision": self.loaded.revision}
-        about |= {"dtype": str(model.dtype).removeprefix("torch."), "device": self.loaded.device.type}
+        about |= {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": self.loaded.device.type,
+        }
         shape = {"layers": len(self.decoder), "width": self.width}
         return {**about, **shape, "parameters": int(sum(p.numel() for p in model.parameters()))}
 
@@ -74,7 +77,9 @@ class CausalModel:
 
     def check_segment(self, length: int) -> None:
         """Raise UsageError if segments of ``length`` tokens exceed the model's context."""
-        known = (getattr(self.config, key, None) for key in ("max_position_embeddings", "n_positions"))
+        known = (
+            getattr(self.config, key, None) for key in ("max_position_embeddings", "n_positions")
+        )
         limit = next((limit for limit in known if isinstance(limit, int)), length)
         if length > limit:
             raise UsageError(
@@ -90,7 +95,9 @@ class CausalModel:
         if self.loaded.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.loaded.device)[0] // 2
         else:
-            known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", ())  # not on macOS, nor on Windows
+            known = "SC_AVPHYS_PAGES" in getattr(
+                os, "sysconf_names", ()
+            )  # not on macOS, nor on Windows
             pages = os.sysconf("SC_AVPHYS_PAGES") if known else 2**18
             free = min(_CPU_BYTES, pages * 4096 // 4)
         return int(max(1, min(_LARGEST_BATCH, free // (a_token * length))))
@@ -147,7 +154,9 @@ class CausalModel:
         return [*self._in_halves(run, tokens[:middle]), *self._in_halves(run, tokens[middle:])]
 
     @torch.no_grad()
-    def _pass(self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool) -> Unit:
+    def _pass(
+        self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool
+    ) -> Unit:
         """Run one batch in one forward pass."""
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
@@ -170,10 +179,14 @@ class CausalModel:
             finally:
                 idle.remove()
         if losses:
-            arrays["nll"] = np.stack([_nll(*each) for each in zip(logits[:, -length:], ids, strict=True)])
+            arrays["nll"] = np.stack(
+                [_nll(*each) for each in zip(logits[:, -length:], ids, strict=True)]
+            )
         return arrays
 
-    def _check_finite(self, values: NDArray[Any], name: str, origins: NDArray[np.int64], source: str) -> None:
+    def _check_finite(
+        self, values: NDArray[Any], name: str, origins: NDArray[np.int64], source: str
+    ) -> None:
         bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if bad.size:
             text, start = origins[int(bad[0])]
@@ -218,7 +231,9 @@ class CausalModel:
             torch.manual_seed(seed)
             try:
                 built = transformers.AutoModelForCausalLM.from_config(
-                    model.config, dtype=torch.float32, trust_remote_code=self.loaded.choice.trust_remote_code
+                    model.config,
+                    dtype=torch.float32,
+                    trust_remote_code=self.loaded.choice.trust_remote_code,
                 )
             except (ValueError, TypeError) as error:
                 raise DispersionError(
@@ -238,7 +253,9 @@ class CausalModel:
         front = len(prefix_of(self.loaded.tokenizer))
         mixed = np.array(tokens)
         for row, number in zip(mixed, numbers, strict=True):
-            order = np.random.default_rng([self._shuffled_by, int(number)]).permutation(len(row) - front)
+            order = np.random.default_rng([self._shuffled_by, int(number)]).permutation(
+                len(row) - front
+            )
             row[front:] = row[front:][order]
         return mixed
 
@@ -254,7 +271,9 @@ def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
 
 def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
     """Negative log-probability of every token of a text after its first, float64."""
-    losses = nn.functional.cross_entropy(logits[:-1].float(), ids[1:].to(logits.device), reduction="none")
+    losses = nn.functional.cross_entropy(
+        logits[:-1].float(), ids[1:].to(logits.device), reduction="none"
+    )
     return np.asarray(losses.to("cpu", torch.float64).numpy())
 
 

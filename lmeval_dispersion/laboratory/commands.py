@@ -34,7 +34,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected whole numbers with commas, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers with commas, got {text!r}"
+        ) from None
 
 
 def _number(about: str, metavar: str = "N") -> dict[str, Any]:
@@ -48,7 +50,9 @@ def _several(about: str) -> dict[str, Any]:
 # Measures -> the options that only they take, each a parameter of their functions, which hold the defaults.
 _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
     tuple(MEASURES): {
-        "--segment": _number("tokens of a segment or context (default: 512, for clusters 100)", "TOKENS"),
+        "--segment": _number(
+            "tokens of a segment or context (default: 512, for clusters 100)", "TOKENS"
+        ),
     },
     ("law", "sublayers", "clusters"): {
         "--layer": {
@@ -71,7 +75,9 @@ _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
     ("law",): {
         "--bins": _number("bins that algorithm 1 chooses (default: 50)"),
         "--bin-size": _number("segments a bin (default: 100)"),
-        "--contexts": _several("context lengths of the last-token variant (default: 16,64,128,256)"),
+        "--contexts": _several(
+            "context lengths of the last-token variant (default: 16,64,128,256)"
+        ),
         "--held-out": {
             "metavar": "FILE|HUB_ID",
             "help": "a second text, binned separately (default: none)",
@@ -80,7 +86,9 @@ _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
     ("sublayers",): {"--sizes": _several("segments a draw (default: 10,50,100)")},
     ("clusters",): {
         "--ngram": _number("tokens of an n-gram (default: 10)"),
-        "--occurrences": _number("times that an n-gram must occur, and contexts of a cluster (default: 100)"),
+        "--occurrences": _number(
+            "times that an n-gram must occur, and contexts of a cluster (default: 100)"
+        ),
         "--clusters": _number("clusters at most (default: 500)"),
     },
 }
@@ -94,7 +102,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_args(parser)
     about = ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]"
     add_data(parser, about, required=True)
-    parser.add_argument("--pack", action="store_true", help="join all texts into one stream (.txt always is)")
+    parser.add_argument(
+        "--pack", action="store_true", help="join all texts into one stream (.txt always is)"
+    )
     about = "folder of studies; the same command resumes its own (default: in the user's cache)"
     parser.add_argument("--study", type=Path, metavar="FOLDER", help=about)
     add_seed(parser)

@@ -29,7 +29,14 @@ from lmeval_dispersion.geometry.dispersion import left_out as dispersions_left_o
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
 from lmeval_dispersion.laboratory.frames import StudyResult, bounded, records, table, with_ends
-from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks, gap_of, prefix_of, tokenised
+from lmeval_dispersion.laboratory.segments import (
+    Segments,
+    Unit,
+    blocks,
+    gap_of,
+    prefix_of,
+    tokenised,
+)
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
@@ -53,7 +60,11 @@ _DISTANCES = {
     "clusters": Col("Clusters", "d", drop=2),
     "perplexity": Col("Perplexity", ".2f", drop=3),
 }
-_NGRAMS = {"cluster": Col("Cluster", "d"), "ngram": Col("N-gram"), "occurrences": Col("Occurrences", "d")}
+_NGRAMS = {
+    "cluster": Col("Cluster", "d"),
+    "ngram": Col("N-gram"),
+    "occurrences": Col("Occurrences", "d"),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,14 +95,18 @@ class ClustersResult(StudyResult):
         caption = "Distance between clusters over that within them"
         return {
             "some": table(self.summary, caption, _RATIOS, most=12),
-            "summary": table(self.summary, "All distances, with the contexts' perplexity", _DISTANCES),
+            "summary": table(
+                self.summary, "All distances, with the contexts' perplexity", _DISTANCES
+            ),
             "ngrams": table(self.ngrams.head(_SHOWN_NGRAMS), "The n-grams", _NGRAMS, more=more),
         }
 
     def charts(self) -> dict[str, Chart]:
         """``distances``: mean distances within and between clusters."""
         draw = partial(frames.cluster_lines, self.summary)
-        return {"distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")}
+        return {
+            "distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")
+        }
 
     def context(self) -> dict[str, Any]:
         """Template values: the rows of one layer (``last``), and the models that differ from the first."""
@@ -165,8 +180,13 @@ def _measure(study: Study) -> Iterator[TableRow]:
             )
         yield from _measured(study, label, causal, layers, drawn, len(arrays["ngrams"]))
         del causal  # the next model is loaded after it is freed
-    for number, (ids, times) in enumerate(zip(arrays["ngrams"], arrays["occurrences"], strict=True)):
-        yield "ngrams", {"cluster": number, "ngram": tokenizer.decode(ids.tolist()), "occurrences": times}
+    for number, (ids, times) in enumerate(
+        zip(arrays["ngrams"], arrays["occurrences"], strict=True)
+    ):
+        yield (
+            "ngrams",
+            {"cluster": number, "ngram": tokenizer.decode(ids.tolist()), "occurrences": times},
+        )
 
 
 def _measured(
@@ -210,7 +230,9 @@ def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
     """Mean of ``apart`` (n,) over mean of ``within`` (n,), with 95 % bounds alike; NaN below three."""
     if len(within) < 3 or within.mean() <= 0 or apart.mean() <= 0:
         return statistics.Interval(*[float("nan")] * 3)
-    return _exponential(np.log(apart.mean()) - np.log(within.mean()), log_ratios_left_out(within, apart))
+    return _exponential(
+        np.log(apart.mean()) - np.log(within.mean()), log_ratios_left_out(within, apart)
+    )
 
 
 def log_ratios_left_out(within: Array, apart: Array) -> Array:
@@ -304,12 +326,16 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
         parts.append(np.stack(row))
         place = end
     if not any(map(np.size, parts)):
-        raise UsageError(f"{texts.source} holds no text ({texts.read} read); check the file and its column")
+        raise UsageError(
+            f"{texts.source} holds no text ({texts.read} read); check the file and its column"
+        )
     tokens, documents, places = np.concatenate(parts, axis=1)
     return _Corpus(tokens.astype(np.uint32), documents, places)
 
 
-def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[NDArray[np.int64]], int]:
+def _frequent(
+    corpus: _Corpus, n: int, before: int, least: int
+) -> tuple[list[NDArray[np.int64]], int]:
     """Places of every n-gram with at least ``least`` of them, most frequent first; and the highest count.
 
     Places have ``before`` tokens of their document before them.
@@ -319,7 +345,9 @@ def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[ND
     is_whole = documents[places + n - 1] == documents[places]
     places = places[is_whole & (in_document[places] >= before)]
     mixed = tokens.astype(np.uint64) + np.uint64(1)
-    mixed *= mixed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)  # wraps by intent
+    mixed *= mixed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+        0x632BE59BD9B4E019
+    )  # wraps by intent
     factors = np.random.default_rng(0).integers(2**63, size=n, dtype=np.uint64) * 2 + 1
     hashes = np.zeros(len(places), dtype=np.uint64)
     for j, factor in enumerate(factors):
@@ -334,10 +362,14 @@ def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[ND
         grams = tokens[alike[:, None] + np.arange(n)]
         # Two n-grams with one hash: keep the first.
         frequent.append(alike[(grams == grams[0]).all(axis=1)])
-    return sorted(frequent, key=lambda places: (-len(places), int(places[0]))), int(sizes.max(initial=0))
+    return sorted(frequent, key=lambda places: (-len(places), int(places[0]))), int(
+        sizes.max(initial=0)
+    )
 
 
-def _without_overlaps(places: NDArray[np.int64], n: int, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _without_overlaps(
+    places: NDArray[np.int64], n: int, taken: NDArray[np.bool_]
+) -> NDArray[np.int64]:
     """The places whose n-grams do not overlap taken ones or one another."""
     free: list[int] = []
     last = -n

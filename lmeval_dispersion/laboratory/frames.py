@@ -47,7 +47,9 @@ class StudyResult(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: the answer, the manifest and every table."""
-        frames = {name: value for name, value in vars(self).items() if isinstance(value, pd.DataFrame)}
+        frames = {
+            name: value for name, value in vars(self).items() if isinstance(value, pd.DataFrame)
+        }
         tables = {name: records(frame) for name, frame in frames.items()}
         content = json_value({"manifest": self.manifest, "tables": tables})
         return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
@@ -55,9 +57,16 @@ class StudyResult(Report):
     def context(self) -> dict[str, Any]:
         """Template values: the models' names, and the settings and versions of the run."""
         manifest = self.manifest
-        settings = {key: str(value) for key, value in manifest["settings"].items() if key != "models"}
+        settings = {
+            key: str(value) for key, value in manifest["settings"].items() if key != "models"
+        }
         names = {key: ", ".join(value) for key, value in manifest["names"].items()}
-        run = [names, *manifest["models"], settings, {**manifest["versions"], "created": manifest["created"]}]
+        run = [
+            names,
+            *manifest["models"],
+            settings,
+            {**manifest["versions"], "created": manifest["created"]},
+        ]
         return {"models": [model["model"] for model in manifest["models"]], "run": run}
 
 
@@ -67,7 +76,12 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def table(
-    frame: pd.DataFrame, caption: str, columns: Mapping[str, Column], *, most: int = 0, more: str = ""
+    frame: pd.DataFrame,
+    caption: str,
+    columns: Mapping[str, Column],
+    *,
+    most: int = 0,
+    more: str = "",
 ) -> Table:
     """A frame's filled columns as a table, cut to ``most`` rows spread evenly (0: all)."""
     if 0 < most < len(frame):
@@ -137,7 +151,11 @@ def law_bins(points: pd.DataFrame) -> Spec:
     # Vega-Lite's logarithmic axis draws a line for every digit, most of a page's bytes.
     last = math.ceil(max(row["logarithm"] for row in rows))
     values = [power + math.log10(digit) for power in range(last) for digit in (1, 2, 5)]
-    ticks = {"values": values, "labelExpr": "format(pow(10, datum.value), '.3~s')", "labelOverlap": "greedy"}
+    ticks = {
+        "values": values,
+        "labelExpr": "format(pow(10, datum.value), '.3~s')",
+        "labelOverlap": "greedy",
+    }
     spec = mark(
         {"type": "circle", "size": 40, "opacity": 0.8},
         x=numeric("logarithm", "Mean perplexity of a bin", axis={**ticks, "grid": False}),
@@ -159,7 +177,9 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
         tooltip=tooltip(rows, "layer", "segments", "draw", "dispersion"),
         **colour(rows, "layer", legend=None),
     )
-    return facets(rows, "segments", {**spec, "height": 24 * len(layers)}, columns=1, title="Segments a draw")
+    return facets(
+        rows, "segments", {**spec, "height": 24 * len(layers)}, columns=1, title="Segments a draw"
+    )
 
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
@@ -170,7 +190,12 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
     return {
         "data": {"values": rows},
         "encoding": {
-            "x": {"field": "depth", "type": "quantitative", "title": "Depth", "axis": {"tickMinStep": 1}},
+            "x": {
+                "field": "depth",
+                "type": "quantitative",
+                "title": "Depth",
+                "axis": {"tickMinStep": 1},
+            },
             **colour(rows, "model"),
         },
         "layer": [
@@ -183,7 +208,9 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
 
 def condensation_heat(histogram: pd.DataFrame) -> Spec:
     """Density of the similarity by depth, one panel per model."""
-    frame = with_control(histogram[histogram["density"] > 0])[["model", "depth", "low", "high", "density"]]
+    frame = with_control(histogram[histogram["density"] > 0])[
+        ["model", "depth", "low", "high", "density"]
+    ]
     rows = records(frame.round(4))
     spec = mark(
         "rect",
@@ -198,7 +225,9 @@ def condensation_heat(histogram: pd.DataFrame) -> Spec:
 def cluster_lines(summary: pd.DataFrame) -> Spec:
     """Distances within and between clusters over the models in the order given."""
     rows = records(
-        summary.melt(["model", "layer"], ["within", "between"], var_name="distance", value_name="value")
+        summary.melt(
+            ["model", "layer"], ["within", "between"], var_name="distance", value_name="value"
+        )
     )
     spec = mark(
         {"type": "line", "point": True},

@@ -26,7 +26,13 @@ from torch import Tensor
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.geometry import Dispersion, Spectrum, dispersion_estimate, spectrum, vendi_score
+from lmeval_dispersion.geometry import (
+    Dispersion,
+    Spectrum,
+    dispersion_estimate,
+    spectrum,
+    vendi_score,
+)
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.causal_model import (
     CONTROLS,
@@ -47,7 +53,9 @@ if TYPE_CHECKING:
 
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
 CONTEXTS = (16, 64, 128, 256)
-FEWEST_BINS = 8  # with 6 bins, an interval of r = -0.95 leaves out 0 in 6 of 100 studies; with 8 in 97
+FEWEST_BINS = (
+    8  # with 6 bins, an interval of r = -0.95 leaves out 0 in 6 of 100 studies; with 8 in 97
+)
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 _GROUPS = 32  # groups of texts that the jackknife leaves out
@@ -61,8 +69,12 @@ _CORRELATIONS = {
     "layer": Col("Layer"),
     "measure": Col("Measure"),
     "control": Col("Control", hint="random weights, or the tokens of each text in random order"),
-    **bounded("pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"),
-    "line_r2": Col("R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"),
+    **bounded(
+        "pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"
+    ),
+    "line_r2": Col(
+        "R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"
+    ),
     "difference": Col("Model minus control", "+.2f"),
     "difference_low": Col("from", "+.2f"),
     "difference_high": Col("to", "+.2f"),
@@ -79,7 +91,10 @@ _OVERALL = {
     "split": Col("Text"),
     "layer": Col("Layer"),
     "dispersion": Col(
-        "Dispersion", ".4f", error="dispersion_se", hint="mean cosine distance: 0 parallel, 1 orthogonal"
+        "Dispersion",
+        ".4f",
+        error="dispersion_se",
+        hint="mean cosine distance: 0 parallel, 1 orthogonal",
     ),
     "texts": Col("Texts", "d"),
     "token_dispersion": Col("Token dispersion", ".4f", hint="over the tokens of one text"),
@@ -121,7 +136,9 @@ class LawResult(StudyResult):
         caption = f"r of the perplexity of whole segments and dispersion, {self._level}"
         return {
             "layers": table(first, caption, _LAYERS, most=12),
-            "correlations": table(self.correlations, "r of perplexity with each measure", _CORRELATIONS),
+            "correlations": table(
+                self.correlations, "r of perplexity with each measure", _CORRELATIONS
+            ),
             **controls,
             "overall": table(self.overall, "All texts", _OVERALL),
         }
@@ -144,7 +161,11 @@ class LawResult(StudyResult):
         """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls."""
         rows = _of_dispersion(self.correlations)
         columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
-        controls = pd.DataFrame(columns=columns) if self.controls is None else _of_dispersion(self.controls)
+        controls = (
+            pd.DataFrame(columns=columns)
+            if self.controls is None
+            else _of_dispersion(self.controls)
+        )
         kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
         return {**super().context(), "kinds": kinds, "tests": self._tests}
 
@@ -155,7 +176,9 @@ class LawResult(StudyResult):
 
     @property
     def _level(self) -> str:
-        return f"95 % intervals counting all {self._tests} r" if self._tests > 1 else "95 % interval"
+        return (
+            f"95 % intervals counting all {self._tests} r" if self._tests > 1 else "95 % interval"
+        )
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
@@ -240,8 +263,17 @@ def law(
         if value < least:
             raise UsageError(f"expected at least {least}, got {value}", argument=name)
     settings = {
-        **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},
-        **{"contexts": [int(c) for c in contexts if 0 < c < segment], "control": as_controls(control)},
+        **{
+            "segment": segment,
+            "segments": segments,
+            "layers": layers,
+            "bins": bins,
+            "bin_size": bin_size,
+        },
+        **{
+            "contexts": [int(c) for c in contexts if 0 < c < segment],
+            "control": as_controls(control),
+        },
     }
     return studied(LawResult, _measure, model, data, settings, run, held_out=held_out)
 
@@ -291,7 +323,9 @@ def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: st
             f"anything about r, got {n} of {settings['segment']} tokens from {drawn.source}; "
             f"pass {more}, or make bins or segments smaller"
         )
-    after = [context - 1 for context in settings["contexts"]]  # NLL column of the token after so many
+    after = [
+        context - 1 for context in settings["contexts"]
+    ]  # NLL column of the token after so many
 
     def do(rows: NDArray[np.int64]) -> Unit:
         totals = [Dispersion(causal.width, _GROUPS) for _ in layers]
@@ -303,7 +337,11 @@ def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: st
             spreads.append(np.stack([part[layer][:, -1] for layer in layers], axis=1))
             losses.append(np.column_stack([part["nll"].mean(axis=1), part["nll"][:, after]]))
         arrays = {"nll": np.concatenate(losses), "tokens": np.concatenate(spreads)}
-        return {**arrays, "sums": np.stack([total.sums for total in totals]), "counts": totals[0].counts}
+        return {
+            **arrays,
+            "sums": np.stack([total.sums for total in totals]),
+            "counts": totals[0].counts,
+        }
 
     nll, tokens, sums, counts = [], [], np.zeros(()), np.zeros(())
     # Each unit has whole rounds of the jackknife's groups, so that it begins with the first.
@@ -356,7 +394,10 @@ def _points(
         for k, layer in enumerate(layers):
             row = {**about, "layer": layer, **means}
             for control, of_bins in values.items():
-                names = (f"{name}.{control}" if control else name for name in (*MEASURES, "dispersion_se"))
+                names = (
+                    f"{name}.{control}" if control else name
+                    for name in (*MEASURES, "dispersion_se")
+                )
                 row |= dict(zip(names, of_bins[place][k].tolist(), strict=False))
             yield row
 
@@ -382,7 +423,13 @@ def _overall(split: _Split, layers: list[str], seed: int) -> Iterator[dict[str, 
     perplexity = float(np.exp(split.nll[:, 0].mean()))
     for layer, total, spread in zip(layers, split.totals, split.tokens.T, strict=True):
         mean, error, n = total.estimate()
-        row = {"split": split.name, "layer": layer, "texts": n, "dispersion": mean, "dispersion_se": error}
+        row = {
+            "split": split.name,
+            "layer": layer,
+            "texts": n,
+            "dispersion": mean,
+            "dispersion_se": error,
+        }
         row |= with_ends("token_dispersion", statistics.mean_interval(spread, seed))
         yield {**row, "perplexity": perplexity}
 
@@ -429,7 +476,10 @@ class OverBins(NamedTuple):
 
     def row(self) -> dict[str, Any]:
         """Entries of a table row: ``pearson``, ``low``, ``high`` and ``reason``."""
-        return {**dict(zip(("pearson", "low", "high"), self.interval, strict=True)), "reason": self.reason}
+        return {
+            **dict(zip(("pearson", "low", "high"), self.interval, strict=True)),
+            "reason": self.reason,
+        }
 
     def on_fishers_scale(self) -> Array:
         """Fisher's z of r, then of each sample, shape (1 + samples,)."""
@@ -439,14 +489,19 @@ class OverBins(NamedTuple):
 def correlated(x: Array, y: Array, seed: int) -> OverBins:
     """Pearson r of perplexity and a measure over bins, (bins,) each; NaN and a reason where undefined."""
     try:
-        value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
+        value, samples = (
+            statistics.correlation(x, y),
+            statistics.resampled_correlations(x, y, seed=seed),
+        )
     except GeometryError as error:
         return OverBins(statistics.Interval(np.nan, np.nan, np.nan), np.array([]), str(error))
     bounds = statistics.correlation_bounds(value, samples, len(x))
     return OverBins(statistics.Interval(value, *bounds), samples)
 
 
-def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> dict[str, pd.DataFrame]:
+def correlations(
+    points: pd.DataFrame, controls: Sequence[str], seed: int
+) -> dict[str, pd.DataFrame]:
     """Pearson r of the bins' mean perplexity with every measure, per split, perplexity and layer.
 
     A single token's perplexity spans many powers of ten, so r takes its mean logarithm there.
@@ -478,15 +533,22 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
                 others.append({**about, "control": control, **other.row()})
                 if not (mine.reason or other.reason):
                     samples = other.samples, mine.samples
-                    bounds = statistics.correlation_difference(other.interval, mine.interval, samples)
+                    bounds = statistics.correlation_difference(
+                        other.interval, mine.interval, samples
+                    )
                     difference = mine.interval.value - other.interval.value, *bounds
-                    claim = mine.on_fishers_scale() - other.on_fishers_scale() if is_claimed else None
+                    claim = (
+                        mine.on_fishers_scale() - other.on_fishers_scale() if is_claimed else None
+                    )
                     others[-1] |= {**with_ends("difference", difference), "claim": claim}
     frame = _with_bounds(models, "all")
     # Never narrower than the row's own interval, whose Student's point few bins need.
     frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
     frame["all_high"] = np.maximum(np.tanh(frame["all_high"]), frame["high"])
-    return {"correlations": frame, **({"controls": _with_bounds(others, "apart")} if controls else {})}
+    return {
+        "correlations": frame,
+        **({"controls": _with_bounds(others, "apart")} if controls else {}),
+    }
 
 
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
@@ -508,7 +570,9 @@ def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array
 def _with_bounds(rows: list[dict[str, Any]], name: str) -> pd.DataFrame:
     """The rows with ``NAME_low`` and ``NAME_high``, which hold for all claims together."""
     claims = [row.pop("claim", None) for row in rows]
-    frame = pd.DataFrame.from_records(rows).assign(**{f"{name}_low": np.nan, f"{name}_high": np.nan})
+    frame = pd.DataFrame.from_records(rows).assign(
+        **{f"{name}_low": np.nan, f"{name}_high": np.nan}
+    )
     claimed = [number for number, claim in enumerate(claims) if claim is not None]
     if claimed:
         values, *samples = np.stack([claims[number] for number in claimed], axis=1)

@@ -83,7 +83,9 @@ def report(source: str, counted: Mapping[str, int]) -> str:
     >>> report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
     'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
     """
-    skipped = {key.replace("_", " "): n for key, n in counted.items() if key not in ("texts", "kept")}
+    skipped = {
+        key.replace("_", " "): n for key, n in counted.items() if key not in ("texts", "kept")
+    }
     left_out = [f"{n} {reason}" for reason, n in skipped.items() if n]
     what = f"{count(counted['kept'], 'segment')} from {count(counted['texts'], 'text')}"
     return f"{source}: {what}" + (f" ({', '.join(left_out)})" if left_out else "")
@@ -122,7 +124,9 @@ def blocks(rows: int, size: int) -> list[NDArray[np.int64]]:
     return [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def _cuts(texts: Texts, tokenizer: Any, body: int, pack: bool) -> Iterator[tuple[int, int, list[int]]]:
+def _cuts(
+    texts: Texts, tokenizer: Any, body: int, pack: bool
+) -> Iterator[tuple[int, int, list[int]]]:
     """Segments of ``body`` tokens: the number of the text in which each starts, its offset, its tokens."""
     gap = gap_of(texts, tokenizer, pack)
     start, buffer = 0, list[int]()

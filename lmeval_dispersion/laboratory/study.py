@@ -31,7 +31,14 @@ from lmeval_dispersion.files import keep_arrays, write_whole
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Reduce
 from lmeval_dispersion.laboratory.frames import StudyResult
-from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks, counts, draw_segments, report
+from lmeval_dispersion.laboratory.segments import (
+    Segments,
+    Unit,
+    blocks,
+    counts,
+    draw_segments,
+    report,
+)
 from lmeval_dispersion.model.loading import (
     LoadedModel,
     ModelChoice,
@@ -124,11 +131,16 @@ class Study:
 
         (arrays,) = self.kept(f"segments {name}", [self.texts[source]], counted)
         tokens = np.ascontiguousarray(arrays["tokens"])
-        known = {"counts": json.loads(arrays["counts"].item()), "sha256": sha256(tokens.data).hexdigest()}
+        known = {
+            "counts": json.loads(arrays["counts"].item()),
+            "sha256": sha256(tokens.data).hexdigest(),
+        }
         self.facts[f"segments.{name}"] = known
         return Segments(tokens, arrays["origins"], self.texts[source].source), arrays
 
-    def segments(self, name: str, causal: CausalModel, most: int, *, source: str = "data") -> Segments:
+    def segments(
+        self, name: str, causal: CausalModel, most: int, *, source: str = "data"
+    ) -> Segments:
         """At most ``most`` segments drawn from a source; raises as :func:`draw_segments`."""
         options = {key: self.settings[key] for key in ("pack", "seed")}
         options |= {"length": self.settings["segment"], "most": most}
@@ -163,7 +175,10 @@ def studied(
     if len(set(names)) < len(names) or not names:
         raise UsageError(f"expected different models, got {', '.join(names) or 'none'}")
     sources = {"data": data, **({} if held_out is None else {"held_out": held_out})}
-    texts = {name: source if isinstance(source, Texts) else Texts(source) for name, source in sources.items()}
+    texts = {
+        name: source if isinstance(source, Texts) else Texts(source)
+        for name, source in sources.items()
+    }
     identity = {
         "models": [model_settings(model) for model in chosen],
         **{name: data_settings(source) for name, source in texts.items()},
@@ -202,9 +217,18 @@ def _complete(study: Study, rows: Iterable[TableRow], about: Mapping[str, Any]) 
     for name, table in tables.items():
         write_whole(study.folder / f"{name}.parquet", pd.DataFrame(table).to_parquet(index=False))
     versions = {name: version(name) for name in ("torch", "transformers")}
-    manifest = {"format": FORMAT, **about, "complete": True, "settings": study.settings, **study.facts}
+    manifest = {
+        "format": FORMAT,
+        **about,
+        "complete": True,
+        "settings": study.settings,
+        **study.facts,
+    }
     manifest["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    manifest |= {"versions": {"lmeval_dispersion": __version__, **versions}, "tables": sorted(tables)}
+    manifest |= {
+        "versions": {"lmeval_dispersion": __version__, **versions},
+        "tables": sorted(tables),
+    }
     write_whole(study.folder / "manifest.json", json.dumps(manifest, indent=1).encode())
 
 
@@ -220,10 +244,17 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
     if isinstance(model, LoadedModel):
         weights = _parameters_digest(model.model)
     else:
-        weights = weights_identity(choice.name, _commit(choice.name, choice.revision, "config.json"))
+        weights = weights_identity(
+            choice.name, _commit(choice.name, choice.revision, "config.json")
+        )
         if name := choice.adapter:
             adapter = adapter_identity(name, _commit(name, None, "adapter_config.json"))
-    return {"dtype": choice.dtype, "quantize": choice.quantize, "weights": weights, "adapter": adapter}
+    return {
+        "dtype": choice.dtype,
+        "quantize": choice.quantize,
+        "weights": weights,
+        "adapter": adapter,
+    }
 
 
 def _commit(name: str, revision: str | None, file: str) -> str | None:
@@ -253,7 +284,9 @@ def labels(models: Sequence[ModelLike]) -> list[str]:
     names = short_names([_path(choice.name) for choice in choices])
     adapters = short_names([_path(choice.adapter or "") for choice in choices])
     parts = zip(choices, names, adapters, strict=True)
-    return [str(replace(choice, name=name, adapter=adapter or None)) for choice, name, adapter in parts]
+    return [
+        str(replace(choice, name=name, adapter=adapter or None)) for choice, name, adapter in parts
+    ]
 
 
 def _path(name: str) -> str:
@@ -265,10 +298,16 @@ def _path(name: str) -> str:
 def data_settings(texts: Texts) -> dict[str, Any]:
     """A source's identity in settings: a file's digest, or a Hub data set's commit, None if unknown."""
     if texts.path is not None:
-        return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
+        return {
+            "sha256": file_digest(texts.path),
+            "kind": texts.path.suffix,
+            "column": texts.column,
+        }
     from huggingface_hub import HfApi
 
-    with suppress(Exception):  # huggingface_hub passes on errors of its HTTP library; reading explains more
+    with suppress(
+        Exception
+    ):  # huggingface_hub passes on errors of its HTTP library; reading explains more
         texts.revision = HfApi().dataset_info(texts.name, revision=texts.revision).sha
     known = {"source": texts.name, "commit": texts.revision}
     return {**known, "config": texts.config, "split": texts.split, "column": texts.column}

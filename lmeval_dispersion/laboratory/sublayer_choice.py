@@ -48,7 +48,9 @@ _RECOMMENDED = {
     "second": Col("Second"),
     "segments": Col("Segments", "d"),
     "difference": Col("Difference", "+.4f"),
-    "margin": Col("Margin (SD)", ".2f", hint="difference over the SD of one draw of new text; 2 recommends"),
+    "margin": Col(
+        "Margin (SD)", ".2f", hint="difference over the SD of one draw of new text; 2 recommends"
+    ),
     "draws_won": Col("Draws won", "d"),
     "draws": Col("Draws", "d"),
 }
@@ -84,7 +86,9 @@ class SublayersResult(StudyResult):
     def charts(self) -> dict[str, Chart]:
         """``draws``: every draw's dispersion."""
         draw = partial(frames.sublayer_draws, self.draws)
-        return {"draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")}
+        return {
+            "draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")
+        }
 
     def context(self) -> dict[str, Any]:
         """Template values: also ``best``, the row of ``recommendation`` as a dict."""
@@ -111,7 +115,9 @@ def sublayers(
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
     if not sizes or min(sizes) < 2:
-        raise UsageError(f"expected draws of at least 2 segments, got {', '.join(map(str, sizes)) or 'none'}")
+        raise UsageError(
+            f"expected draws of at least 2 segments, got {', '.join(map(str, sizes)) or 'none'}"
+        )
     settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes))}
     return studied(SublayersResult, _measure, model, data, settings, run)
 
@@ -162,13 +168,20 @@ def recommendation(draws: pd.DataFrame, pool: int) -> dict[str, Any]:
     standard deviation is divided by sqrt(1 - s / n) for that. A draw of the whole pool has no margin.
     """
     size = int(draws["segments"].max())
-    wide = draws[draws["segments"] == size].pivot(index="draw", columns="layer", values="dispersion")
+    wide = draws[draws["segments"] == size].pivot(
+        index="draw", columns="layer", values="dispersion"
+    )
     best, second = wide.mean().sort_values(ascending=False, kind="stable").index[:2]
     difference = (wide[best] - wide[second]).to_numpy()
     new = 1 - size / pool
     spread = float(np.std(difference, ddof=1)) / np.sqrt(new) if new > 0 else float("nan")
     margin = float(difference.mean()) / spread if spread > 0 else float("nan")
-    row = {"layer": best, "second": second, "segments": size, "difference": float(difference.mean())}
+    row = {
+        "layer": best,
+        "second": second,
+        "segments": size,
+        "difference": float(difference.mean()),
+    }
     row |= {"difference_sd": spread, "margin": margin, "told_apart": margin >= MARGIN}
     row |= {"draws_won": int((difference > 0).sum()), "draws": len(difference)}
     return row

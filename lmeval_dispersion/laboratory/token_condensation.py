@@ -98,7 +98,9 @@ class CondensationResult(StudyResult):
         return {
             **tables,
             "trends": table(self.summary, caption, _TRENDS, most=_SHOWN),
-            "every_trend": table(self.summary.assign(curve=curve), f"{caption}, and the curve", _EVERY_TREND),
+            "every_trend": table(
+                self.summary.assign(curve=curve), f"{caption}, and the curve", _EVERY_TREND
+            ),
         }
 
     def charts(self) -> dict[str, Chart]:
@@ -107,7 +109,9 @@ class CondensationResult(StudyResult):
         heat = partial(frames.condensation_heat, self.histogram)
         return {
             "lines": Chart(lines, "Mean cosine similarity by depth", "One line a model."),
-            "heat": Chart(heat, "How the similarities are distributed at every depth", "A heat map a model."),
+            "heat": Chart(
+                heat, "How the similarities are distributed at every depth", "A heat map a model."
+            ),
         }
 
     def context(self) -> dict[str, Any]:
@@ -117,7 +121,10 @@ class CondensationResult(StudyResult):
 
     def _trends(self) -> list[dict[str, Any]]:
         models = list(dict.fromkeys(self.texts["model"]))
-        return [shape_of_curve(name, self.texts[self.texts["model"] == name], len(models)) for name in models]
+        return [
+            shape_of_curve(name, self.texts[self.texts["model"] == name], len(models))
+            for name in models
+        ]
 
 
 def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
@@ -170,7 +177,9 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
         return (change > 0) - (change < 0) if abs(change) >= share * np.ptp(mean) else 0
 
     def sure(start: int, end: int) -> int:
-        _, low, high = _student(values[:, end] - values[:, start], claims * depths * (depths - 1) // 2)
+        _, low, high = _student(
+            values[:, end] - values[:, start], claims * depths * (depths - 1) // 2
+        )
         return large(start, end, _TURN) if low > 0 or high < 0 else 0
 
     first, ends = _zigzag(mean, sure)
@@ -181,7 +190,10 @@ def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int
     """The first sign of ``way`` between points of a curve, and where it begins, turns and ends."""
     first, sign, top, bottom, turns = 0, 0, 0, 0, list[int]()
     for place in range(1, len(curve)):
-        top, bottom = max(top, place, key=curve.__getitem__), min(bottom, place, key=curve.__getitem__)
+        top, bottom = (
+            max(top, place, key=curve.__getitem__),
+            min(bottom, place, key=curve.__getitem__),
+        )
         step = (sign >= 0 and way(top, place)) or (sign <= 0 and way(bottom, place))
         if step:
             turns += [top if sign > 0 else bottom] if sign else []
@@ -195,7 +207,9 @@ def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
     for number, depth in enumerate(ends[1:]):
         way = "rises" if sign * (-1) ** number > 0 else "falls"
         place = f" at depth {depth} of {ends[-1]}" if depth != ends[-1] else ""
-        words.append(f"{way} {f'from {mean[0]:.2f} ' if not number else ''}to {mean[depth]:.2f}{place}")
+        words.append(
+            f"{way} {f'from {mean[0]:.2f} ' if not number else ''}to {mean[depth]:.2f}{place}"
+        )
     return ", then ".join(words)
 
 
@@ -259,7 +273,9 @@ def _measure(study: Study) -> Iterator[TableRow]:
 
 def _mean_and_histogram(states: Tensor) -> Array:
     """For each text the mean similarity, then the histogram."""
-    return np.column_stack([1 - token_dispersions(states), [similarity_counts(text) for text in states]])
+    return np.column_stack(
+        [1 - token_dispersions(states), [similarity_counts(text) for text in states]]
+    )
 
 
 def similarity_counts(states: Tensor) -> NDArray[np.int64]:
@@ -286,13 +302,19 @@ def rows_of(
         tau = float(kendalltau(depths, layer_means).statistic)
     except GeometryError as error:
         rho, tau, reason = float("nan"), float("nan"), str(error)
-    row = {"texts": len(means), "depths": len(names), **with_ends("trend", _student(text_trends(means)))}
+    row = {
+        "texts": len(means),
+        "depths": len(names),
+        **with_ends("trend", _student(text_trends(means))),
+    }
     row |= {"spearman": rho, "kendall": tau}
     row |= with_ends("last_mean", statistics.mean_interval(means[:, -last:].mean(axis=1), seed))
     yield "summary", {**row, "last": min(last, len(names)), "reason": reason}
     edges = np.linspace(-1, 1, bins + 1)
     with np.errstate(invalid="ignore"):
-        density = counts / counts.sum(axis=1, keepdims=True) * bins / 2  # NaN if a layer has no similarity
+        density = (
+            counts / counts.sum(axis=1, keepdims=True) * bins / 2
+        )  # NaN if a layer has no similarity
     for depth, name in enumerate(names):
         mean, low, high = statistics.mean_interval(means[:, depth], seed)
         yield "layers", {"depth": depth, "layer": name, "mean": mean, "low": low, "high": high}

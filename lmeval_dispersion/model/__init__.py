@@ -43,14 +43,26 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int) ->
     >>> states_after_blocks("last, layer.-1, 0", 4)
     ['layer.0', 'layer.3', 'last']
     """
-    given = layers.split(",") if isinstance(layers, str) else [layers] if isinstance(layers, int) else layers
+    given = (
+        layers.split(",")
+        if isinstance(layers, str)
+        else [layers]
+        if isinstance(layers, int)
+        else layers
+    )
     names = [name.strip() if isinstance(name, str) else name for name in given]
     which = f"last, {', '.join(WORDS)}, layer.K or K with K from {-blocks} to {blocks - 1}"
     chosen: set[int] = set()  # the index of a block, or their number for `last`
     for name in names:
         text = str(name)
         match = NAME.fullmatch(text)
-        index = match[1] if match and match[2] != "attn" else text if re.fullmatch(r"-?\d+", text) else None
+        index = (
+            match[1]
+            if match and match[2] != "attn"
+            else text
+            if re.fullmatch(r"-?\d+", text)
+            else None
+        )
         if text not in ("last", *WORDS) and (index is None or isinstance(name, bool)):
             raise UsageError(f"expected layers among {which}; got {name!r}")
         half = max(1, blocks // 2)

@@ -55,7 +55,11 @@ class Site:
         if self.kind == "attn":
             return _AfterMixer(see).hook(self.module)
         if self.kind == "output":
-            return [self.module.register_forward_hook(lambda _m, _a, output: see(_first(output, self.name)))]
+            return [
+                self.module.register_forward_hook(
+                    lambda _m, _a, output: see(_first(output, self.name))
+                )
+            ]
         before = self.module.register_forward_pre_hook
         return [before(lambda _m, *given: see(_first(given, self.name)), with_kwargs=True)]
 
@@ -97,7 +101,10 @@ class Decoder:
         """Every canonical name and alias that :meth:`site` takes, without negative indices."""
         names = list(self._outside())
         for k, block in enumerate(self.blocks):
-            names += [f"layer.{k}", *(f"layer.{k}.{part}" for part in _PARTS if has_two_parts(block))]
+            names += [
+                f"layer.{k}",
+                *(f"layer.{k}.{part}" for part in _PARTS if has_two_parts(block)),
+            ]
         return names
 
     def site(self, name: str) -> Site:
@@ -203,7 +210,9 @@ class _AfterMixer:
 
     def clear(self) -> None:
         self.block_input: Tensor | None = None
-        self.mixed: Tensor | None = None  # the mixer's contribution, followed through dropout and post-norm
+        self.mixed: Tensor | None = (
+            None  # the mixer's contribution, followed through dropout and post-norm
+        )
         self.known: list[Tensor] = []  # kept alive: a freed tensor's id could be reused
         self.done = False
 
@@ -239,7 +248,9 @@ class _AfterMixer:
         if self.mixed is None:
             if _composite(child):
                 self.mixed = out
-                if any(other is self.block_input for other in given[1:]):  # BLOOM: the mixer itself adds it
+                if any(
+                    other is self.block_input for other in given[1:]
+                ):  # BLOOM: the mixer itself adds it
                     self.see(out)
                     self.done = True
         elif given and given[0] is self.mixed:
@@ -268,7 +279,9 @@ def _first(given: Any, what: str) -> Tensor:
     state = next(_tensors(given), None)
     if state is None or state.ndim != 3:
         shape = None if state is None else tuple(state.shape)
-        raise CaptureError(f"expected {what} to hold one state a token, shape (b, t, d), got {shape}")
+        raise CaptureError(
+            f"expected {what} to hold one state a token, shape (b, t, d), got {shape}"
+        )
     # Tensor-parallel plans may keep states in pieces (DTensor); all processes come here and gather them.
     whole = getattr(state, "full_tensor", None)
     return whole() if callable(whole) else state

@@ -25,7 +25,9 @@ Tell = Callable[[str, str], None]
 
 # Parts of an adapter's parameters that PEFT loads by other names, or that layers share.
 _LOADED_ELSEWHERE = ("prompt_encoder", "vblora_vector_bank", "unilora_theta_d", "tinylora_v")
-_ADAPTER_PART = re.compile(r"^(base_model\.model\.)?|\.(lora|base_layer|modules_to_save)\w*(\..*)?$")
+_ADAPTER_PART = re.compile(
+    r"^(base_model\.model\.)?|\.(lora|base_layer|modules_to_save)\w*(\..*)?$"
+)
 _OTHER_BASE = "write the base that it was trained on into adapter_config.json, or save it again"
 # lm-eval gives the base the tokenizer's size before it loads an adapter.
 _CUT_BASE = "it saved rows of a padded vocabulary: merge it into its base (merge_and_unload, save_pretrained)"
@@ -47,7 +49,9 @@ def watched_loads(tell: Tell, *, adapter: bool = False) -> Iterator[None]:
 
     with ExitStack() as stack:
         kind = transformers.PreTrainedModel
-        stack.enter_context(_replaced(kind, "from_pretrained", _watched_from_pretrained(kind, tell)))
+        stack.enter_context(
+            _replaced(kind, "from_pretrained", _watched_from_pretrained(kind, tell))
+        )
         stack.enter_context(_replaced(kind, "load_adapter", _watched_beside(kind, tell)))
         if adapter:
             import peft
@@ -168,7 +172,9 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
             names = _SIZE_MISMATCH.findall(str(error))
             if not names:
                 raise
-            tensors = _counted(len(names), "tensor of the adapter has", "tensors of the adapter have")
+            tensors = _counted(
+                len(names), "tensor of the adapter has", "tensors of the adapter have"
+            )
             of_tokens = all("lm_head" in name or "embed" in name for name in names)
             raise DispersionError(
                 f"{tensors} another shape than adapter_config.json and its base {_name_of(self)} give, "
@@ -214,13 +220,17 @@ def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
         text += f"its files have {others} of another model than {kind}, the first {unexpected[0]}; "
         text += f"name a checkpoint that was saved as {kind}"
     elif missing == [_head(model)]:
-        text += "if it shares the embedding's values, set tie_word_embeddings to true in config.json"
+        text += (
+            "if it shares the embedding's values, set tie_word_embeddings to true in config.json"
+        )
     else:
         text += "save or download it again"
     return text
 
 
-def adapter_sentence(model: Any, name: str, missing: Collection[str], unexpected: Collection[str]) -> str:
+def adapter_sentence(
+    model: Any, name: str, missing: Collection[str], unexpected: Collection[str]
+) -> str:
     """What PEFT's result says that an adapter and its base lack of each other; empty if nothing.
 
     ``name`` is the adapter's in PEFT's ``model``.
@@ -244,10 +254,10 @@ def adapter_sentence(model: Any, name: str, missing: Collection[str], unexpected
 def _misfit(base: str, missing: Sequence[str], unexpected: Sequence[str]) -> str:
     """The sentence on tensors that an adapter's file lacks, or its base has no place for; empty if none."""
     if unexpected:
-        tensors = _counted(len(unexpected), "tensor of the adapter belongs", "tensors of the adapter belong")
-        return (
-            f"{tensors} to no module of its base {base}, the first to {_module(unexpected[0])}; {_OTHER_BASE}"
+        tensors = _counted(
+            len(unexpected), "tensor of the adapter belongs", "tensors of the adapter belong"
         )
+        return f"{tensors} to no module of its base {base}, the first to {_module(unexpected[0])}; {_OTHER_BASE}"
     if missing:
         tensors = _counted(len(missing), "tensor of the adapter is", "tensors of the adapter are")
         first = _module(missing[0])

@@ -121,7 +121,9 @@ class LoadedModel(NamedTuple):
             "weights": weights_identity(self.name, self.revision),
             "adapter": adapter_identity(adapter) if adapter else None,
         }
-        return {key: v for key, v in {**files, **settings_identity(self.model)}.items() if v is not None}
+        return {
+            key: v for key, v in {**files, **settings_identity(self.model)}.items() if v is not None
+        }
 
 
 ModelLike = str | Path | ModelChoice | LoadedModel
@@ -189,7 +191,9 @@ def load_model(
     tokenizer = attempt(transformers.AutoTokenizer.from_pretrained)
     if tokenizer.pad_token_id is None:
         # This project always masks padding, so any token will do.
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
+        tokenizer.pad_token = (
+            tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
+        )
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     options: dict[str, Any] = {"config": config, "dtype": dtype}
     if quantize:
@@ -219,14 +223,18 @@ def _source(name: str | Path) -> str:
     path = Path(text).expanduser()
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-            raise UsageError(f"{text} is a PEFT adapter; name its base model, with model_args peft={text}")
+            raise UsageError(
+                f"{text} is a PEFT adapter; name its base model, with model_args peft={text}"
+            )
         if not (path / "config.json").is_file():
             inside = sorted(child.parent.name for child in path.glob("*/config.json"))
             hint = f"it holds the models {', '.join(inside[:5])}" if inside else "check the path"
             raise UsageError(f"expected a model folder with config.json, got {text}; {hint}")
         return str(path)
     if path.is_file():
-        raise UsageError(f"expected a model folder or a Hub id, got the file {text}; name its folder")
+        raise UsageError(
+            f"expected a model folder or a Hub id, got the file {text}; name its folder"
+        )
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise UsageError(f"the folder {text} does not exist; {_near(path) or 'check the path'}")
     return text
@@ -269,9 +277,13 @@ def _explained(source: str, revision: str | None, error: BaseException) -> Dispe
         return UsageError(f"there is no model {source} on the Hub, and no such folder here; {hint}")
     if "LocalEntryNotFoundError" in kinds or "OfflineModeIsEnabled" in kinds:
         hint = _near(Path(source)) or "pass a local folder, or go online once to fetch it"
-        return UsageError(f"{source} is not in the local cache and the Hub cannot be reached; {hint}")
+        return UsageError(
+            f"{source} is not in the local cache and the Hub cannot be reached; {hint}"
+        )
     if "ImportError" in kinds:
-        return MissingExtraError(f"{source} needs a package that is not installed: {_first_line(error)}")
+        return MissingExtraError(
+            f"{source} needs a package that is not installed: {_first_line(error)}"
+        )
     return DispersionError(f"{source} cannot be loaded: {_first_line(error)}")
 
 
@@ -282,7 +294,9 @@ def _check_decoder(source: str, config: Any, transformers: Any) -> None:
     mapped = type(config) in transformers.AutoModelForCausalLM._model_mapping
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if other or encoder_decoder or not (mapped or remote):
-        what = "an encoder-decoder" if encoder_decoder else ", ".join(heads) or type(config).__name__
+        what = (
+            "an encoder-decoder" if encoder_decoder else ", ".join(heads) or type(config).__name__
+        )
         raise UsageError(
             f"expected a decoder-only language model, got {source} ({what}); "
             "dispersion is defined here on left-to-right models"
@@ -293,7 +307,9 @@ def _quantization(quantize: str, transformers: Any) -> Any:
     if quantize not in ("4bit", "8bit"):
         raise UsageError(f"expected quantize of 4bit or 8bit, got {quantize!r}")
     require_extra("quantized", "loading quantised weights")
-    return transformers.BitsAndBytesConfig(load_in_4bit=quantize == "4bit", load_in_8bit=quantize == "8bit")
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=quantize == "4bit", load_in_8bit=quantize == "8bit"
+    )
 
 
 def _with_adapter(model: Any, adapter: str) -> Any:
@@ -312,7 +328,9 @@ def _first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def weights_identity(name: str | Path, commit: str | None = None, gguf: str | None = None) -> str | None:
+def weights_identity(
+    name: str | Path, commit: str | None = None, gguf: str | None = None
+) -> str | None:
     """Identity of a checkpoint's files: its commit on the Hub, or its folder's digest; else None.
 
     ``commit`` is the loaded commit, looked up in the Hub's cache if unknown; ``gguf`` the loaded weight
@@ -320,12 +338,16 @@ def weights_identity(name: str | Path, commit: str | None = None, gguf: str | No
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        known = commit if commit and len(commit) == _COMMIT else cached_commit(str(name), commit, gguf)
+        known = (
+            commit if commit and len(commit) == _COMMIT else cached_commit(str(name), commit, gguf)
+        )
         return f"{name}@{known}" if known else None
     return folder_digest(folder, _loaded_patterns(folder, gguf))
 
 
-def weights_stamp(name: str | Path, gguf: str | None = None, *, adapter: bool = False) -> list[list[Any]]:
+def weights_stamp(
+    name: str | Path, gguf: str | None = None, *, adapter: bool = False
+) -> list[list[Any]]:
     """Name, size in bytes and time in ns of each file that loading a folder reads; empty for a Hub name."""
     folder = Path(name).expanduser()
     patterns = ADAPTER if adapter else _loaded_patterns(folder, gguf)

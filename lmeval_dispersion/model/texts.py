@@ -88,7 +88,9 @@ class Texts:
     def report(self) -> str | None:
         """The documents skipped in the latest pass, as a sentence for stderr; None if none was skipped."""
         parts = [f"{count} {reason}" for reason, count in self.skipped.items() if count]
-        return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts" if parts else None
+        return (
+            f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts" if parts else None
+        )
 
     def objects(self) -> Iterator[dict[str, Any] | None]:
         """The JSON object in each filled line of a JSONL file; None where there is another value."""
@@ -153,7 +155,9 @@ class Texts:
                 for batch in file.iter_batches(1024, columns=[self.column]):
                     yield from batch.column(0).to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise UsageError(f"expected a parquet file, got {path}: {str(error).splitlines()[0]}") from error
+            raise UsageError(
+                f"expected a parquet file, got {path}: {str(error).splitlines()[0]}"
+            ) from error
 
 
 def _file(source: str) -> Path | None:
@@ -166,7 +170,9 @@ def _file(source: str) -> Path | None:
     known = any(path.name.endswith(kind) for kind in FILE_KINDS)
     if path.is_file():
         if not known:
-            raise UsageError(f"expected a file of {', '.join(FILE_KINDS)}, got {source}; convert it to one")
+            raise UsageError(
+                f"expected a file of {', '.join(FILE_KINDS)}, got {source}; convert it to one"
+            )
         return path
     if known or source.startswith((".", "/", "~")) or source.count("/") > 1:
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -180,9 +186,15 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
-    except (OSError, EOFError, zlib.error) as error:  # the last two come from an interrupted download
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+    ) as error:  # the last two come from an interrupted download
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"the file {path} cannot be read: {reason}; check it or fetch it anew") from error
+        raise UsageError(
+            f"the file {path} cannot be read: {reason}; check it or fetch it anew"
+        ) from error
 
 
 def _decoded(raw: bytes) -> str | None:

@@ -73,19 +73,31 @@ class Probed:
     label: Annotated[str, Col("Checkpoint")]
     probability: Annotated[
         float | None,
-        Col("Right answer", ".3f", error="probability_se", dots="both", hint="its mean probability"),
+        Col(
+            "Right answer", ".3f", error="probability_se", dots="both", hint="its mean probability"
+        ),
     ]
     probability_se: float | None
     squares: Annotated[
         float | None,
         Col(
-            "Squares", ".3f", error="squares_se", hint="of the answer tokens' probabilities; no label", drop=2
+            "Squares",
+            ".3f",
+            error="squares_se",
+            hint="of the answer tokens' probabilities; no label",
+            drop=2,
         ),
     ]
     squares_se: float | None
     agreement: Annotated[
         float | None,
-        Col("Agreement", ".3f", error="agreement_se", hint="with the mean answer of all; no label", drop=2),
+        Col(
+            "Agreement",
+            ".3f",
+            error="agreement_se",
+            hint="with the mean answer of all; no label",
+            drop=2,
+        ),
     ]
     agreement_se: float | None
     accuracy: Annotated[float | None, Col("Accuracy", ".0%", short="Acc.", drop=3)]
@@ -130,11 +142,17 @@ class Probe(Report):
     def tables(self) -> Mapping[str, Table]:
         """``ranking``: the checkpoints, best first; ``failed``: those that could not be asked."""
         caption = f"{self.questions} of {self.of:,} questions of {self.task}"
-        return {"ranking": Table.of(self.checkpoints, caption), "failed": Table.of(self.failed, "Not probed")}
+        return {
+            "ranking": Table.of(self.checkpoints, caption),
+            "failed": Table.of(self.failed, "Not probed"),
+        }
 
     def context(self) -> Mapping[str, Any]:
         """Template values: the answer's sentences, the figure's worth, the number of checkpoints."""
-        figure = {"probability": "probability of the right answer", "squares": "squares, without answers"}
+        figure = {
+            "probability": "probability of the right answer",
+            "squares": "squares, without answers",
+        }
         figure["agreement"] = "agreement with the mean answer of all, without answers"
         why = f"highest {figure[self.rank_by]}, over {self.questions} questions of {self.task}"
         alone = f"Only {self.checkpoints[0].label} was probed; a probe orders siblings, never one alone."
@@ -151,7 +169,9 @@ def order(members: Sequence[Probed], why: str) -> list[str]:
     """Sentences: which of ``members``, best first, to evaluate first, and which ranks are clear."""
     best = _first_of(members)
     if not best:
-        everyone = listed([c.label for c in members]) if len(members) <= _MOST else f"all {len(members)}"
+        everyone = (
+            listed([c.label for c in members]) if len(members) <= _MOST else f"all {len(members)}"
+        )
         return [
             f"No checkpoint stands apart: {everyone} have no clear order; ask more questions, or race them."
         ]
@@ -162,7 +182,9 @@ def order(members: Sequence[Probed], why: str) -> list[str]:
         return [first, f"The order of all {len(members)} is clear."]
     shared = listed([spans(range(begin, end + 1)) for begin, end in runs[:_RUNS]])
     more = f" and {count(len(runs) - _RUNS, 'more run')}" if len(runs) > _RUNS else ""
-    others = {c.rank for c in members} - {rank for begin, end in runs for rank in range(begin, end + 1)}
+    others = {c.rank for c in members} - {
+        rank for begin, end in runs for rank in range(begin, end + 1)
+    }
     rest = "; the order of the others is clear" if others else ""
     return [first, f"Ranks {shared}{more} overlap{rest}."]
 
@@ -198,7 +220,9 @@ def _first_of(members: Sequence[Probed]) -> list[str]:
     return [*(c.label for c in sure), f"any {budget - len(sure)} of ranks {spans(unsure)}"]
 
 
-def ranked(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> tuple[Figure, list[Probed]]:
+def ranked(
+    answered: Mapping[str, Answered], rank_by: Figure | None = None
+) -> tuple[Figure, list[Probed]]:
     """Rank checkpoints by answers to the same questions; returns the figure that ranks, and rows by rank.
 
     Two are in a clear order if the mean paired difference over questions (Student) differs from 0,
@@ -236,10 +260,19 @@ def ranked(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
     ]
     rows = []
     for (name, a), f, rank, tied in zip(answered.items(), found, places, ties, strict=True):
-        means = (*_mean(f["probability"]), *_mean(f["squares"]), *_mean(f["agreement"]), _mean(a.score)[0])
+        means = (
+            *_mean(f["probability"]),
+            *_mean(f["squares"]),
+            *_mean(f["agreement"]),
+            _mean(a.score)[0],
+        )
         rows.append(
             Probed(
-                rank, name, *means, tuple(tied), spans(tied) if len(tied) > 6 else " ".join(map(str, tied))
+                rank,
+                name,
+                *means,
+                tuple(tied),
+                spans(tied) if len(tied) > 6 else " ".join(map(str, tied)),
             )
         )
     return figure, sorted(rows, key=lambda row: (row.rank, row.label))

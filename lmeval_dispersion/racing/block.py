@@ -24,7 +24,11 @@ from lmeval_dispersion.store.samples import right_probability
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import Evaluation
 
-_KINDS = ("multiple_choice", "loglikelihood", "generate_until")  # on texts, without images and sound
+_KINDS = (
+    "multiple_choice",
+    "loglikelihood",
+    "generate_until",
+)  # on texts, without images and sound
 _TEXTS = 20  # answers that are tokenised to locate where an answer begins
 
 
@@ -45,7 +49,10 @@ class Question:
 
 
 def complete(
-    evaluation: Evaluation, lm: Any, results: dict[str, Any], answers: AnswerSet | UsageError | None = None
+    evaluation: Evaluation,
+    lm: Any,
+    results: dict[str, Any],
+    answers: AnswerSet | UsageError | None = None,
 ) -> None:
     """Add ``block`` to each of lm-eval's samples: probabilities that lm-eval does not give.
 
@@ -53,7 +60,11 @@ def complete(
     do not give it. For a probe, ``tokens`` are the probabilities of the answer tokens: of the choices where
     each is one token, else of the set ``answers``; or ``why`` gives the reason that there are none.
     """
-    asked = {(task, sample["doc_id"]): sample for task, each in results["samples"].items() for sample in each}
+    asked = {
+        (task, sample["doc_id"]): sample
+        for task, each in results["samples"].items()
+        for sample in each
+    }
     requests = {key: evaluation.requests_of(key) for key in asked}
     questions = {
         key: question_of(task, found, bool(evaluation.chat))
@@ -94,9 +105,13 @@ class _AnswerPlace:
         """Probabilities of the answer tokens; DispersionError if unavailable."""
         lm = self._lm
         if getattr(lm, "backend", "causal") != "causal":
-            raise HarnessError("the model is an encoder-decoder, whose answers have a place of their own")
+            raise HarnessError(
+                "the model is an encoder-decoder, whose answers have a place of their own"
+            )
         if not hasattr(lm, "_encode_pair") or not question.context:
-            raise HarnessError("its prompts do not end where an answer begins, or the backend has no tokens")
+            raise HarnessError(
+                "its prompts do not end where an answer begins, or the backend has no tokens"
+            )
         choices = [lm._encode_pair(*request.args[:2])[1] for request in question.requests]
         if question.kind != "multiple_choice" or any(len(choice) > 1 for choice in choices):
             context, tokens = self._found(question)
@@ -112,10 +127,14 @@ class _AnswerPlace:
         if isinstance(self._set, UsageError):
             raise self._set
         tokens = self._tokens = self._tokens or _answer_tokens(self._lm, self._set)
-        texts = [f"{question.space}{text.strip()}" for text in [*self._set.answers][:_TEXTS] or [" "]]
+        texts = [
+            f"{question.space}{text.strip()}" for text in [*self._set.answers][:_TEXTS] or [" "]
+        ]
         pairs = [self._lm._encode_pair(question.context, text or " ") for text in texts]
         columns = zip(*(answer for _, answer in pairs), strict=False)
-        shared = [same[0] for same in takewhile(lambda same: len({*same}) == 1 < len(same), columns)]
+        shared = [
+            same[0] for same in takewhile(lambda same: len({*same}) == 1 < len(same), columns)
+        ]
         return [*pairs[0][0], *shared], [token for token in tokens if token not in shared]
 
 
@@ -135,7 +154,9 @@ def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
     glued = context[-1:].isspace() or (chat and not task.config.gen_prefix)
     space = "" if glued else task.config.target_delimiter
     if kind == "multiple_choice":
-        asked = tuple(r for r in requests if r.args[0]) or tuple(requests)  # without mutual information's
+        asked = tuple(r for r in requests if r.args[0]) or tuple(
+            requests
+        )  # without mutual information's
         several = len({request.args[0] for request in asked}) > 1
         scores_itself = vars(task.config).get("process_results") is not None
         right = () if scores_itself else right_choices(task, first, len(asked))
@@ -144,9 +165,13 @@ def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
         return Question(kind, context, space, tuple(requests), tuple(range(len(requests))))
     # A target of code has tests, not an answer.
     target = [] if getattr(task.config, "unsafe_code", False) else task.doc_to_target(first.doc)
-    texts = [text for text in (target if isinstance(target, list) else [target]) if isinstance(text, str)]
+    texts = [
+        text for text in (target if isinstance(target, list) else [target]) if isinstance(text, str)
+    ]
     texts = [text if text[0].isspace() else f"{space}{text}" for text in texts if text]
-    asked = tuple(replace(first, request_type="loglikelihood", arguments=(context, text)) for text in texts)
+    asked = tuple(
+        replace(first, request_type="loglikelihood", arguments=(context, text)) for text in texts
+    )
     return Question(kind, context, space, asked, tuple(range(len(asked))))
 
 

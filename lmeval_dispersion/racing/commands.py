@@ -30,9 +30,16 @@ def add_evaluation(parser: argparse.ArgumentParser, tasks: str, **more: Any) -> 
     group = add_lm_eval(parser)
     add_tasks(group, tasks, **more)
     add = group.add_argument
-    add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")
+    add(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="the most questions of a checkpoint (default: all there are)",
+    )
     add_metric(group)
-    folder = "keeps all answers: the same command goes on, more checkpoints join (default: race-TASKS)"
+    folder = (
+        "keeps all answers: the same command goes on, more checkpoints join (default: race-TASKS)"
+    )
     add("--output_path", metavar="FOLDER", help=folder)
     add_seed(parser)
 
@@ -40,7 +47,9 @@ def add_evaluation(parser: argparse.ArgumentParser, tasks: str, **more: Any) -> 
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
     """A command's options, without those of its output, as keyword arguments."""
     output = ("output", "format", "details", "command")
-    return {name: value for name, value in vars(args).items() if name not in output and name[0] != "_"}
+    return {
+        name: value for name, value in vars(args).items() if name not in output and name[0] != "_"
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,11 +73,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how").add_argument
     add("--error", type=float, default=ERROR, metavar="X", help=_ERROR)
     add("--margin", type=float, default=MARGIN, metavar="X", help=_MARGIN)
-    add("--top", type=int, default=1, metavar="K", help="how many of the best are wanted (default: 1)")
+    add(
+        "--top",
+        type=int,
+        default=1,
+        metavar="K",
+        help="how many of the best are wanted (default: 1)",
+    )
     spend = "the most questions to ask now, of all together; the same command goes on (default: all needed)"
     add("--budget", type=int, metavar="N", help=spend)
-    add("--hours", type=float, metavar="X", help="the longest to go on, likewise (default: to the end)")
-    engine = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
+    add(
+        "--hours",
+        type=float,
+        metavar="X",
+        help="the longest to go on, likewise (default: to the end)",
+    )
+    engine = (
+        "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
+    )
     add("--engine", choices=("ray",), help=engine)
     gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
     add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
@@ -82,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="finished evaluations, one a model: lm-eval's with --log_samples; stores; a race's folder; "
         "after --emit's folder, by its list (default: none)",
     )
-    recorded.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
+    recorded.add_argument(
+        "--demo", action="store_true", help="race the bundled models by recorded answers"
+    )
     add_output(parser)
     add_examples(
         parser,
@@ -123,10 +147,16 @@ def run(args: argparse.Namespace) -> int:
     elif (
         len(args.replay) == 1
         and not args.checkpoints
-        and (race := replay.judged(args.replay[0], error=args.error, margin=args.margin, top=args.top))
+        and (
+            race := replay.judged(
+                args.replay[0], error=args.error, margin=args.margin, top=args.top
+            )
+        )
     ):
         if args.metric is not None:
-            raise UsageError("a race's folder is judged by the race's own metric; leave out --metric")
+            raise UsageError(
+                "a race's folder is judged by the race's own metric; leave out --metric"
+            )
         output.write(race.document())
     else:
         recorded = replay.read_answers(args.replay, args.metric)
@@ -144,7 +174,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
-    given = {key: value for key, value in arguments_of(args).items() if key not in ("replay", "demo")}
+    given = {
+        key: value for key, value in arguments_of(args).items() if key not in ("replay", "demo")
+    }
     try:
         with prints_to_stderr():
             result = race(**given)

@@ -136,7 +136,9 @@ class Contest:
     def begin(self, label: str) -> None:
         """Begin a checkpoint's turn: its rivals are those asked everything by now, and none later."""
         if label not in self.against:
-            self.against[label] = [other for other, how in self.standing.items() if how == "complete"]
+            self.against[label] = [
+                other for other, how in self.standing.items() if how == "complete"
+            ]
 
     def fail(self, label: str) -> None:
         """Take out a checkpoint that failed; side by side, those that it alone dropped run again."""
@@ -174,7 +176,9 @@ class Contest:
         return first if len(known) == 1 else np.hstack([first, np.mean([*known.values()], axis=0)])
 
     def _beside(self, label: str) -> Standing:
-        others = [other for other in self.answered if other != label and self.standing[other] != "failed"]
+        others = [
+            other for other in self.answered if other != label and self.standing[other] != "failed"
+        ]
         if not any(self.standing[other] in ("running", "complete") for other in others):
             return "running"  # two that drop each other are not both lost
         mine = self.answered[label].score
@@ -185,7 +189,9 @@ class Contest:
         for other in sorted(others, key=self.mean, reverse=True):
             theirs = self.answered[other].score
             n = min(len(mine), len(theirs))
-            if self._below(mine[:n] - theirs[:n], 0.0, self.error / 2 / max(1, self.side_by_side - 1)):
+            if self._below(
+                mine[:n] - theirs[:n], 0.0, self.error / 2 / max(1, self.side_by_side - 1)
+            ):
                 return "behind"
         return "running"
 
@@ -214,7 +220,9 @@ class Contest:
     def ranked(self) -> list[str]:
         """Labels of those asked everything, the best first."""
         whole = [label for label, standing in self.standing.items() if standing == "complete"]
-        return sorted((label for label in whole if label != self.reference), key=self.mean, reverse=True)
+        return sorted(
+            (label for label in whole if label != self.reference), key=self.mean, reverse=True
+        )
 
 
 def _likely(scores: Scores) -> Array:
@@ -226,7 +234,9 @@ def _likely(scores: Scores) -> Array:
 Ask = Callable[[int, int], Scores]
 
 
-def run(contest: Contest, label: str, ask: Ask, block: int = BLOCK, known: Scores = NOTHING) -> Standing:
+def run(
+    contest: Contest, label: str, ask: Ask, block: int = BLOCK, known: Scores = NOTHING
+) -> Standing:
     """Ask a checkpoint, after its ``known`` answers, until it is dropped or done; returns its standing."""
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))

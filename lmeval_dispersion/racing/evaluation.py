@@ -45,12 +45,24 @@ from lmeval_dispersion.store.identity import prompt_manifest, source_text
 from lmeval_dispersion.store.samples import Sample, by_filter
 from lmeval_dispersion.store.sanity import finite_answer, not_finite_sentence
 
-_KEPT = ("configs", "versions", "n-shot", "higher_is_better")  # keys of lm-eval's results, kept by task
+_KEPT = (
+    "configs",
+    "versions",
+    "n-shot",
+    "higher_is_better",
+)  # keys of lm-eval's results, kept by task
 
 
 Question = tuple[str, int]  # task and document
 More = Callable[["Evaluation", Any, dict[str, Any]], None]
-_SCORING = ("doc_to_target", "doc_to_choice", "process_results", "metric_list", "filter_list", "repeats")
+_SCORING = (
+    "doc_to_target",
+    "doc_to_choice",
+    "process_results",
+    "metric_list",
+    "filter_list",
+    "repeats",
+)
 
 
 def _digest(values: Iterable[Any]) -> str:
@@ -117,7 +129,9 @@ class Evaluation:
         self._place = {question: i for i, question in enumerate(self.questions)}
         names = np.array([name for name, _ in self.questions])
         self.places = {name: np.flatnonzero(names == name) for name in dict(self.questions)}
-        self.own_rules = {name for name, task in self.tasks.items() if seams.judges_by_own_rule(task)}
+        self.own_rules = {
+            name for name, task in self.tasks.items() if seams.judges_by_own_rule(task)
+        }
         self.judges: dict[str, tuple[str, str]] = {}
         for name in self.tasks:
             self._check_metric(name)
@@ -151,7 +165,9 @@ class Evaluation:
             requests = self._built(name) if name in asked else {}
             if requests and not self.chat:
                 self._requests[name] = requests
-            arguments = (request.arguments for of_document in requests.values() for request in of_document)
+            arguments = (
+                request.arguments for of_document in requests.values() for request in of_document
+            )
             config = vars(task.config)
             found[name] = {
                 "version": str(task.VERSION),
@@ -219,7 +235,8 @@ class Evaluation:
             HarnessError: The task has no such metric, a line is broken, or a prompt differs from the others'.
         """
         samples = {
-            task: by_filter(Path(f"samples of {task}"), configs[task], text) for task, text in texts.items()
+            task: by_filter(Path(f"samples of {task}"), configs[task], text)
+            for task, text in texts.items()
         }
         found = self.unasked()
         for task, filters in samples.items():
@@ -455,7 +472,9 @@ class Entrant:
 
     def _loaded(self) -> Any:
         """The model; for earlier answers with the weights that gave them, on the Hub by their commit."""
-        if not issubclass(seams.backend(self._model), seams.TemplateAPI):  # a server has its own names
+        if not issubclass(
+            seams.backend(self._model), seams.TemplateAPI
+        ):  # a server has its own names
             self._given = with_base(self._given)
         if self._pinned:
             self._given |= _commits(self._given, self._earlier)
@@ -500,7 +519,8 @@ class Entrant:
     def _keep(self, scores: Scores, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
         """Append a block's samples, then replace the results, which make it count; it is known last."""
         answers = [
-            np.where(np.isnan(scores.score), old, new) for old, new in zip(self._answers, scores, strict=True)
+            np.where(np.isnan(scores.score), old, new)
+            for old, new in zip(self._answers, scores, strict=True)
         ]
         known, sizes = Scores(*answers), dict(self._sizes)
         try:
@@ -533,7 +553,9 @@ class Entrant:
         states = list[tuple[Any, Any]]()
         for name, task in sorted(self.evaluation.recorded.items()):
             records, by = task.take()
-            states += [(r.state, (name, by, r.doc_id, r.correct, r.filter, r.columns)) for r in records]
+            states += [
+                (r.state, (name, by, r.doc_id, r.correct, r.filter, r.columns)) for r in records
+            ]
         if self.evaluation.recorded:
             self._states(begin).parent.mkdir(exist_ok=True)
             save_states(self._states(begin), states)
@@ -586,7 +608,10 @@ class Entrant:
             found = known.score[self.evaluation.places[task]]
             if len(values := found[~np.isnan(found)]):
                 error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else "N/A"
-                figures[task] = {f"{metric},{chosen}": values.mean(), f"{metric}_stderr,{chosen}": error}
+                figures[task] = {
+                    f"{metric},{chosen}": values.mean(),
+                    f"{metric}_stderr,{chosen}": error,
+                }
                 total = len(self.evaluation.tasks[task].eval_docs)
                 counts[task] = {"original": total, "effective": len(values)}
         given, chat = self._given, self.evaluation.chat
@@ -605,7 +630,12 @@ class Entrant:
             "results": figures,
             "group_subtasks": {},
             "n-samples": counts,
-            "config": {**config, **self._settings, "fewshot_seed": seams.DEFAULT_OTHER_SEED, "limit": None},
+            "config": {
+                **config,
+                **self._settings,
+                "fewshot_seed": seams.DEFAULT_OTHER_SEED,
+                "limit": None,
+            },
             "model_name": name,
             "system_instruction": None,
             "chat_template_sha": self._template,

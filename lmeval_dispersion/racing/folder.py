@@ -81,7 +81,9 @@ class RaceFolder:
     path: Path
     lineup: Lineup
     date: str  # in the results files' names
-    failed: dict[str, str] = field(default_factory=dict)  # label -> why it could not be loaded or asked
+    failed: dict[str, str] = field(
+        default_factory=dict
+    )  # label -> why it could not be loaded or asked
     seconds: dict[str, float] = field(default_factory=dict)  # label -> time to load and ask it
     as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
     kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
@@ -91,7 +93,9 @@ class RaceFolder:
     named: dict[tuple[str, str], Mapping[str, str]] | None = (
         None  # by `what_loads`; None: a list of one's own
     )
-    patterns: list[str] = field(default_factory=list)  # words of the command that could not be listed
+    patterns: list[str] = field(
+        default_factory=list
+    )  # words of the command that could not be listed
     _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
     left_out: dict[str, str] = field(default_factory=dict)  # label -> name, unnamed by the command
 
@@ -306,8 +310,12 @@ class RaceFolder:
         loads = len(self.raced)
         shares = ""
         if self.lineup.by == "block":
-            shared = bool(self.lineup.reference)  # adapters share their base, others are loaded again
-            whole = sum(not (shared and (e.chosen == "base" or base_of(e.arguments))) for e in self.raced)
+            shared = bool(
+                self.lineup.reference
+            )  # adapters share their base, others are loaded again
+            whole = sum(
+                not (shared and (e.chosen == "base" or base_of(e.arguments))) for e in self.raced
+            )
             again = min(whole, going_on(self.raced) or whole)
             loads = (whole + again) * (1 + shared) + shared  # after each of them the base is, too
             if shared:
@@ -315,7 +323,9 @@ class RaceFolder:
                 shares = f" for {counted(raced, 'checkpoint')}, as adapters share their base"
         seconds = loads * load + many * ask
         most = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-        return f"{counted(loads, 'load')}{shares}, {few:,} to {many:,} questions, at most about {most}"
+        return (
+            f"{counted(loads, 'load')}{shares}, {few:,} to {many:,} questions, at most about {most}"
+        )
 
     def run(self, contest: Contest, *, quiet: bool, probed: Sequence[Entry] | None = None) -> None:
         """Race one checkpoint after the other; a first block that orders them is asked of all before.
@@ -328,13 +338,19 @@ class RaceFolder:
             with progress_bar(hidden=quiet, every=LINES) as update:
                 for label in entries if contest.block else ():
                     self._ask(contest, entries[label], update, contest.block)
-                for label in contest.turns([*entries], going_on(self.raced)) if probed is None else ():
+                for label in (
+                    contest.turns([*entries], going_on(self.raced)) if probed is None else ()
+                ):
                     self._ask(contest, entries[label], update)
         finally:
             self.evaluation.models.release()
 
     def _ask(
-        self, contest: Contest, entry: Entry, update: Callable[[int, int, str], None], block: int = 0
+        self,
+        contest: Contest,
+        entry: Entry,
+        update: Callable[[int, int, str], None],
+        block: int = 0,
     ) -> None:
         """Ask a checkpoint the first ``block``, or on until it is dropped or was asked everything."""
         from lmeval_dispersion.racing.block import complete
@@ -433,7 +449,9 @@ class RaceFolder:
         write_whole(self.path / "samples.json", json.dumps(samples).encode())
         if "drawn" not in self.kept:
             more |= self.settings | {"drawn": self.evaluation.questions, "turns": {}}
-        self.write(date=self.date, checkpoints=lineup.entries, notes=lineup.notes, order=lineup.by, **more)
+        self.write(
+            date=self.date, checkpoints=lineup.entries, notes=lineup.notes, order=lineup.by, **more
+        )
 
     def _many(self) -> list[str]:
         there = self.evaluation.available
@@ -495,19 +513,29 @@ def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:
         found.append("Checkpoints joined this race later; the error holds for each time by itself.")
     for name, now in (("margin", contest.margin), ("error", contest.error)):
         if now != (before := kept.get(name, now)):
-            found.append(f"The {name} of {now:g} was chosen after the answers were seen (first {before:g}).")
+            found.append(
+                f"The {name} of {now:g} was chosen after the answers were seen (first {before:g})."
+            )
     return found
 
 
 def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
     """Questions asked, the most that there may be by now, and the current checkpoint in words."""
-    out = [name for name, standing in contest.standing.items() if standing not in ("running", "complete")]
+    out = [
+        name
+        for name, standing in contest.standing.items()
+        if standing not in ("running", "complete")
+    ]
     asked = {name: len(scores.score) for name, scores in contest.answered.items()}
     most = sum(asked.get(name, 0) for name in out) + contest.questions * (raced - len(out))
     words = [f"{label} at {asked.get(label, 0):,} of {contest.questions:,} questions"]
     words += [f"{len({*contest.standing, label})} of {raced} checkpoints"]
     words += [f"{len(out)} dropped, last {out[-1]}"] if out else []
-    return contest.asked, most, ", ".join([*words, *([f"best {contest.best}"] if contest.best else [])])
+    return (
+        contest.asked,
+        most,
+        ", ".join([*words, *([f"best {contest.best}"] if contest.best else [])]),
+    )
 
 
 def take_out(failed: dict[str, str], contest: Contest, label: str, error: CheckpointError) -> None:
@@ -520,7 +548,9 @@ def take_out(failed: dict[str, str], contest: Contest, label: str, error: Checkp
     failed[label] = str(error)
     contest.fail(label)
     if error.asked and alike and {*contest.standing.values()} == {"failed"}:
-        raise DispersionError(f"{error} ({alike[-1]} and {label} failed alike, so no other was loaded)")
+        raise DispersionError(
+            f"{error} ({alike[-1]} and {label} failed alike, so no other was loaded)"
+        )
 
 
 def _difference(key: str, before: Any, now: Any) -> str:

@@ -81,7 +81,9 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
             )
         return kept
     if not older or "schema" in content:
-        raise UsageError(f"expected a race of this version in {path}, got an older one; name another folder")
+        raise UsageError(
+            f"expected a race of this version in {path}, got an older one; name another folder"
+        )
     return dict(checked(_OlderFile, content, file, _REPAIR))
 
 

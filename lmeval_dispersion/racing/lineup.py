@@ -15,7 +15,13 @@ from lmeval_screener.selection import select
 from lmeval_screener.shortlist.accuracies import Accuracies, Rated
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.loading import with_base
-from lmeval_screener.shortlist.manifest import DOWNLOADED, FILE, Candidate, manifest_dict, shortlist_manifest
+from lmeval_screener.shortlist.manifest import (
+    DOWNLOADED,
+    FILE,
+    Candidate,
+    manifest_dict,
+    shortlist_manifest,
+)
 from lmeval_screener.targets.names import labelled
 from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in
 from lmeval_screener.tokens.sets import AnswerSet
@@ -29,7 +35,9 @@ from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.store.identity import SUFFIX
 
 _CHEAP = 2e9  # bytes of a checkpoint that loads in seconds
-_BLOCK_IS_BETTER = ["Where loading is cheap, as here, a first block of all is the better screen (by block)."]
+_BLOCK_IS_BETTER = [
+    "Where loading is cheap, as here, a first block of all is the better screen (by block)."
+]
 
 
 _CHOSEN = ("rank", "audit", "named", "block", "base")
@@ -86,7 +94,9 @@ class Lineup(NamedTuple):
                 label = "/".join(entry.place) if entry.label in labels else entry.label
                 entries[entry.place] = entry._replace(label=label)
         found = sorted(entries.values(), key=lambda entry: entry.chosen is None)
-        return self._replace(entries=found, notes=later.notes, manifest=later.manifest, failed=later.failed)
+        return self._replace(
+            entries=found, notes=later.notes, manifest=later.manifest, failed=later.failed
+        )
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
         """The list with its order: ``by``, else a block where all were named or rows give no order.
@@ -94,8 +104,12 @@ class Lineup(NamedTuple):
         Adapters that race by a block get their ``shared`` base as an entry.
         """
         named = all(entry.chosen in ("named", "base") for entry in self.entries)
-        order = by or ("block" if named or any(e.chosen == "block" for e in self.entries) else "rows")
-        raced = [base_of(entry.arguments) for entry in self.entries if entry.chosen not in (None, "base")]
+        order = by or (
+            "block" if named or any(e.chosen == "block" for e in self.entries) else "rows"
+        )
+        raced = [
+            base_of(entry.arguments) for entry in self.entries if entry.chosen not in (None, "base")
+        ]
         bases = [base for base in raced if base]  # merges and other whole models may be among them
         alike = len(bases) > 1 and bases == bases[:1] * len(bases)
         there = {entry.arguments.get("pretrained") for entry in self.entries}
@@ -119,7 +133,8 @@ def named_arguments(
     """
     if isinstance(named, Result):
         screened = [
-            (c, c.target if c.target.local else replace(c.target, repo=c.repo)) for c in named.checkpoints
+            (c, c.target if c.target.local else replace(c.target, repo=c.repo))
+            for c in named.checkpoints
         ]
         return {c.target.name: target.arguments(c.revision) for c, target in screened}
     if content := manifest_in(named):
@@ -173,20 +188,25 @@ def lineup(
     of_screen = {"base": base, "domain": domain, "audit_sample": audit_sample}
     if unscreened and (unused := [name for name, value in of_screen.items() if value]):
         raise UsageError(
-            "needs a screen, which a list and all checkpoints go without; leave it out", argument=unused[0]
+            "needs a screen, which a list and all checkpoints go without; leave it out",
+            argument=unused[0],
         )
     if not content and all and not isinstance(named, Result):
         return all_named(named, family, api=api)
     if not content:
         if not isinstance(named, Result):
-            task = first_known(tasks)[0].removesuffix(SUFFIX) or (None if domain else _counted(tasks, count))
+            task = first_known(tasks)[0].removesuffix(SUFFIX) or (
+                None if domain else _counted(tasks, count)
+            )
             with progress_bar() as update:
                 run = prepared(domain, task, base=base)
                 run.on_done = lambda outcome, done, count: update(done, count, outcome.label)
                 named = run.result(select(named, family=family))
             if isinstance(task, AnswerSet) and named.checkpoints:
                 tokens = [token.text.strip() for token in named.checkpoints[0].resolution.of_ratio]
-                notes.append(f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}.")
+                notes.append(
+                    f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}."
+                )
         notes += [f"Not screened, so not raced: {f.label} ({f.message})." for f in named.failed]
         notes += [
             f"Set aside by the screen, so not raced: {c.label} (no ratio: {c.no_ratio})."
@@ -202,13 +222,17 @@ def lineup(
         if not named.checkpoints:
             raise UsageError(notes[0])
         chosen = named.chosen or shortlist(named.groups, audit_sample=audit_sample)
-        content = manifest_dict(named.head(), chosen, tasks=tasks_in(tasks), command="dispersion race")
+        content = manifest_dict(
+            named.head(), chosen, tasks=tasks_in(tasks), command="dispersion race"
+        )
 
     def why(c: Candidate) -> str | None:
         of_block = by == "block" or (c.equal_rows and by is None)
         return "named" if all else "block" if of_block else c.chosen
 
-    entries = [Entry(c.target.label, _arguments(c, named), c.rank, why(c)) for c in _in_order(content)]
+    entries = [
+        Entry(c.target.label, _arguments(c, named), c.rank, why(c)) for c in _in_order(content)
+    ]
     size = _bytes(entries, named) if isinstance(named, Result) else 0
     entries.sort(key=lambda entry: entry.chosen is None)
     return Lineup(entries, notes, content, failed=failed, bytes=size)
@@ -216,9 +240,13 @@ def lineup(
 
 def _bytes(entries: Sequence[Entry], screened: Result) -> int:
     """Approximate bytes of weights that the race loads, adapters of one base once; 0 if not known."""
-    known = {c.label: (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8 for c in screened.checkpoints}
+    known = {
+        c.label: (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8 for c in screened.checkpoints
+    }
     loads = {
-        json.dumps(base_of(entry.arguments) or entry.arguments, sort_keys=True): known.get(entry.label, 0)
+        json.dumps(base_of(entry.arguments) or entry.arguments, sort_keys=True): known.get(
+            entry.label, 0
+        )
         for entry in entries
         if entry.chosen
     }
@@ -241,7 +269,9 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
         UsageError: No manifest is named, a model is not in it, or a listed one was not evaluated.
     """
     if not (content := manifest_in(named)):
-        raise UsageError(f"expected a short list's folder or a race's to replay, got {', '.join(named)}")
+        raise UsageError(
+            f"expected a short list's folder or a race's to replay, got {', '.join(named)}"
+        )
     candidates = _in_order(content)
     # Matched like supplied accuracies; the number in place of an accuracy is the model's position.
     rated = [
@@ -290,7 +320,9 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
     return AnswerSet(name, tasks_in(tasks), about=about, answers=dict(answers))
 
 
-def all_named(names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named") -> Lineup:
+def all_named(
+    names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named"
+) -> Lineup:
     """All named checkpoints in that order (``api``: a server's names); UsageError for a refused one."""
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
@@ -298,6 +330,8 @@ def all_named(names: Sequence[str], family: str | None = None, *, api: bool, cho
     targets = labelled(select(names, family=family).targets)
     for target in targets:
         if target.refused or target.is_glob:
-            raise UsageError(target.refused[1] if target.refused else f"name each revision of {target.name}")
+            raise UsageError(
+                target.refused[1] if target.refused else f"name each revision of {target.name}"
+            )
     entries = [Entry(target.label, target.arguments(), None, chosen) for target in targets]
     return Lineup(entries, by="block")

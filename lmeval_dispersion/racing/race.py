@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from lmeval_screener import Result
 
 
-def check_settings(error: float, margin: float, seed: int, limit: int | None = None, top: int = 1) -> None:
+def check_settings(
+    error: float, margin: float, seed: int, limit: int | None = None, top: int = 1
+) -> None:
     """Raise UsageError for the first number that is out of its range."""
     for name, value, fits, wanted in (
         ("error", error, 0 < error < 1, "above 0 and below 1"),
@@ -136,7 +138,11 @@ def race(
     if engine:
         require_extra("ray", "the engine ray")
     named: Any = [checkpoints] if isinstance(checkpoints, str | os.PathLike) else checkpoints
-    labels = [c.label for c in named.checkpoints] if hasattr(named, "groups") else [*map(os.fspath, named)]
+    labels = (
+        [c.label for c in named.checkpoints]
+        if hasattr(named, "groups")
+        else [*map(os.fspath, named)]
+    )
     named = named if hasattr(named, "groups") else labels
     if not labels and not family:
         raise UsageError(
@@ -146,7 +152,8 @@ def race(
     tasks = ",".join(tasks_in(given))
     if not tasks:
         raise UsageError(
-            "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks", argument="tasks"
+            "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks",
+            argument="tasks",
         )
     require_extra("models", "a race")
     folder = RaceFolder.opened(
@@ -175,7 +182,9 @@ def race(
     names = [*named_now]
     is_new = which != kept.get("which") or not {*names} <= {*kept.get("seen", ())}
     if is_new or folder.lacks([*named_now.values()]):
-        found = lineup(named, given, **which, by=by, api=folder.api, count=partial(_counted, folder))
+        found = lineup(
+            named, given, **which, by=by, api=folder.api, count=partial(_counted, folder)
+        )
         folder.name([entry.arguments for entry in found.entries])
         found, before = (known.joined(found), known.by) if kept else (found, None)
         chosen = found.ordered(by or before, shared=not engine)
@@ -192,7 +201,9 @@ def race(
             times = kept.get("times", 0) + 1
             first = {"error": kept.get("error", error), "margin": kept.get("margin", margin)}
             folder.keep(chosen, which=which, seen=seen, times=times, **first)
-        contest = Contest(count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0)
+        contest = Contest(
+            count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0
+        )
         contest.against, contest.top = dict(kept.get("turns", {})), top
         folder.allowance = Limits(budget, hours)
         if folder.lineup.by == "block" and not engine:
@@ -209,7 +220,9 @@ def race(
             raise
     if folder.failed and not contest.answered:
         label, said = next(iter(folder.failed.items()))
-        raise DispersionError(f"none of the {len(folder.failed)} checkpoints could be raced; {label}: {said}")
+        raise DispersionError(
+            f"none of the {len(folder.failed)} checkpoints could be raced; {label}: {said}"
+        )
     return folder.result(contest, time.perf_counter() - start)
 
 

@@ -59,7 +59,9 @@ class Replayed:
     label: Annotated[str, Col("Checkpoint")]
     score: Annotated[float, Col("Score", ".3f")]
     named: Annotated[int, Col("Named best", "d", hint="in how many of the orders")]
-    asked: Annotated[float, Col("Asked", ".0%", hint="share of the questions, mean over the orders")]
+    asked: Annotated[
+        float, Col("Asked", ".0%", hint="share of the questions, mean over the orders")
+    ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,15 +113,21 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     require_extra("audit", "finished evaluations")
     raced = _asked_everything(places[0]) if len(places) == 1 else None
     places = raced or places
-    stores = [read_logged(place, metric) if is_logged(place) else read_store(place) for place in places]
+    stores = [
+        read_logged(place, metric) if is_logged(place) else read_store(place) for place in places
+    ]
     names = [store.model for store in stores]
     if len(names) < 2 or len(set(names)) < len(names):
-        raise UsageError(f"expected results of two or more models, each once, got {', '.join(names)}")
+        raise UsageError(
+            f"expected results of two or more models, each once, got {', '.join(names)}"
+        )
     failed = {store.model: why for store in stores if (why := _failure(store))}
     stores = [store for store in stores if store.model not in failed]
     if len(stores) < 2:
         reasons = "; ".join(f"{name}: {why}" for name, why in failed.items())
-        raise UsageError(f"expected two or more models with finite answers, got {len(stores)}; {reasons}")
+        raise UsageError(
+            f"expected two or more models with finite answers, got {len(stores)}; {reasons}"
+        )
     known = [store.documents.dropna(subset="correct") for store in stores]
     most = max(map(len, known))
     runs = [
@@ -151,14 +159,18 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
         notes.append("Of the race, the checkpoints that were asked everything.")
     notes += _doubts(stores, shared)
     if count < most:
-        notes.append(f"{count:,} of {most:,} questions are in all results; the others are left out.")
+        notes.append(
+            f"{count:,} of {most:,} questions are in all results; the others are left out."
+        )
     return Recorded(answers, tasks, list(dict.fromkeys(notes)), failed)
 
 
 def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence[str]) -> None:
     """Raise UsageError if lower scores of a raced task are the better ones."""
     for name, manifest in manifests.items():
-        lower = {task.removesuffix(SUFFIX) for task in tasks} & {*manifest.get("lower_is_better", ())}
+        lower = {task.removesuffix(SUFFIX) for task in tasks} & {
+            *manifest.get("lower_is_better", ())
+        }
         if lower:
             raise UsageError(
                 f"expected scores of which higher ones are better, got {', '.join(sorted(lower))} in {name}, "
@@ -213,7 +225,9 @@ def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     metrics: dict[str, None] = {}
     sentences = []
     for name, manifest in manifests.items():
-        metrics |= dict.fromkeys(by for by in (manifest.get("judges") or {}).values() if by is not None)
+        metrics |= dict.fromkeys(
+            by for by in (manifest.get("judges") or {}).values() if by is not None
+        )
         sentences += [f"{name}, {sentence}" for sentence in manifest.get("filters", ())]
     if metrics:
         sentences.append(f"Raced by {', '.join(metrics)}.")
@@ -231,7 +245,9 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         return None
     entries = kept["checkpoints"]
     places = {(task, i): n for n, (task, i) in enumerate(map(tuple, kept["drawn"]))}
-    contest = Contest(len(places), error, margin, kept["seed"], against=dict(kept["turns"]), top=top)
+    contest = Contest(
+        len(places), error, margin, kept["seed"], against=dict(kept["turns"]), top=top
+    )
     if (lineup := Lineup(entries, by=kept["order"])).by == "block":
         contest.block, contest.reference = min(BLOCK, len(places)), lineup.reference
     known = dict[str, Scores]()
@@ -266,7 +282,11 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     for label in contest.turns(labels, going_on(entries)):
         contest.add(label, known[label].at(np.arange(len(contest.answered.get(label, NOTHING).score),
                                                      len(known[label].score))))  # fmt: skip
-    notes = [*kept["notes"], *said_of(kept, contest), "Judged by the folder's answers; no model was loaded."]
+    notes = [
+        *kept["notes"],
+        *said_of(kept, contest),
+        "Judged by the folder's answers; no model was loaded.",
+    ]
     return race_of(
         contest, entries, task=kept["tasks"], metric=", ".join(metrics), seconds=seconds, failed=failed,
         notes=notes,
@@ -337,7 +357,9 @@ def replay(
             races.append(raced({label: answers[label] for label in labels}, seed=order, **settings))
     named = Counter(str(contest.best) for contest in races)
     shares = [contest.asked / (count * len(answers)) for contest in races]
-    asked = {k: sum(len(race.answered[k].score) for race in races) / (count * orders) for k in labels}
+    asked = {
+        k: sum(len(race.answered[k].score) for race in races) / (count * orders) for k in labels
+    }
     rows = [
         Replayed(k, means[k], named[k], asked.get(k, 0.0))
         for k in sorted(answers, key=lambda label: (-means[label], -named[label], label))
@@ -373,9 +395,14 @@ def raced(
 def demo(seed: int = 0, **settings: Any) -> Race:
     """The race of the bundled models on recorded answers, in the screen's order; no model is loaded."""
     with np.load(data_folder("demo") / "answers.npz") as file:
-        labels, score, probability = (file[key].tolist() for key in ("label", "score", "probability"))
+        labels, score, probability = (
+            file[key].tolist() for key in ("label", "score", "probability")
+        )
     listed = max(3, len(labels) // 3)
-    answers = {labels[i]: Scores(np.array(score[i], float), np.array(probability[i])) for i in range(listed)}
+    answers = {
+        labels[i]: Scores(np.array(score[i], float), np.array(probability[i]))
+        for i in range(listed)
+    }
     contest = raced(answers, seed=seed, **settings)
     entries = [Entry(k, {}, i, "rank" if i <= listed else None) for i, k in enumerate(labels, 1)]
     notes = ["The answers were recorded before; no model was loaded now."]

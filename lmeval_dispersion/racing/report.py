@@ -26,7 +26,15 @@ from lmeval_dispersion.store.sanity import alike
 #: ``undecided``: was still in, or not asked yet, when the race was interrupted.
 #: ``left out``: not among the best after a first block. ``base``: the adapters' base, cannot be the best.
 Status = Literal[
-    "best", "behind", "within", "not better", "left out", "base", "undecided", "not loaded", "failed"
+    "best",
+    "behind",
+    "within",
+    "not better",
+    "left out",
+    "base",
+    "undecided",
+    "not loaded",
+    "failed",
 ]
 _COLOURS: Mapping[Status, str] = {
     "best": "var(--series-2)",
@@ -41,14 +49,22 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 class Raced:
     """One checkpoint in a race; the score is the mean over the questions that it was asked."""
 
-    rank: Annotated[int | None, Col("Screen", "d", short="#", drop=1)]  # from 1; None without a screen
+    rank: Annotated[
+        int | None, Col("Screen", "d", short="#", drop=1)
+    ]  # from 1; None without a screen
     label: Annotated[str, Col("Checkpoint")]
     questions: Annotated[int, Col("Questions", "d", short="Asked", drop=2)]
     score: Annotated[float | None, Col("Score", ".3f", error="se", dots="both")]
     se: float | None  # standard error over questions
     best_there: Annotated[
         float | None,
-        Col("The best there", ".3f", hint="the best one's score on the same questions", short="Best", drop=1),
+        Col(
+            "The best there",
+            ".3f",
+            hint="the best one's score on the same questions",
+            short="Best",
+            drop=1,
+        ),
     ]
     status: Status
     outcome: Annotated[str, Col("Status")]  # the same in words
@@ -92,9 +108,15 @@ class Race(Report):
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
         marks = {
-            place: _MARKS[row.status] for place, row in enumerate(self.checkpoints) if row.status in _MARKS
+            place: _MARKS[row.status]
+            for place, row in enumerate(self.checkpoints)
+            if row.status in _MARKS
         }
-        return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else (), marks=marks)}
+        return {
+            "race": replace(
+                table, excerpt=range(shown) if len(table.rows) > shown else (), marks=marks
+            )
+        }
 
     def charts(self) -> dict[str, Chart]:
         """``race``: running mean score against questions, a line a checkpoint; no chart without answers."""
@@ -104,19 +126,29 @@ class Race(Report):
         values = list[dict[str, Any]]()
         for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
             scores = self._answered[row.label].score
-            for n in sorted({*range(BLOCK, len(scores), max(BLOCK, len(scores) // 60)), len(scores)}):
+            for n in sorted(
+                {*range(BLOCK, len(scores), max(BLOCK, len(scores) // 60)), len(scores)}
+            ):
                 so_far = {"questions": n, "score": scores[:n].mean()}
                 values.append({"name": name, "status": row.status, **so_far})
-            low, high = np.clip([scores.mean() + sign * (row.se or 0.0) for sign in (-2, 2)], 0, 1).tolist()
+            low, high = np.clip(
+                [scores.mean() + sign * (row.se or 0.0) for sign in (-2, 2)], 0, 1
+            ).tolist()
             says = f"{row.label} {scores.mean():.3f}, {row.outcome}"
             values[-1] |= {"low": low, "high": high, "says": says}
             same = next(
-                v for v in values if "says" in v and v["questions"] == n and v["score"] == scores.mean()
+                v
+                for v in values
+                if "says" in v and v["questions"] == n and v["score"] == scores.mean()
             )
             same["ends"] = f"{same['ends']}, {name}" if "ends" in same else name
         kinds = list(dict.fromkeys(row.status for row in asked))
         colours = {"domain": kinds, "range": [_COLOURS.get(kind, "var(--axis)") for kind in kinds]}
-        questions: dict[str, Any] = {"field": "questions", "type": "quantitative", "title": "Questions asked"}
+        questions: dict[str, Any] = {
+            "field": "questions",
+            "type": "quantitative",
+            "title": "Questions asked",
+        }
         questions["scale"] = {"zero": True}
         encoding = {"x": questions, "color": {"field": "status", "title": None, "scale": colours}}
         y = numeric("score", self.metric)
@@ -124,7 +156,10 @@ class Race(Report):
         ends: dict[str, Any] = {"transform": [{"filter": "isValid(datum.says)"}]}
         text = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
         last = [value for value in values if "says" in value]
-        line = 0.05 * (max(value["high"] for value in last) - min(value["low"] for value in last)) or 1.0
+        line = (
+            0.05 * (max(value["high"] for value in last) - min(value["low"] for value in last))
+            or 1.0
+        )
         length = 0.15 * max(value["questions"] for value in last)
         named = [value for value in last if "ends" in value]
         names = names_apart(named, "questions", "score", length=length, line=line, most=4)
@@ -132,7 +167,10 @@ class Race(Report):
             mark("line", y=y, detail={"field": "name"}),
             {**ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
             {**ends, **mark("point", y=y, description=said, tooltip=said)},
-            {"data": {"values": names}, **mark(text, y={**y, "field": "place"}, text={"field": "ends"})},
+            {
+                "data": {"values": names},
+                **mark(text, y={**y, "field": "place"}, text={"field": "ends"}),
+            },
         ]
         drawn = {"data": {"values": values}, "height": 320, "encoding": encoding, "layer": layers}
         meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."
@@ -172,7 +210,11 @@ class Race(Report):
         return spent / max(1, self.questions) * max(0, self.questions_all - self.questions)
 
     def _judged(self) -> list[Raced]:
-        return [row for row in self.checkpoints if row.questions and row.status not in ("failed", "base")]
+        return [
+            row
+            for row in self.checkpoints
+            if row.questions and row.status not in ("failed", "base")
+        ]
 
     def _sampled(self) -> str:
         """A sentence on checkpoints that were not loaded, by random others raced with the list."""
@@ -181,12 +223,21 @@ class Race(Report):
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
         if not others or best is None or any(row.status == "undecided" for row in self.checkpoints):
             return ""
-        better = [row.label for row in whole if row in others and (row.score or 0.0) - best > self.margin]
-        n, left = len(others), len(others) + sum(row.status == "not loaded" for row in self.checkpoints)
+        better = [
+            row.label for row in whole if row in others and (row.score or 0.0) - best > self.margin
+        ]
+        n, left = (
+            len(others),
+            len(others) + sum(row.status == "not loaded" for row in self.checkpoints),
+        )
         more = f" by more than {self.margin:g}" if self.margin else ""
         if better:
-            return f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
-        if sum(row.rank == 1 for row in self.checkpoints) > 1:  # equally many per group, small or large
+            return (
+                f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
+            )
+        if (
+            sum(row.rank == 1 for row in self.checkpoints) > 1
+        ):  # equally many per group, small or large
             return f"None of {n} random others did better{more}."
         # The most better ones that a sample without any does not rule out (hypergeometric).
         most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
@@ -215,9 +266,15 @@ def race_of(
         if label in failed and label != best:
             words = "failed", "failed"
         times = (seconds.get(label), failed.get(label, ""))
-        rows.append(Raced(entry.rank, label, n, mean, se, _best_there(contest, label, n), *words, *times))
+        rows.append(
+            Raced(entry.rank, label, n, mean, se, _best_there(contest, label, n), *words, *times)
+        )
     last = ["failed", "not loaded"]
-    rows.sort(key=lambda row: (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0)))
+    rows.sort(
+        key=lambda row: (
+            (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0))
+        )
+    )
     rows.sort(key=lambda row: row.label != best)
     of, loaded = (sum(label != contest.reference for label in each) for each in (
         [entry.label for entry in entries], answered))  # fmt: skip
@@ -233,7 +290,9 @@ def race_of(
 def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str]:
     """Notes on checkpoints whose probabilities are the same to the last bit, beyond 0 and 1."""
     first = {
-        label: scores.probability[:BLOCK] for label, scores in answered.items() if label not in explained
+        label: scores.probability[:BLOCK]
+        for label, scores in answered.items()
+        if label not in explained
     }
     return [
         f"{listed(same)} answered alike to the last digit: copies, or a server that answers unknown names "
@@ -265,4 +324,8 @@ def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str
     if best is None or label == best:
         return "best", "best"
     behind = contest.mean(best) - contest.mean(label) > contest.margin + 1e-12
-    return ("behind", "behind") if behind else ("within", f"within {by}" if contest.margin else "equal")
+    return (
+        ("behind", "behind")
+        if behind
+        else ("within", f"within {by}" if contest.margin else "equal")
+    )

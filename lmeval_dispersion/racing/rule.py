@@ -27,7 +27,11 @@ BLOCK = 25
 _STAKES = np.array(
     [0.08, 0.2, 0.35, 0.5, 0.7, 0.9]
 )  # shares of the largest stake; each gets an equal part of the bet
-_RIDGE, _START, _PRETENDED = 25.0, 0.6, 5  # regression: penalty, starting sum of weights, pseudo-answers
+_RIDGE, _START, _PRETENDED = (
+    25.0,
+    0.6,
+    5,
+)  # regression: penalty, starting sum of weights, pseudo-answers
 
 
 class Bets:

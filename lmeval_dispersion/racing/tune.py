@@ -64,7 +64,9 @@ def race_on_ray(
             entrant.store()
 
 
-def _race(folder: RaceFolder, contest: Contest, resources: dict[str, float], scheduler: Any) -> None:
+def _race(
+    folder: RaceFolder, contest: Contest, resources: dict[str, float], scheduler: Any
+) -> None:
     from ray import tune
 
     # Again where one failed that had dropped others, or a node was lost before its trial began.
@@ -86,7 +88,9 @@ def _race(folder: RaceFolder, contest: Contest, resources: dict[str, float], sch
                 raise scheduler.refused or DispersionError(f"Ray Tune failed: {error}") from error
 
 
-def _scheduler(folder: RaceFolder, contest: Contest, update: Callable[[int, int, str], None]) -> Any:
+def _scheduler(
+    folder: RaceFolder, contest: Contest, update: Callable[[int, int, str], None]
+) -> Any:
     """The contest as a scheduler of Tune."""
     from ray.tune.schedulers import FIFOScheduler
 
@@ -118,7 +122,9 @@ def _scheduler(folder: RaceFolder, contest: Contest, update: Callable[[int, int,
         def on_trial_error(self, controller: Any, trial: Any) -> None:
             losses[label := trial.config["label"]] += 1
             if losses[label] > _RETRIES:
-                folder.failed[label] = f"its worker on the Ray cluster was lost {losses[label]} times"
+                folder.failed[label] = (
+                    f"its worker on the Ray cluster was lost {losses[label]} times"
+                )
                 contest.fail(label)
 
     return Scheduler()
@@ -163,7 +169,9 @@ def _cluster() -> Iterator[float]:
 
     os.environ.update(_TUNE)
     if not os.environ.get("DISPERSION_DEBUG"):
-        logging.getLogger("ray").setLevel(logging.CRITICAL)  # no tracebacks: a sentence has the reason
+        logging.getLogger("ray").setLevel(
+            logging.CRITICAL
+        )  # no tracebacks: a sentence has the reason
     address = os.environ.get("RAY_ADDRESS") or "local"
     host, _, port = address.rpartition(":")
     try:

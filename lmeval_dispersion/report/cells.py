@@ -210,7 +210,9 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
     includes 0 for differences, whose format has a sign.
     """
     spans = [whisker(row, column) for row in rows if not row.get("aside")]
-    ends = [end for span in spans if span is not None for end in (span[0] - span[1], span[0] + span[2])]
+    ends = [
+        end for span in spans if span is not None for end in (span[0] - span[1], span[0] + span[2])
+    ]
     if ends and column.format.startswith("+"):
         ends.append(0.0)
     if width < AXIS[0] or not ends or max(ends) == min(ends):

@@ -36,7 +36,9 @@ _CHART_CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
-    "axisY": {"titlePadding": 12},  # a reader's font may be wider than the font that labels are measured with
+    "axisY": {
+        "titlePadding": 12
+    },  # a reader's font may be wider than the font that labels are measured with
     "header": {"labelColor": "var(--ink)", "titleColor": "var(--ink)", "labelFontSize": 12},
     "legend": {
         "columnPadding": 28,

@@ -80,7 +80,15 @@ class Report:
     each: ClassVar[str] = ""
 
     #: Names that only the making of reports needs: `dir` of a result leaves them out.
-    _INNER: ClassVar[Set[str]] = {"template", "schema", "libraries", "guide", "each", "context", "document"}
+    _INNER: ClassVar[Set[str]] = {
+        "template",
+        "schema",
+        "libraries",
+        "guide",
+        "each",
+        "context",
+        "document",
+    }
 
     def __dir__(self) -> list[str]:
         return sorted(set(super().__dir__()) - self._INNER)
@@ -129,7 +137,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: schema, answer, and the result's fields; NaN and infinity are null."""
-        content = {name: value for name, value in fields_of(self).items() if not name.startswith("_")}
+        content = {
+            name: value for name, value in fields_of(self).items() if not name.startswith("_")
+        }
         return {"schema": self.schema, "answer": self.answer(), **json_value(content)}
 
     def answer(self) -> list[str]:
@@ -146,7 +156,9 @@ class Report:
             sections=sections,
             limits=limits,
             rows=self.rows(),
-            contract=lambda: json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+            contract=lambda: (
+                json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            ),
             libraries=self.libraries,
             guide=self.guide,
             short=True,
@@ -201,7 +213,9 @@ class Report:
         """
         charts = self.charts()
         if not charts:
-            raise UsageError(f"expected a result with a chart, got a {type(self).__name__}, which has none")
+            raise UsageError(
+                f"expected a result with a chart, got a {type(self).__name__}, which has none"
+            )
         return VegaLite(next(iter(charts.values())).specification())
 
     def _repr_html_(self) -> str:
@@ -217,7 +231,11 @@ class Report:
 
 
 def _name(item: Any) -> str:
-    values = item if isinstance(item, Mapping) else {"label": getattr(item, "label", ""), **fields_of(item)}
+    values = (
+        item
+        if isinstance(item, Mapping)
+        else {"label": getattr(item, "label", ""), **fields_of(item)}
+    )
     texts = (value for value in values.values() if value and isinstance(value, str))
     return str(values.get("label") or values.get("slice") or next(texts, ""))
 
@@ -229,7 +247,9 @@ class VegaLite(dict[str, Any]):
         return {"application/vnd.vegalite.v5+json": dict(self), "text/plain": "<a Vega-Lite chart>"}
 
 
-def _rendered(report: Report, charts: Mapping[str, Chart]) -> tuple[str, list[str], list[Section], list[str]]:
+def _rendered(
+    report: Report, charts: Mapping[str, Chart]
+) -> tuple[str, list[str], list[Section], list[str]]:
     """Title, answer, sections and limits from the template."""
     folder = Path(sys.modules[type(report).__module__].__file__ or "").parent
     parts: list[Part] = []
@@ -250,7 +270,10 @@ def _rendered(report: Report, charts: Mapping[str, Chart]) -> tuple[str, list[st
             if body:
                 sections.append(
                     Section(
-                        _revealed(heading["heading"]), body, heading["name"] or "", bool(heading["details"])
+                        _revealed(heading["heading"]),
+                        body,
+                        heading["name"] or "",
+                        bool(heading["details"]),
                     )
                 )
     return title, answer, sections, limits
@@ -271,7 +294,9 @@ def _blocks(text: str) -> Iterator[tuple[re.Match[str] | None, list[str]]]:
 
 def _opening(lines: list[str]) -> tuple[str, list[str]]:
     title = next((line[2:] for line in lines if line.startswith("# ")), "")
-    return _revealed(title), [_revealed(line) for line in lines if line and not line.startswith("# ")]
+    return _revealed(title), [
+        _revealed(line) for line in lines if line and not line.startswith("# ")
+    ]
 
 
 def _body(lines: list[str], parts: list[Part]) -> Iterator[Part]:
@@ -352,7 +377,9 @@ def some(names: Sequence[str], most: int = 5) -> str:
     >>> some(["a", "b", "c"], 2), some(["a", "b"])
     ('a, b and 1 other', 'a and b')
     """
-    return listed(names if len(names) <= most else [*names[:most], count(len(names) - most, "other")])
+    return listed(
+        names if len(names) <= most else [*names[:most], count(len(names) - most, "other")]
+    )
 
 
 def spans(numbers: Sequence[int]) -> str:

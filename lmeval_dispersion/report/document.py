@@ -66,7 +66,9 @@ def columns_of(row_type: type) -> Mapping[str, Column]:
     """A row class's shown columns by key: its fields that are annotated with a `Col`, in order."""
     hints = get_type_hints(row_type, include_extras=True)
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: mark for name, marks in marks.items() for mark in marks if isinstance(mark, Column)}
+    return {
+        name: mark for name, marks in marks.items() for mark in marks if isinstance(mark, Column)
+    }
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,9 @@ class Document:
         """Every table by its anchor, in order."""
         names = Names()
         parts = (part for section in self.sections for part in section.parts)
-        return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Table)}
+        return {
+            names.of(part.name, part.caption): part for part in parts if isinstance(part, Table)
+        }
 
     def first_chart(self) -> Chart | None:
         """The chart that a picture of the report shows; None if it has no chart."""

@@ -146,7 +146,8 @@ def json_text(document: Document) -> str:
         "limits": document.limits,
         "command": document.command,
         "tables": {
-            name: {"caption": table.caption, "rows": table.rows} for name, table in document.tables().items()
+            name: {"caption": table.caption, "rows": table.rows}
+            for name, table in document.tables().items()
         },
     }
     return json.dumps(json_value(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -194,7 +195,8 @@ def markdown_text(document: Document) -> str:
     """
     blocks = [f"## {document.title}"]
     blocks += [
-        f"**{sentence}**" if place == 0 else sentence for place, sentence in enumerate(document.answer)
+        f"**{sentence}**" if place == 0 else sentence
+        for place, sentence in enumerate(document.answer)
     ]
     seen: set[tuple[str, str]] = set()
     for section in document.sections:
@@ -230,7 +232,9 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
         if more := text_rows(part)[1]:
             yield more
         hints = {(c.heading, c.hint) for c in part.columns if c.hint}
-        new = [f"- {c.heading}: {c.hint}" for c in part.columns if (c.heading, c.hint) in hints - seen]
+        new = [
+            f"- {c.heading}: {c.hint}" for c in part.columns if (c.heading, c.hint) in hints - seen
+        ]
         seen |= hints
         if new:
             yield "\n".join(new)
@@ -249,7 +253,9 @@ def _table(table: Table) -> str:
             words = [""] * len(table.columns)
             words[first] = f"— {cuts[place]} —"
             lines.append(_line(words))
-        lines.append(_line(["…"] if row is None else [cell(row, column) for column in table.columns]))
+        lines.append(
+            _line(["…"] if row is None else [cell(row, column) for column in table.columns])
+        )
     return "\n".join(lines)
 
 

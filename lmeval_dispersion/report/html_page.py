@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).resolve().parent
 _SHORT = 16  # characters that fit into one line on a phone
-_WIDEST = {"extra": 1080, "spare": 430}  # pixels of a table, on a laptop and on a phone, by the next line
+_WIDEST = {
+    "extra": 1080,
+    "spare": 430,
+}  # pixels of a table, on a laptop and on a phone, by the next line
 _SIGN, _SPACE = 9.5, 23  # pixels of a character in the widest system font, and around a cell
 _DRAWN = {"extra": 175, "spare": 84}  # pixels of a column's dots (page.css)
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
@@ -69,7 +72,11 @@ def html_text(document: Document) -> str:
             document=document,
             # The heading is one sentence, though a line of the answer may hold several, one per group.
             answer=[
-                *(part for line in document.answer[:1] for part in _SENTENCE_END.split(line, maxsplit=1)),
+                *(
+                    part
+                    for line in document.answer[:1]
+                    for part in _SENTENCE_END.split(line, maxsplit=1)
+                ),
                 *document.answer[1:],
             ],
             sections=sections,
@@ -92,7 +99,9 @@ def html_fragment(document: Document) -> str:
     page = _Page(styled=False)
     template = _environment().get_template("page.html.jinja")
     text = template.render(
-        fragment=True, document=document, sections=page.sections(replace(document, sections=sections))
+        fragment=True,
+        document=document,
+        sections=page.sections(replace(document, sections=sections)),
     )
     return text.strip() + "\n"
 
@@ -115,7 +124,12 @@ class _Page:
     def section(self, section: Section) -> dict[str, Any]:
         name = self._names.of(section.name, section.heading) if section.heading else ""
         parts = [self._part(part) for part in section.parts]
-        return {"name": name, "heading": section.heading, "details": section.details, "parts": parts}
+        return {
+            "name": name,
+            "heading": section.heading,
+            "details": section.details,
+            "parts": parts,
+        }
 
     def _part(self, part: Part) -> dict[str, Any]:
         if isinstance(part, Table):
@@ -137,10 +151,19 @@ class _Page:
         }
         kinds = [_kind(table, column) for column in table.columns]
         hidden = _hidden(table, kinds, set(axes))
-        kinds = [" ".join([kind, *its]).strip() for kind, (its, _) in zip(kinds, hidden, strict=True)]
-        dots = {c.key: " ".join(["dots", *its]) for c, (_, its) in zip(table.columns, hidden, strict=True)}
+        kinds = [
+            " ".join([kind, *its]).strip() for kind, (its, _) in zip(kinds, hidden, strict=True)
+        ]
+        dots = {
+            c.key: " ".join(["dots", *its])
+            for c, (_, its) in zip(table.columns, hidden, strict=True)
+        }
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
-        hints += [(f"Line of {c.heading}", c.whisker) for c in table.columns if c.key in axes and c.whisker]
+        hints += [
+            (f"Line of {c.heading}", c.whisker)
+            for c in table.columns
+            if c.key in axes and c.whisker
+        ]
         new = [pair for pair in hints if pair not in self._hints_shown]
         self._hints_shown.update(new)
         # Made while they are written: the cells of ten thousand rows at once slow Python's collector down.
@@ -165,7 +188,9 @@ class _Page:
             "hints": new,
             "sortable": self._styled and len(table.rows) > 1,
             # The column of names may be folded, but not into slivers.
-            "name_width": max((len(shown(row.get(table.columns[0].key))) for row in table.rows), default=0),
+            "name_width": max(
+                (len(shown(row.get(table.columns[0].key))) for row in table.rows), default=0
+            ),
             "columns": [
                 {
                     "heading": column.heading,
@@ -177,7 +202,8 @@ class _Page:
                 for column, kind in zip(table.columns, kinds, strict=True)
             ],
             "rows": (
-                (table.cuts.get(place, ""), table.marks.get(place, ""), row) for place, row in enumerate(rows)
+                (table.cuts.get(place, ""), table.marks.get(place, ""), row)
+                for place, row in enumerate(rows)
             ),
         }
 
@@ -244,7 +270,11 @@ def _hidden(table: Table, kinds: list[str], drawn: Set[str]) -> list[tuple[list[
     def classes(drop: float) -> list[str]:  # the two ends of an interval go together
         left = sum(width for width, its in zip(widths, drops, strict=True) if its <= drop)
         shown = sum(its <= drop for its in dots)
-        return [name for name, widest in _WIDEST.items() if drop and left + shown * _DRAWN[name] > widest]
+        return [
+            name
+            for name, widest in _WIDEST.items()
+            if drop and left + shown * _DRAWN[name] > widest
+        ]
 
     return [(classes(drop), classes(drop or 0.5)) for drop in drops]
 
@@ -262,7 +292,11 @@ def _value(text: str, value: object) -> Markup:
         return Markup('<span class="undefined">undefined</span>')
     if number(value) is not None:
         text = text.replace("-", "−")
-    return Markup(re.sub("[/_]", r"\g<0><wbr>", str(escape(text)))) if len(text) > _SHORT else escape(text)
+    return (
+        Markup(re.sub("[/_]", r"\g<0><wbr>", str(escape(text))))
+        if len(text) > _SHORT
+        else escape(text)
+    )
 
 
 def _prose(text: str) -> Markup:

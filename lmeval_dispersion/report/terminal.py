@@ -123,7 +123,11 @@ class _Writer:
             for limit in document.limits:
                 self._prose(limit, "dim")
         if not whole and (document.limits or any(section.details for section in document.sections)):
-            without = "." if importlib.util.find_spec("vl_convert") else " (needs lmeval-dispersion[html])."
+            without = (
+                "."
+                if importlib.util.find_spec("vl_convert")
+                else " (needs lmeval-dispersion[html])."
+            )
             self._prose(MORE + without, "dim")
         lines = self._buffer.getvalue().replace(_GLUE, " ").splitlines()
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
@@ -145,7 +149,9 @@ class _Writer:
             self._prose(part.text)
         elif isinstance(part, Note):
             label = RichText(f"{part.kind} ", style="yellow")
-            self._console.print(self._wrapped(label.append(self._fit(part.text), style="not yellow")))
+            self._console.print(
+                self._wrapped(label.append(self._fit(part.text), style="not yellow"))
+            )
         elif isinstance(part, Facts):
             for name, value in part.facts.items():
                 self._prose(f"{name}: {shown(value)}")
@@ -182,7 +188,9 @@ class _Writer:
         cuts = text_cuts(table)
         for place, row in enumerate(rows):
             texts = ["…"] if row is None else list(_cells(row, columns, axes))
-            lines.add_row(*(RichText(self._fit(text)) for text in texts), end_section=place + 1 in cuts)
+            lines.add_row(
+                *(RichText(self._fit(text)) for text in texts), end_section=place + 1 in cuts
+            )
         if table.caption or not self._headed:
             self._break()
         # If even the permanent columns do not fit, lines are too long rather than digits cut.
@@ -195,8 +203,12 @@ class _Writer:
             self._prose("none")
         if more:
             self._prose(more, "dim")
-        hints = [(f"{self._heading(column, short)}: ", column.hint) for column in columns if column.hint]
-        hints += [("─ ", column.whisker) for column in columns if column.key in axes and column.whisker]
+        hints = [
+            (f"{self._heading(column, short)}: ", column.hint) for column in columns if column.hint
+        ]
+        hints += [
+            ("─ ", column.whisker) for column in columns if column.key in axes and column.whisker
+        ]
         new = [hint for hint in dict.fromkeys(hints) if hint not in self._hints_shown]
         self._hints_shown.update(new)
         said = [""]
@@ -239,9 +251,13 @@ class _Writer:
         natural = max(map(len, [self._heading(column, short), *texts]))
         if is_numeric(table, column):
             return natural
-        if folded == _FOLDED and column is next(c for c in table.columns if not is_numeric(table, c)):
+        if folded == _FOLDED and column is next(
+            c for c in table.columns if not is_numeric(table, c)
+        ):
             # Leave out columns before breaking a name.
-            folded = max(folded, min(max(map(len, " ".join(texts).split()), default=0), self._width // 2))
+            folded = max(
+                folded, min(max(map(len, " ".join(texts).split()), default=0), self._width // 2)
+            )
         return min(natural, folded)
 
     def _heading(self, column: Column, short: bool) -> str:

@@ -13,12 +13,21 @@ DASHED: Spec = {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"}
 FILLED: Spec = {"type": "point", "filled": True}
 POINT: Spec = {**FILLED, "size": 80}
 #: A mark's words on hover and for screen readers: the field ``says`` of its row.
-SAYS: Spec = {channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")}
+SAYS: Spec = {
+    channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")
+}
 
 
-def numeric(field: str, title: str | None = None, *, axis: Spec | None = None, **scale: Any) -> Spec:
+def numeric(
+    field: str, title: str | None = None, *, axis: Spec | None = None, **scale: Any
+) -> Spec:
     """A quantitative channel; its axis need not include zero, unless ``scale`` says otherwise."""
-    channel = {"field": field, "type": "quantitative", "title": title, "scale": scale or {"zero": False}}
+    channel = {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": scale or {"zero": False},
+    }
     return channel if axis is None else {**channel, "axis": axis}
 
 
@@ -51,8 +60,14 @@ def colour(rows: Rows, field: str, **more: Any) -> Spec:
 def tooltip(rows: Rows, *fields: str) -> list[Spec]:
     """Channels for values on hover, numbers in the page's digits."""
     first = next(iter(rows), {})
-    kinds = {field: "nominal" if isinstance(first.get(field), str) else "quantitative" for field in fields}
-    return [{"field": field, "type": kind, "title": field.replace("_", " ")} for field, kind in kinds.items()]
+    kinds = {
+        field: "nominal" if isinstance(first.get(field), str) else "quantitative"
+        for field in fields
+    }
+    return [
+        {"field": field, "type": kind, "title": field.replace("_", " ")}
+        for field, kind in kinds.items()
+    ]
 
 
 def names_apart(
@@ -69,7 +84,11 @@ def names_apart(
     """
     placed: dict[int, float] = {}
     for at in sorted(range(len(values)), key=lambda at: -values[at][y]):
-        near = [place for other, place in placed.items() if abs(values[other][x] - values[at][x]) <= length]
+        near = [
+            place
+            for other, place in placed.items()
+            if abs(values[other][x] - values[at][x]) <= length
+        ]
         lowest = min([values[at][y], *(place - line for place in near)])
         if values[at][y] - lowest <= most * line:
             placed[at] = lowest
@@ -77,7 +96,12 @@ def names_apart(
 
 
 def dots(
-    rows: Sequence[Any], named: str, value: str, bounds: tuple[str, str], title: str, axis: Spec | None
+    rows: Sequence[Any],
+    named: str,
+    value: str,
+    bounds: tuple[str, str],
+    title: str,
+    axis: Spec | None,
 ) -> Spec:
     """One dot per dataclass row at ``value``, a bar between ``bounds``, and a dashed upright line at 0."""
     return {
@@ -130,7 +154,9 @@ def accuracy_points(rows: Rows, figure: str, title: str, **marks: Any) -> Spec:
         values = [[row[axis] for row in rows] for axis in (figure, "accuracy")]
         wide, high = (max(each) - min(each) for each in values)
         rows = names_apart(rows, figure, "accuracy", length=0.16 * wide, line=0.05 * high, most=1.2)
-        layers.append(mark(text, text={"field": "label"}, y={"field": "place", "type": "quantitative"}))
+        layers.append(
+            mark(text, text={"field": "label"}, y={"field": "place", "type": "quantitative"})
+        )
     x = numeric(figure, title, zero=False, padding=20)
     y = numeric("accuracy", "accuracy", zero=False, padding=14, nice=False)
     return {"data": {"values": rows}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}

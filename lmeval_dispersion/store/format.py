@@ -121,13 +121,17 @@ def write_store(
         raise StoreError("expected the vectors of at least one layer, got none")
     for name, rows in layers.items():
         if rows.ndim != 2 or rows.shape[0] != len(documents) or rows.shape[1] == 0:
-            raise StoreError(f"expected {len(documents)} vectors of layer {name!r}, got shape {rows.shape}")
+            raise StoreError(
+                f"expected {len(documents)} vectors of layer {name!r}, got shape {rows.shape}"
+            )
     default = manifest.get("default_layer", next(iter(layers)))
     if default not in layers:
         raise StoreError(f"the default layer {default!r} is not among {', '.join(layers)}")
     folder = Path(path)
     make_folder(folder)
-    temporary = {name: folder / f".{name}.{os.getpid()}.tmp" for name in (VECTORS, DOCUMENTS, MANIFEST)}
+    temporary = {
+        name: folder / f".{name}.{os.getpid()}.tmp" for name in (VECTORS, DOCUMENTS, MANIFEST)
+    }
     try:
         _save_vectors(temporary[VECTORS], layers)
         parquet.write_table(table, temporary[DOCUMENTS], compression="zstd")
@@ -140,10 +144,13 @@ def write_store(
             "width": {name: int(rows.shape[1]) for name, rows in layers.items()},
             "default_layer": default,
             "versions": {"lmeval_dispersion": __version__, **manifest.get("versions", {})},
-            "created": manifest.get("created") or datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "created": manifest.get("created")
+            or datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "sha256": {name: sha256(temporary[name]) for name in (VECTORS, DOCUMENTS)},
         }
-        temporary[MANIFEST].write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        temporary[MANIFEST].write_text(
+            json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8"
+        )
         # Remove the old manifest first: between two stores the folder is partial, never a mixture.
         (folder / MANIFEST).unlink(missing_ok=True)
         for name in (VECTORS, DOCUMENTS, MANIFEST):
@@ -184,7 +191,9 @@ def _document_table(documents: pd.DataFrame) -> Any:
         try:
             columns[str(name)] = pa.Array.from_pandas(given[name])
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # mixed types, which parquet does not support
-            columns[str(name)] = pa.array([_text_or_none(value) for value in given[name]], type=pa.string())
+            columns[str(name)] = pa.array(
+                [_text_or_none(value) for value in given[name]], type=pa.string()
+            )
     return pa.table(columns)
 
 

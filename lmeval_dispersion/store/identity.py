@@ -18,7 +18,16 @@ Differences = dict[str, tuple[str, str]]  # key -> both values
 StorePart = tuple[Path, Mapping[str, Any]]  # a store's folder and manifest
 
 # The model, and settings of all prompts: stores read as one share these.
-MODEL_KEYS = ("weights", "gguf", "adapter", "delta", "quantization", "dtype", "tokenizer", "add_bos_token")
+MODEL_KEYS = (
+    "weights",
+    "gguf",
+    "adapter",
+    "delta",
+    "quantization",
+    "dtype",
+    "tokenizer",
+    "add_bos_token",
+)
 RUN_KEYS = ("system_prompt", "chat_template", "multiturn")
 # Settings of one task's prompts: a run's tasks may differ here.
 TASK_KEYS = ("prompt_template", "num_fewshot", "fewshot_seed")
@@ -27,7 +36,9 @@ UNKNOWN = "prompts"  # key of an identity whose prompts' settings are not known
 
 SUFFIX = "_dispersion"  # suffix of a dispersion task's name
 _SHOWN = 24  # characters of a value in a message
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of a function, in a text of Python: other in each process
+_ADDRESS = re.compile(
+    r" at 0x[0-9a-fA-F]+"
+)  # of a function, in a text of Python: other in each process
 
 
 def prompt_manifest(
@@ -47,7 +58,9 @@ def prompt_manifest(
         return {**keys, "identity": {UNKNOWN: "unknown"}}
     source = source_text(config.get("doc_to_text"))
     delimiters = [config.get("target_delimiter"), config.get("fewshot_delimiter")]
-    shots, description, subject = (config.get(k) for k in ("num_fewshot", "description", "dataset_name"))
+    shots, description, subject = (
+        config.get(k) for k in ("num_fewshot", "description", "dataset_name")
+    )
     description = description if isinstance(description, str) else ""
     if isinstance(subject, str):
         # "... questions about anatomy": the subjects of one benchmark have one template.
@@ -79,7 +92,10 @@ def prompt_manifest(
 def source_text(value: Any) -> str:
     """A template as it is; a function as its source, as in lm-eval's results, else its name."""
     if isinstance(value, partial):
-        words = [*map(repr, value.args), *(f"{key}={word!r}" for key, word in sorted(value.keywords.items()))]
+        words = [
+            *map(repr, value.args),
+            *(f"{key}={word!r}" for key, word in sorted(value.keywords.items())),
+        ]
         return _ADDRESS.sub("", f"{source_text(value.func)}({', '.join(words)})")
     if not callable(value):
         return _ADDRESS.sub("", str(value))
@@ -137,7 +153,9 @@ def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[
         return []
     if a is None or b is None:
         old = first if a is None else other
-        return [f"{old[0][0]} was written before stores had an identity, so its model cannot be checked"]
+        return [
+            f"{old[0][0]} was written before stores had an identity, so its model cannot be checked"
+        ]
     models = _model_differences(first, other)
     if models and _models_known(a, b):
         return [f"the models differ in {shown_differences(models)}"]
@@ -156,7 +174,9 @@ def prompt_differences(
     by_task = {task.removesuffix(SUFFIX): m for _, m in first for task in m.get("tasks") or {}}
     prompts: Differences = {}
     for _, manifest in other:
-        for task in by_task.keys() & {task.removesuffix(SUFFIX) for task in manifest.get("tasks") or {}}:
+        for task in by_task.keys() & {
+            task.removesuffix(SUFFIX) for task in manifest.get("tasks") or {}
+        }:
             ours, theirs = by_task[task].get("identity") or {}, manifest.get("identity") or {}
             if ours.get(UNKNOWN) or theirs.get(UNKNOWN):
                 continue  # samples without results
@@ -191,7 +211,9 @@ def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
 
 def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> Differences:
     """Key -> both values, for keys with different values; a missing value is ``none``."""
-    return {key: (a.get(key, "none"), b.get(key, "none")) for key in keys if a.get(key) != b.get(key)}
+    return {
+        key: (a.get(key, "none"), b.get(key, "none")) for key in keys if a.get(key) != b.get(key)
+    }
 
 
 def shown_differences(differing: Differences) -> str:

@@ -38,10 +38,14 @@ class JoinedRun:
     def versions(self) -> dict[str, str]:
         """Stock task -> version, as far as known."""
         tasks = {
-            task: version for _, part in self.parts for task, version in (part.get("tasks") or {}).items()
+            task: version
+            for _, part in self.parts
+            for task, version in (part.get("tasks") or {}).items()
         }
         return {
-            task.removesuffix(SUFFIX): str(version) for task, version in tasks.items() if version is not None
+            task.removesuffix(SUFFIX): str(version)
+            for task, version in tasks.items()
+            if version is not None
         }
 
 
@@ -131,7 +135,9 @@ def _keyed(runs: Sequence[JoinedRun]) -> list[pd.DataFrame]:
 
 
 def _keys(frame: pd.DataFrame, nameless: set[str], repeated: set[tuple[str, str]]) -> Iterator[str]:
-    for task, doc_id, doc_hash in zip(frame["task"], frame["doc_id"], frame["doc_hash"], strict=True):
+    for task, doc_id, doc_hash in zip(
+        frame["task"], frame["doc_id"], frame["doc_hash"], strict=True
+    ):
         if task in nameless:
             yield f"#{doc_id}"
         elif (task, doc_hash) in repeated:
@@ -155,7 +161,11 @@ def _other_documents(first: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str
     hashed = both["doc_hash"].notna() & both["doc_hash_first"].notna()
     different = both[hashed & (both["doc_hash"] != both["doc_hash_first"])]
     lines = zip(different["task"], different["doc_id"], different["key"], strict=True)
-    return [(task, int(doc_id)) for task, doc_id, key in lines if (task, key) not in known or key[:1] == "#"]
+    return [
+        (task, int(doc_id))
+        for task, doc_id, key in lines
+        if (task, key) not in known or key[:1] == "#"
+    ]
 
 
 def _unlike(shared: pd.DataFrame, name: str) -> pd.Series[bool]:
@@ -184,7 +194,9 @@ def _comparable(
         return everything, notes
     if not count:
         return everything, notes
-    why = f", they differ in {shown_differences({**differences, **template})}" if differences else ""
+    why = (
+        f", they differ in {shown_differences({**differences, **template})}" if differences else ""
+    )
     if count == len(shared):
         raise MixedStoresError(
             f"the runs used different prompts{why or f' in all {count} shared documents'}; compare runs of "

@@ -49,9 +49,7 @@ class Store:
     def __repr__(self) -> str:
         tasks = self.documents["task"].nunique()
         of = f" of {tasks} tasks" if tasks > 1 else ""
-        return (
-            f"<Store of {self.model}: {len(self.documents)} documents{of}, layers {', '.join(self.layers)}>"
-        )
+        return f"<Store of {self.model}: {len(self.documents)} documents{of}, layers {', '.join(self.layers)}>"
 
     @property
     def model(self) -> str:
@@ -118,7 +116,9 @@ class Store:
             StoreError: As :meth:`vectors`.
         """
         names = [self.layer_name(layer) for layer in layers or (None,)]
-        return self.documents.assign(**{f"state:{name}": list(self.to_numpy(name)) for name in names})
+        return self.documents.assign(
+            **{f"state:{name}": list(self.to_numpy(name)) for name in names}
+        )
 
     def to_parquet(self, path: str | Path, *layers: str) -> Path:
         """Write :meth:`to_frame` as one Parquet file, which pandas, polars, DuckDB and `datasets` read.
@@ -188,17 +188,23 @@ def read_store(path: str | Path) -> Store:
     folder = Path(path)
     if not folder.is_dir():
         hint = (
-            "; `dispersion embed MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
+            "; `dispersion embed MODEL FILE` makes a run of texts"
+            if folder.exists()
+            else "; check the path"
         )
         raise StoreError(f"expected the folder of a run, but {folder} is not a folder{hint}")
     parts = [(place, _read_manifest(place)) for place in places_of(folder)]
     if not parts:
-        raise StoreError(f"{folder} holds no store, nor does a sub-folder; name the folder of a run")
+        raise StoreError(
+            f"{folder} holds no store, nor does a sub-folder; name the folder of a run"
+        )
     check_one_model(parts)
     frames = [_read_documents(place, manifest) for place, manifest in parts]
     _no_task_twice([place for place, _ in parts], frames)
     documents = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-    return Store(folder, _joint_manifest(folder, [manifest for _, manifest in parts]), documents, parts)
+    return Store(
+        folder, _joint_manifest(folder, [manifest for _, manifest in parts]), documents, parts
+    )
 
 
 def places_of(folder: Path) -> list[Path]:
@@ -223,8 +229,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json_in(file)
     except (OSError, ValueError) as error:
         raise StoreError(f"{file} is not JSON ({error}); run it again") from None
-    if not isinstance(manifest, dict) or not str(manifest.get("format")).startswith("dispersion-store/"):
-        held = manifest.get("format", "something else") if isinstance(manifest, dict) else "something else"
+    if not isinstance(manifest, dict) or not str(manifest.get("format")).startswith(
+        "dispersion-store/"
+    ):
+        held = (
+            manifest.get("format", "something else")
+            if isinstance(manifest, dict)
+            else "something else"
+        )
         raise StoreError(
             f"{file} is not the manifest of a store, it holds {held!r}; name the folder of a harness run, "
             "or one that `dispersion embed` made"
@@ -235,7 +247,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             "use the version that wrote it, or run it again"
         )
     if manifest.get("complete") is not True:
-        raise PartialStoreError(f"the store in {folder} is partial: its run did not finish; run it again")
+        raise PartialStoreError(
+            f"the store in {folder} is partial: its run did not finish; run it again"
+        )
     given = checked(_Manifest, manifest, file, "copy the folder again or run it again", StoreError)
     if set(given["layers"]) != set(given["width"]) or given["default_layer"] not in given["layers"]:
         raise StoreError(
@@ -253,7 +267,11 @@ def _read_documents(folder: Path, manifest: dict[str, Any]) -> pd.DataFrame:
     frame = pd.read_parquet(folder / DOCUMENTS, engine="pyarrow")
     missing = [name for name in COLUMNS if name not in frame]
     if missing or len(frame) != manifest["n"]:
-        defect = f"no column {missing[0]!r}" if missing else f"{len(frame)} rows instead of {manifest['n']}"
+        defect = (
+            f"no column {missing[0]!r}"
+            if missing
+            else f"{len(frame)} rows instead of {manifest['n']}"
+        )
         raise StoreError(f"{folder / DOCUMENTS} has {defect}; the store is damaged, run it again")
     return frame
 
@@ -284,7 +302,9 @@ def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[s
             raise MixedStoresError(
                 f"layer {name!r} has different widths in {folder}; read its stores one at a time"
             )
-    joint = {key: value for key, value in first.items() if all(m.get(key) == value for m in manifests)}
+    joint = {
+        key: value for key, value in first.items() if all(m.get(key) == value for m in manifests)
+    }
     default = joint.get("default_layer", first["default_layer"])
     formats = sorted({str(m.get("prompt_format")) for m in manifests})
     if first.get("identity") is not None:
@@ -294,7 +314,9 @@ def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[s
         "layers": layers,
         "width": {name: first["width"][name] for name in layers},
         "default_layer": default if default in layers else layers[0],
-        "tasks": {task: version for m in manifests for task, version in (m.get("tasks") or {}).items()},
+        "tasks": {
+            task: version for m in manifests for task, version in (m.get("tasks") or {}).items()
+        },
         "prompt_format": formats[0] if len(formats) == 1 else hashed("\n".join(formats)),
         "sha256": {},
         "created": max(str(m.get("created", "")) for m in manifests),
@@ -311,7 +333,9 @@ def _tensor(folder: Path, name: str, shape: tuple[int, ...]) -> Any:
     except (OSError, SafetensorError) as error:
         raise StoreError(f"{folder / VECTORS} cannot be read ({error}); run it again") from None
     if tuple(stored.get_shape()) != shape:
-        raise StoreError(f"{folder / VECTORS}: {name} is {stored.get_shape()}, expected {list(shape)}")
+        raise StoreError(
+            f"{folder / VECTORS}: {name} is {stored.get_shape()}, expected {list(shape)}"
+        )
     return stored
 
 
@@ -319,7 +343,9 @@ def _verify(folder: Path, manifest: dict[str, Any], name: str) -> None:
     """Raise StoreError unless the file has the manifest's checksum."""
     file = folder / name
     if not file.exists():
-        raise PartialStoreError(f"the store in {folder} is partial: {name} is missing; run it again")
+        raise PartialStoreError(
+            f"the store in {folder} is partial: {name} is missing; run it again"
+        )
     if sha256(file) != manifest["sha256"].get(name):
         raise StoreError(
             f"{file} was changed or damaged (its checksum differs from {MANIFEST}'s); "

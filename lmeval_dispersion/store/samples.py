@@ -62,7 +62,9 @@ class Sample:
     answer: float | str  # to the first request: log-probability or text
     metrics: dict[str, Any]  # lm-eval's own
     correct: float = math.nan  # value of the scoring metric
-    block: Mapping[str, Any] = field(default_factory=dict)  # a first block's probabilities, in a race
+    block: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # a first block's probabilities, in a race
     line: int = 0  # in its file
     hit: bool | None = None  # whether the likeliest choice is the target; None if unknown
 
@@ -87,17 +89,26 @@ class JudgedTask:
     config: Mapping[str, Any]
     samples: dict[int, Sample]  # by index, in order
     filter: str
-    correct_by: str | None  # the metric that decides correct answers; of several filters, with the filter
+    correct_by: (
+        str | None
+    )  # the metric that decides correct answers; of several filters, with the filter
     prompts: dict[str, Any]  # from :func:`~lmeval_dispersion.store.identity.prompt_manifest`
     category: str | None  # alias of the group that holds it
     version: Any
     notes: list[str]  # sentences on facts that the file lacks
-    filters: list[str]  # sentences on filters that differ by more than chance from the one that scores
+    filters: list[
+        str
+    ]  # sentences on filters that differ by more than chance from the one that scores
     as_named: bool  # whether it has the metric that was named
 
 
 def judged_task(
-    run: LoggedRun, task: str, judge: str | None = None, *, allow_holes: bool = False, lenient: bool = False
+    run: LoggedRun,
+    task: str,
+    judge: str | None = None,
+    *,
+    allow_holes: bool = False,
+    lenient: bool = False,
 ) -> JudgedTask:
     """One task's samples, checked against the run's results and for consistency.
 
@@ -112,7 +123,9 @@ def judged_task(
     notes = _holes(file, filters, count if isinstance(count, int) else None, allow_holes)
     notes += section(results, "inspect").get("notes", [])
     if repeated:
-        notes.append(f"{repeated} documents were logged twice alike, as padded ranks do, and count once")
+        notes.append(
+            f"{repeated} documents were logged twice alike, as padded ranks do, and count once"
+        )
     as_named = judge is not None and has_judge(filters, judge)
     chosen, metric = chosen_metric(task, filters, judge if as_named or not lenient else None)
     samples: dict[int, Sample] = {}
@@ -136,7 +149,9 @@ def judged_task(
         category=_category(results, task),
         version=section(results, "versions").get(task),
         notes=notes,
-        filters=[] if judge or metric is None else _filters_apart(task, file, filters, chosen, metric),
+        filters=[]
+        if judge or metric is None
+        else _filters_apart(task, file, filters, chosen, metric),
         as_named=as_named,
     )
 
@@ -186,9 +201,13 @@ def read_logged(place: str | Path, judge: str | None = None) -> Store:
         notes += [f"{name}: {note}." for note in task.notes]
         if task.correct_by is not None and task.correct_by not in JUDGES[:2]:
             notes.append(f"{name}: answers are judged by {task.correct_by}.")
-        parts.append((run.file, {**_about(run, name), **task.prompts, "tasks": {stock: task.version}}))
+        parts.append(
+            (run.file, {**_about(run, name), **task.prompts, "tasks": {stock: task.version}})
+        )
     manifests = [manifest for _, manifest in parts]
-    shared = {key: value for key, value in manifests[0].items() if all(m[key] == value for m in manifests)}
+    shared = {
+        key: value for key, value in manifests[0].items() if all(m[key] == value for m in manifests)
+    }
     manifest = {
         **shared,
         "tasks": {task: version for m in manifests for task, version in m["tasks"].items()},
@@ -252,7 +271,9 @@ def _row(task: str, doc_id: int, sample: Sample, category: str | None) -> dict[s
 # --- one line of a file ------------------------------------------------------------------------------------
 
 
-def by_filter(file: Path, config: Mapping[str, Any], text: str | None = None) -> dict[str, dict[int, Sample]]:
+def by_filter(
+    file: Path, config: Mapping[str, Any], text: str | None = None
+) -> dict[str, dict[int, Sample]]:
     """A file, or its ``text``: filter -> document index -> sample; HarnessError for a broken one."""
     return _read(file, config, text)[0]
 
@@ -261,7 +282,9 @@ def _read(
     file: Path, config: Mapping[str, Any], text: str | None = None, names: Sequence[str] = ()
 ) -> tuple[dict[str, dict[int, Sample]], int]:
     """:func:`by_filter`, and how many documents were logged twice alike."""
-    return sorted_by_filter(file, ((line, _sample(line, config)) for line in read_lines(file, text)), names)
+    return sorted_by_filter(
+        file, ((line, _sample(line, config)) for line in read_lines(file, text)), names
+    )
 
 
 def _sample(line: Line, config: Mapping[str, Any]) -> Sample:
@@ -330,7 +353,9 @@ def _hit(
     values = np.array(logprobs[: len(options)])
     if "acc" not in metrics and "acc_norm" in metrics:
         space = config.get("target_delimiter", " ")
-        lengths = [len(option.removeprefix(space if isinstance(space, str) else " ")) for option in options]
+        lengths = [
+            len(option.removeprefix(space if isinstance(space, str) else " ")) for option in options
+        ]
         values = values / np.maximum(lengths, 1)
     return int(np.argmax(values)) in right
 
@@ -502,7 +527,12 @@ def _target(logged: Any, kind: str) -> Any:
     """The task's target, which lm-eval logs as text; a rolling task's is the whole text."""
     if kind == "loglikelihood_rolling" or logged in (None, "None"):
         return None
-    if kind == "multiple_choice" and isinstance(logged, str) and logged.isascii() and logged.isdigit():
+    if (
+        kind == "multiple_choice"
+        and isinstance(logged, str)
+        and logged.isascii()
+        and logged.isdigit()
+    ):
         return int(logged)
     return logged
 

@@ -60,7 +60,9 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
     """
     known = np.isfinite(scores)
     scored = {task for task, is_known in zip(tasks, known.tolist(), strict=True) if is_known}
-    return np.array([k or task not in scored for task, k in zip(tasks, known.tolist(), strict=True)], bool)
+    return np.array(
+        [k or task not in scored for task, k in zip(tasks, known.tolist(), strict=True)], bool
+    )
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
@@ -189,7 +191,10 @@ class Logged:
                 clauses += [f"in {task}: {clause}" for clause in self._at(rows).doubts()]
         if len(clauses) > _SHOWN:
             more = len(clauses) - _SHOWN
-            return [*clauses[:_SHOWN], f"the same of {more} more {'task' if more == 1 else 'tasks'}"]
+            return [
+                *clauses[:_SHOWN],
+                f"the same of {more} more {'task' if more == 1 else 'tasks'}",
+            ]
         return clauses
 
     def _at(self, rows: NDArray[np.int64]) -> Logged:
@@ -296,7 +301,9 @@ class CommonestAnswer:
     def clause(self) -> str:
         """The clause on a model that gives nearly always one answer."""
         percent = 100 if self.share == 1 else min(round(100 * self.share), 99)
-        return f"answers {self.answer} in {percent} % of cases ({self.documents:,} of {self.given:,})"
+        return (
+            f"answers {self.answer} in {percent} % of cases ({self.documents:,} of {self.given:,})"
+        )
 
 
 def _most_frequent(answers: Counter[str]) -> tuple[str | None, int, int]:
@@ -352,7 +359,9 @@ class Fingerprints:
 
     def at(self, rows: NDArray[np.int64]) -> Fingerprints:
         """Those of some documents."""
-        return Fingerprints(self.codes[rows], self.telling[rows], self.fine[rows], self.scores[rows])
+        return Fingerprints(
+            self.codes[rows], self.telling[rows], self.fine[rows], self.scores[rows]
+        )
 
 
 def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:

@@ -79,8 +79,12 @@ def push_away(
     if across_ranks and pairs != "batch":
         raise UsageError(f"expected pairs of batch with across_ranks, got {pairs!r}")
     if across_ranks and not (dist.is_available() and dist.is_initialized()):
-        raise UsageError("expected a process group with across_ranks, got none; launch with torchrun")
-    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
+        raise UsageError(
+            "expected a process group with across_ranks, got none; launch with torchrun"
+        )
+    p = points(
+        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
+    )
     cosine, counted = mean_cosine(p, across_ranks=across_ranks)
     return _by_layer(z, p, cosine - 1.0, counted)
 
@@ -136,7 +140,9 @@ def angular_spread(
     spread.
     """
     _at_least(tau, 0.02)  # below, exp(-1/tau) leaves float32
-    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
+    p = points(
+        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
+    )
     return _by_layer(z, p, *angular_exponentials(p, tau))
 
 
@@ -157,7 +163,9 @@ def orthogonalization(
     """
     if not 0.0 < margin <= 1.0:
         raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
-    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
+    p = points(
+        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
+    )
     return _by_layer(z, p, *angular_hinges(p, margin))
 
 
@@ -184,7 +192,9 @@ def l2_repel(
     """
     if norm_weight < 0:
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
-    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
+    p = points(
+        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
+    )
     if tau == "median":
         median = median_distance(p)
         rate = torch.where(median > 0, median.clamp(min=1e-30).reciprocal(), 0.0)
@@ -213,7 +223,9 @@ def decorrelation(
     """
     if axis not in get_args(Axis):
         raise UsageError(f"expected an axis of {', '.join(get_args(Axis))}, got {axis!r}")
-    p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
+    p = points(
+        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
+    )
     return _by_layer(z, p, *squared_correlations(p, of_tokens=axis == "tokens"))
 
 
@@ -265,7 +277,9 @@ class DispersionLoss(nn.Module):
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(f"expected a loss of {', '.join(LOSSES)}, got {loss!r}{hint}")
         self.function = LOSSES[loss] if isinstance(loss, str) else loss
-        self.name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        self.name = (
+            loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        )
         parameters = inspect.signature(getattr(self.function, "forward", self.function)).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             if missing := {"mask", "segments"} - set(parameters):
@@ -295,21 +309,29 @@ class DispersionLoss(nn.Module):
         given: dict[str, Any] = {"mask": mask, "segments": segments, **self.options}
         if self.needs_domains:
             if domains is None:
-                raise UsageError("expected `domains` of shape (b,), one number a sequence, got none")
+                raise UsageError(
+                    "expected `domains` of shape (b,), one number a sequence, got none"
+                )
             given["domains"] = domains
         if self._draws and self.options.get("max_tokens") is not None:
-            given["generator"] = torch.Generator(z.device).manual_seed(self.seed * 1_000_003 + self.calls)
+            given["generator"] = torch.Generator(z.device).manual_seed(
+                self.seed * 1_000_003 + self.calls
+            )
         self.calls += 1
         if self.function in LOSSES.values() or z.dim() == 3:
             return self.function(z, **given)
         values = [self.function(layer, **given) for layer in z]
         if values[0].shape != ():
-            raise GeometryError(f"expected a scalar from {self.name}, got the shape {tuple(values[0].shape)}")
+            raise GeometryError(
+                f"expected a scalar from {self.name}, got the shape {tuple(values[0].shape)}"
+            )
         return torch.stack(values)
 
     def extra_repr(self) -> str:
         """The loss's name and options."""
-        return ", ".join([self.name, *(f"{name}={value!r}" for name, value in self.options.items())])
+        return ", ".join(
+            [self.name, *(f"{name}={value!r}" for name, value in self.options.items())]
+        )
 
 
 def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:

@@ -34,7 +34,9 @@ NO_DIRECTION = 1e-12  # vectors up to this length count as zero: they have no di
 GUARD = 1e-6  # cosines are kept this far from +-1, where the slope of arccos is infinite
 _SUMMED_ROWS = 64  # added in float32 before summing in float64: D is right to about 1e-7
 _CPU_ROWS = 128
-_CACHE_NUMBERS = 1 << 16  # 128 x 512: one block, its slope and a temporary stay in a core's second cache
+_CACHE_NUMBERS = (
+    1 << 16
+)  # 128 x 512: one block, its slope and a temporary stay in a core's second cache
 _GPU_NUMBERS = 1 << 24  # numbers in one block of all groups: 64 MB
 
 # A value per group, (groups,), and whether each has a pair.
@@ -114,7 +116,11 @@ def points(
     _check(z, mask, segments, pairs, max_tokens)
     layers, b, t, d = z.shape
     padded = mask is not None
-    real = torch.ones((b, t), dtype=torch.bool, device=z.device) if mask is None else mask.to(z.device) != 0
+    real = (
+        torch.ones((b, t), dtype=torch.bool, device=z.device)
+        if mask is None
+        else mask.to(z.device) != 0
+    )
     real = real.expand(layers, b, t)
     owner, documents = None, b
     if segments is not None and pairs == "sequence":
@@ -202,7 +208,9 @@ def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
         norm = torch.linalg.vector_norm(x, dim=along, keepdim=True)
         # A constant has no correlation, and its rounding errors do not count as variation.
         size = torch.linalg.vector_norm(z, dim=along, keepdim=True)
-        flat = norm <= torch.maximum(size * (8 * torch.finfo(z.dtype).eps), size.new_tensor(NO_DIRECTION))
+        flat = norm <= torch.maximum(
+            size * (8 * torch.finfo(z.dtype).eps), size.new_tensor(NO_DIRECTION)
+        )
         scale = torch.where(flat, 0.0, norm.reciprocal())
         x.mul_(scale)
         columns = (scale != 0).sum((1, 2)).to(z.dtype)
@@ -296,10 +304,17 @@ def median_distance(p: Points, most: int = 128) -> Tensor:
     chosen = real_first.gather(1, torch.where(counts > width, place * counts // width, place))
     rows = z.gather(1, chosen.unsqueeze(-1).expand(-1, -1, z.shape[2]))
     used = place < counts
-    rows = rows - (rows * used.unsqueeze(-1)).sum(1, keepdim=True) / used.sum(1).clamp(min=1).view(-1, 1, 1)
+    rows = rows - (rows * used.unsqueeze(-1)).sum(1, keepdim=True) / used.sum(1).clamp(min=1).view(
+        -1, 1, 1
+    )
     squares = rows.square().sum(-1)
     with full_precision(z.device):
-        gap = torch.bmm(rows, rows.mT).mul_(-2.0).add_(squares.unsqueeze(-1)).add_(squares.unsqueeze(1))
+        gap = (
+            torch.bmm(rows, rows.mT)
+            .mul_(-2.0)
+            .add_(squares.unsqueeze(-1))
+            .add_(squares.unsqueeze(1))
+        )
     pair = used.unsqueeze(-1) & used.unsqueeze(1)
     pair.diagonal(dim1=1, dim2=2).fill_(False)
     return gap.clamp_(min=0.0).masked_fill_(~pair, float("nan")).flatten(1).nanmedian(-1).values
@@ -345,7 +360,12 @@ class _Pulled(torch.autograd.Function):
 
 
 def _pulled(
-    z: Tensor, value: Tensor, pull: Tensor | None, weight: Tensor, counted: Tensor, owner: Tensor | None
+    z: Tensor,
+    value: Tensor,
+    pull: Tensor | None,
+    weight: Tensor,
+    counted: Tensor,
+    owner: Tensor | None,
 ) -> Means:
     value = torch.where(counted, value, 0.0)
     if pull is not None:
@@ -402,7 +422,9 @@ def _blocks(x: Tensor) -> Iterator[_Block]:
         here = slice(i, i + groups)
         for j in range(0, t, size):
             end = min(j + size, t)
-            yield _Block(here, (here, slice(j, end)), (here, slice(j, t)), (here, slice(end, t)), end == t)
+            yield _Block(
+                here, (here, slice(j, end)), (here, slice(j, t)), (here, slice(end, t)), end == t
+            )
 
 
 def _add_block(
@@ -421,7 +443,9 @@ def _add_block(
             pull[block.later].baddbmm_(slope[:, :, width:].mT, x[block.rows])
 
 
-def _only_pairs(matrices: tuple[Tensor, ...], owner: Tensor | None, block: _Block, fill: float = 0.0) -> None:
+def _only_pairs(
+    matrices: tuple[Tensor, ...], owner: Tensor | None, block: _Block, fill: float = 0.0
+) -> None:
     """Overwrite the diagonal and the pairs that cross groups or touch a token that is not a point."""
     for matrix in matrices:
         matrix.diagonal(dim1=1, dim2=2).fill_(fill)
@@ -438,7 +462,9 @@ def _pair_owner(p: Points, ok: Tensor) -> Tensor | None:
     """
     if p.owner is None and ok.device.type == "cpu" and bool(ok.all()):
         return None
-    owner = torch.zeros(ok.shape, dtype=torch.long, device=ok.device) if p.owner is None else p.owner
+    owner = (
+        torch.zeros(ok.shape, dtype=torch.long, device=ok.device) if p.owner is None else p.owner
+    )
     return torch.where(ok, owner, -1 - torch.arange(ok.shape[1], device=ok.device))
 
 
@@ -481,11 +507,16 @@ def unit_sums(p: Points, scale: Tensor) -> Tensor:
     with full_precision(z.device):
         if p.owner is not None:
             sums = torch.zeros(p.groups, d, dtype=z.dtype, device=z.device)
-            return sums.index_add_(0, p.owner.flatten(), (z * scale.unsqueeze(-1)).view(-1, d)).double()
+            return sums.index_add_(
+                0, p.owner.flatten(), (z * scale.unsqueeze(-1)).view(-1, d)
+            ).double()
         whole = t - t % _SUMMED_ROWS
         if not whole:
             return torch.bmm(scale.unsqueeze(1), z).squeeze(1).double()
-        parts = scale[:, :whole].reshape(g, -1, 1, _SUMMED_ROWS), z[:, :whole].reshape(g, -1, _SUMMED_ROWS, d)
+        parts = (
+            scale[:, :whole].reshape(g, -1, 1, _SUMMED_ROWS),
+            z[:, :whole].reshape(g, -1, _SUMMED_ROWS, d),
+        )
         total = torch.matmul(*parts).squeeze(2).double().sum(1)
         if whole < t:
             total += torch.bmm(scale[:, whole:].unsqueeze(1), z[:, whole:]).squeeze(1)
@@ -512,7 +543,9 @@ def _check(
     """Raise an error for arguments that do not fit."""
     if z.dim() != 4 or not z.is_floating_point():
         shape = tuple(z.shape[1:]) if z.dim() and z.shape[0] == 1 else tuple(z.shape)
-        raise GeometryError(f"expected floating-point states of shape (b, t, d), got {z.dtype} {shape}")
+        raise GeometryError(
+            f"expected floating-point states of shape (b, t, d), got {z.dtype} {shape}"
+        )
     for name, given in (("mask", mask), ("segments", segments)):
         if given is not None and given.shape != z.shape[1:3]:
             raise GeometryError(
@@ -523,7 +556,9 @@ def _check(
     if pairs not in PAIRS:
         raise UsageError(f"expected pairs of {', '.join(PAIRS)}, got {pairs!r}")
     if max_tokens is not None and max_tokens < 2:
-        raise UsageError(f"expected max_tokens of at least 2, got {max_tokens}; leave it out to take all")
+        raise UsageError(
+            f"expected max_tokens of at least 2, got {max_tokens}; leave it out to take all"
+        )
 
 
 def _documents(segments: Tensor) -> tuple[Tensor, int]:

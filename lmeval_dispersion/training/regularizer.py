@@ -52,7 +52,12 @@ def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
     """
     mask = arguments.get("attention_mask")
     if mask is not None:
-        if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[0] != b or mask.shape[1] < t:
+        if (
+            not isinstance(mask, Tensor)
+            or mask.dim() != 2
+            or mask.shape[0] != b
+            or mask.shape[1] < t
+        ):
             shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise GeometryError(
                 f"expected an attention_mask of shape (b, t) = ({b}, {t}), got {shape}; "
@@ -109,11 +114,15 @@ class DispersionRegularizer:
         if not isinstance(model, nn.Module):
             raise UsageError(f"expected a model (torch.nn.Module), got {type(model).__name__}")
         if not weight >= 0:
-            raise UsageError(f"expected a weight of at least 0, got {weight}; `squeeze` is the opposite loss")
+            raise UsageError(
+                f"expected a weight of at least 0, got {weight}; `squeeze` is the opposite loss"
+            )
         if mode not in ("add", "inject"):
             raise UsageError(f"expected a mode of add, inject, got {mode!r}")
         decoder = Decoder.of(model)
-        self.loss = loss if isinstance(loss, DispersionLoss) else DispersionLoss(loss, seed=seed, **options)
+        self.loss = (
+            loss if isinstance(loss, DispersionLoss) else DispersionLoss(loss, seed=seed, **options)
+        )
         self.layers = states_after_blocks(layers, len(decoder))
         self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
         self.values: dict[str, Tensor] = {}
@@ -126,7 +135,9 @@ class DispersionRegularizer:
         self._described: dict[str, Tensor | None] = {}  # the described layout of the latest pass
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
-        self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []  # losses being copied from a GPU
+        self._unchecked: list[
+            tuple[Tensor, Any, list[str], int]
+        ] = []  # losses being copied from a GPU
         self._decoder = decoder
         self._handles: list[RemovableHandle] = []
         self.attach()
@@ -175,7 +186,11 @@ class DispersionRegularizer:
         return values.mean() * self.weight
 
     def describe(
-        self, *, mask: Tensor | None = None, segments: Tensor | None = None, domains: Tensor | None = None
+        self,
+        *,
+        mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        domains: Tensor | None = None,
     ) -> None:
         """Describe the next training forward pass beyond its arguments.
 
@@ -351,7 +366,9 @@ class TokenDispersion:
     """
 
     def __init__(self) -> None:
-        self.sums: Tensor | None = None  # (d + 1,): the unit vectors' sum and their number, in float64
+        self.sums: Tensor | None = (
+            None  # (d + 1,): the unit vectors' sum and their number, in float64
+        )
 
     def add(self, states: Tensor, mask: Tensor | None = None) -> None:
         """Add the tokens of ``states`` (b, t, d) where ``mask`` (b, t) is true; None: all.

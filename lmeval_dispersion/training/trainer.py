@@ -21,7 +21,9 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 
 _Parent: Any = object  # a trainer
-DOMAINS = "domains"  # column of the training data with each sequence's domain, for cross_domain_push_away
+DOMAINS = (
+    "domains"  # column of the training data with each sequence's domain, for cross_domain_push_away
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         CaptureError: The model has no decoder blocks.
     """
 
-    def __init__(self, *args: Any, dispersion: DispersionConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, dispersion: DispersionConfig | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.dispersion = dispersion
         self.regularizer: DispersionRegularizer | None = None
@@ -74,7 +78,9 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         if dispersion is None:
             return
         if self.args.n_gpu > 1:
-            raise UsageError(f"expected one GPU a process, got {self.args.n_gpu}; launch with torchrun")
+            raise UsageError(
+                f"expected one GPU a process, got {self.args.n_gpu}; launch with torchrun"
+            )
         self._regularize(self.model, dispersion)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +102,11 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
             self.regularizer.detach()
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """The parent's loss, plus the weighted one in training; raises as ``DispersionRegularizer.pop``."""
         inputs = dict(inputs)
@@ -142,7 +152,10 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
             steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():
                 logs[name] = self._mean_of_processes(total) / steps
-            if self.regularizer is not None and (measured := self.regularizer.dispersion()) is not None:
+            if (
+                self.regularizer is not None
+                and (measured := self.regularizer.dispersion()) is not None
+            ):
                 logs["dispersion"] = self._mean_of_processes(torch.tensor(measured))
             self._sums, self._summed_to = {}, self.state.global_step
         super().log(logs, *args, **kwargs)

@@ -109,7 +109,9 @@ class Watched(Report):
             key = "measurements" if len(domains) == 1 else name
             tables[name] = _table(rows, f"G of {name}", key, ("domain", *MEASURES))
         hidden = ("domain", "gap", "change", "saved")
-        return tables | {"spread": _table(next(iter(domains.values())), "The fixed texts", "spread", hidden)}
+        return tables | {
+            "spread": _table(next(iter(domains.values())), "The fixed texts", "spread", hidden)
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """Every measurement."""
@@ -121,10 +123,16 @@ class Watched(Report):
         for name, rows in self.domains().items():
             if len(rows) > 1:
                 points = [(row.step, row.change or 0.0, row.change_se or 0.0) for row in rows]
-                charts[f"gap_{name}"] = _chart(points, f"G of {name}, change since step {rows[0].step}")
+                charts[f"gap_{name}"] = _chart(
+                    points, f"G of {name}, change since step {rows[0].step}"
+                )
         first = next(iter(self.domains().values()))
         for measure in MEASURES:
-            points = [(row.step, value, 0.0) for row in first if (value := getattr(row, measure)) is not None]
+            points = [
+                (row.step, value, 0.0)
+                for row in first
+                if (value := getattr(row, measure)) is not None
+            ]
             if len(points) > 1:
                 charts[measure] = _chart(points, measure.replace("_", " ").capitalize())
         return charts
@@ -134,7 +142,9 @@ class Watched(Report):
         ends = []
         for rows in self.domains().values():
             p = rows[-1].change_p
-            ends.append((rows[0], rows[-1], p is not None and p < (1 - LEVEL) / len(self.domains())))
+            ends.append(
+                (rows[0], rows[-1], p is not None and p < (1 - LEVEL) / len(self.domains()))
+            )
         return {"ends": ends}
 
 
@@ -143,7 +153,9 @@ def _table(rows: Sequence[Measurement], caption: str, name: str, hide: Sequence[
     return Table.of(rows, caption, name=name, excerpt=excerpt, hide=hide)
 
 
-def _measurement(record: Mapping[str, Any], domain: str, records: Sequence[Mapping[str, Any]]) -> Measurement:
+def _measurement(
+    record: Mapping[str, Any], domain: str, records: Sequence[Mapping[str, Any]]
+) -> Measurement:
     first = next(earlier for earlier in records if domain in earlier["domains"])
     moved = None if first is record else change(record, first, domain)
     return Measurement(
@@ -162,7 +174,13 @@ def _measurement(record: Mapping[str, Any], domain: str, records: Sequence[Mappi
 def _chart(points: Sequence[tuple[int, float, float]], caption: str) -> Chart:
     """A measure at each step with its error; 0 where none is known."""
     rows = [
-        {"step": step, "name": f"step {step}", "value": value, "low": value - reach, "high": value + reach}
+        {
+            "step": step,
+            "name": f"step {step}",
+            "value": value,
+            "low": value - reach,
+            "high": value + reach,
+        }
         for step, value, reach in ((step, value, 2 * error) for step, value, error in points)
     ]
     (start, before, _), (end, after, _) = points[0], points[-1]
@@ -207,13 +225,19 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue  # an incomplete line of a killed process
-        if not (isinstance(record, dict) and {"format", "step", "domains", "saved"} <= record.keys()):
-            raise UsageError(f"expected lines of {FORMAT} in {path}, got {line[:60]!r}; name another folder")
+        if not (
+            isinstance(record, dict) and {"format", "step", "domains", "saved"} <= record.keys()
+        ):
+            raise UsageError(
+                f"expected lines of {FORMAT} in {path}, got {line[:60]!r}; name another folder"
+            )
         while records and records[-1]["step"] >= record["step"]:
             records.pop()
         records.append(record)
     if not records:
-        raise UsageError(f"{path} holds no measurement yet; wait for the first log, evaluation or save")
+        raise UsageError(
+            f"{path} holds no measurement yet; wait for the first log, evaluation or save"
+        )
     return records
 
 
@@ -226,7 +250,8 @@ def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) ->
             "give the resumed run another folder"
         )
     sides = (
-        np.array(a[f"left_out_{side}"]) - np.array(b[f"left_out_{side}"]) for side in ("domain", "reference")
+        np.array(a[f"left_out_{side}"]) - np.array(b[f"left_out_{side}"])
+        for side in ("domain", "reference")
     )
     return paired_difference(a["gap"] - b["gap"], *sides)
 

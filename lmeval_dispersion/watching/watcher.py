@@ -84,7 +84,8 @@ class Watcher:
         vocabulary = Vocabulary.of(tokenizer)
         everyday = load_token_set(reference, "reference")
         self.resolutions: dict[str, Resolution] = {
-            name: resolve_tokens(load_token_set(name, "domain"), everyday, vocabulary) for name in domains
+            name: resolve_tokens(load_token_set(name, "domain"), everyday, vocabulary)
+            for name in domains
         }
         self._batch = [
             ids[:_TOKENS]
@@ -92,7 +93,9 @@ class Watcher:
             if len(ids := tokenizer(text, add_special_tokens=False).input_ids) > 1
         ]
         if texts and len(self._batch) < 2:
-            raise UsageError(f"expected at least 2 texts of 2 tokens to watch, got {len(self._batch)}")
+            raise UsageError(
+                f"expected at least 2 texts of 2 tokens to watch, got {len(self._batch)}"
+            )
         self._steps = 0
         # States after the final norm need no logits; a few models lack that norm.
         self._place = "norm" if "norm" in Decoder.of(model).names() else "last"
@@ -126,7 +129,13 @@ class Watcher:
         seconds = round(time.perf_counter() - start, 6)
         if write and self.folder is not None:
             domains = {name: self._domain(name, gap) for name, gap in gaps.items()}
-            record = {"format": FORMAT, "step": step, "saved": saved, "seconds": seconds, "domains": domains}
+            record = {
+                "format": FORMAT,
+                "step": step,
+                "saved": saved,
+                "seconds": seconds,
+                "domains": domains,
+            }
             append_record(self.folder, record | spread)
         logs = {f"gap_{name}": gap.mean for name, gap in gaps.items()}
         logs |= {f"gap_{name}_se": gap.se for name, gap in gaps.items()}
@@ -137,8 +146,12 @@ class Watcher:
         sides = {name: (t.domain_ids, t.reference_ids) for name, t in self.resolutions.items()}
         ids = sorted({i for pair in sides.values() for side in pair for i in side})
         rows = self._rows(ids)
-        places = {name: [np.searchsorted(ids, side) for side in pair] for name, pair in sides.items()}
-        return {name: gap(rows[domain], rows[reference]) for name, (domain, reference) in places.items()}
+        places = {
+            name: [np.searchsorted(ids, side) for side in pair] for name, pair in sides.items()
+        }
+        return {
+            name: gap(rows[domain], rows[reference]) for name, (domain, reference) in places.items()
+        }
 
     def spread(self) -> dict[str, float]:
         """Three figures of the fixed batch's last states, by name.
@@ -158,12 +171,16 @@ class Watcher:
         device = next(self.model.parameters()).device
         longest = max(map(len, self._batch))
         # Padded on the right: no token of a text sees later tokens.
-        ids = torch.tensor([text + [0] * (longest - len(text)) for text in self._batch], device=device)
+        ids = torch.tensor(
+            [text + [0] * (longest - len(text)) for text in self._batch], device=device
+        )
         lengths = torch.tensor([len(text) for text in self._batch], device=device)
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()
         with _evaluating(self.model), torch.no_grad(), capture(self.model, [self._place]) as states:
             self.model(input_ids=ids, attention_mask=mask, use_cache=False)
-        for text, padded in zip(self._batch, states[self._place].float().cpu().numpy(), strict=True):
+        for text, padded in zip(
+            self._batch, states[self._place].float().cpu().numpy(), strict=True
+        ):
             state = padded[: len(text)]
             if not np.isfinite(state).all():
                 raise GeometryError(
@@ -248,7 +265,9 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer = trainer
         self.watcher = Watcher(
             trainer.model,
-            getattr(processing, "tokenizer", processing),  # multimodal processors keep their tokenizer here
+            getattr(
+                processing, "tokenizer", processing
+            ),  # multimodal processors keep their tokenizer here
             domains,
             reference=reference,
             texts=texts,

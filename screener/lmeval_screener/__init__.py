@@ -27,4 +27,6 @@ def __getattr__(name: str) -> Any:
     # Loaded on first use: `screen-checkpoints --help` and `import lmeval_screener` stay light.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"lmeval_screener.{_MODULES.get(name, 'screened')}"), name)
+    return getattr(
+        importlib.import_module(f"lmeval_screener.{_MODULES.get(name, 'screened')}"), name
+    )

@@ -153,7 +153,8 @@ def check_time() -> None:
     remaining = _remaining.get(None)
     if remaining is not None and remaining() <= 0:
         raise ScreeningError(
-            "Timeout", "its files take longer to understand than its time; set more in DISPERSION_TIMEOUT"
+            "Timeout",
+            "its files take longer to understand than its time; set more in DISPERSION_TIMEOUT",
         )
 
 

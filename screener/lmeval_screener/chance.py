@@ -62,7 +62,9 @@ def normal_scores(places: int) -> Array:
     # Tukey's lambda, then Newton's steps.
     scores: Array = (np.power(1 - tails, 0.135) - np.power(tails, 0.135)) / 0.1975
     for _ in range(5):
-        scores = scores + (_phi(-scores) - tails) * math.sqrt(2 * math.pi) * np.exp(np.square(scores) / 2)
+        scores = scores + (_phi(-scores) - tails) * math.sqrt(2 * math.pi) * np.exp(
+            np.square(scores) / 2
+        )
     return scores
 
 
@@ -109,7 +111,9 @@ def _holds_best(places: int, k: float) -> Array:
     others = np.arange(places)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(others[1:]))])
     ways = factorials[-1] - factorials - factorials[::-1]
-    of_place = weights[used] @ np.exp(ways + others * np.log(p) + (places - 1 - others) * np.log1p(-p))
+    of_place = weights[used] @ np.exp(
+        ways + others * np.log(p) + (places - 1 - others) * np.log1p(-p)
+    )
     held: Array = np.minimum(np.cumsum(of_place) / of_place.sum(), 1.0)
     return held
 
@@ -121,7 +125,9 @@ def _above(k: float) -> tuple[Array, Array]:
     rest = (_GRID - rho * _GRID[:, None]) / math.sqrt(1 - rho * rho)
     of_accuracy = np.exp(-np.square(_GRID) / 2)[:, None]
     joint = of_accuracy * _phi(-rest)
-    chances = (np.cumsum(joint, axis=0) - joint / 2) / (np.cumsum(of_accuracy, axis=0) - of_accuracy / 2)
+    chances = (np.cumsum(joint, axis=0) - joint / 2) / (
+        np.cumsum(of_accuracy, axis=0) - of_accuracy / 2
+    )
     return chances, np.exp(-np.square(rest) / 2)
 
 
@@ -200,13 +206,19 @@ def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEA
         count += len(scores)
     weights = np.exp(logs - logs.max())
     shares = np.cumsum(weights) / weights.sum()
-    low, high = (float(_SLOPES[np.searchsorted(shares, edge)]) for edge in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return Slope("yours", float(weights @ _SLOPES / weights.sum()), low, high, ours.spread, "", count)
+    low, high = (
+        float(_SLOPES[np.searchsorted(shares, edge)]) for edge in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    )
+    return Slope(
+        "yours", float(weights @ _SLOPES / weights.sum()), low, high, ours.spread, "", count
+    )
 
 
 def _counted(steps: Array) -> Array:
     width = _STEPS[1] - _STEPS[0]
-    return np.bincount(np.rint((steps - _STEPS[0]) / width).astype(int), minlength=len(_STEPS)).astype(float)
+    return np.bincount(
+        np.rint((steps - _STEPS[0]) / width).astype(int), minlength=len(_STEPS)
+    ).astype(float)
 
 
 @cache
@@ -274,7 +286,11 @@ def is_noise(figures: Sequence[Gap | Ratio]) -> bool:
         values -= values.mean(axis=0)
         products = values.T @ values
         own = float(np.trace(products))
-        of_side = (m - 1) ** 2 / ((m + 1) * (m - 2)) * (float(np.square(products).sum()) - own**2 / (m - 1))
+        of_side = (
+            (m - 1) ** 2
+            / ((m + 1) * (m - 2))
+            * (float(np.square(products).sum()) - own**2 / (m - 1))
+        )
         of_side = max(of_side, own**2 / (len(figures) - 1))
         noise, squared, below = noise + own, squared + of_side, below + of_side / (m - 1)
         sides.append(values)

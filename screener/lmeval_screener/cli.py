@@ -78,11 +78,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.usage = _ABOUT, f"{parser.prog} [options] CHECKPOINT ..."
     group = parser.add_argument_group("what to screen")
     what = group.add_argument
-    what("checkpoints", nargs="*", metavar="CHECKPOINT", help="names, folders, files, addresses: see below")
+    what(
+        "checkpoints",
+        nargs="*",
+        metavar="CHECKPOINT",
+        help="names, folders, files, addresses: see below",
+    )
     what("--family", metavar="NAME", help="a family; FILE:NAME for your own (default: none)")
     add_selection_options(group)
     what("--demo", action="store_true", help="the bundled tiny models; needs no network")
-    what("--list", choices=("families", "domains", "tasks"), help="print the bundled ones (default: no)")
+    what(
+        "--list",
+        choices=("families", "domains", "tasks"),
+        help="print the bundled ones (default: no)",
+    )
     group = parser.add_argument_group("how")
     how = group.add_argument
     how(
@@ -92,21 +101,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     ratio = "lm-eval's tasks, or a set's file; the ratio is over answers of the first that has known ones"
     add_tasks(group, f"{ratio} (default: those of the domain)")
-    how("--reference", default="reference", metavar="SET", help="everyday words (default: reference)")
-    how("--tokenizer", metavar="SOURCE", help="tokenizer for checkpoints without one (default: none)")
+    how(
+        "--reference",
+        default="reference",
+        metavar="SET",
+        help="everyday words (default: reference)",
+    )
+    how(
+        "--tokenizer",
+        metavar="SOURCE",
+        help="tokenizer for checkpoints without one (default: none)",
+    )
     add_ranking_options(group)
     how("--slope", type=Path, metavar="FILE", help="your slope k, of verify --keep (default: ours)")
-    how("--dry-run", action="store_true", help="print the requests and bytes it would take, and stop")
-    how("--registry", type=Path, metavar="FILE", help="keep results here, read only new ones (default: none)")
+    how(
+        "--dry-run",
+        action="store_true",
+        help="print the requests and bytes it would take, and stop",
+    )
+    how(
+        "--registry",
+        type=Path,
+        metavar="FILE",
+        help="keep results here, read only new ones (default: none)",
+    )
     group = parser.add_argument_group("what to show")
     show = group.add_argument
     few = "ranks 1 to K of each group; without K those that hold the best with 90 %% (default: all)"
     show("--shortlist", type=_places, nargs="?", const=math.inf, metavar="K", help=few)
-    show("--audit-sample", type=int, default=0, metavar="N", help="add N others at random (default: 0)")
+    show(
+        "--audit-sample",
+        type=int,
+        default=0,
+        metavar="N",
+        help="add N others at random (default: 0)",
+    )
     emit = "write the list and its tasks for lm-eval here (default: nothing)"
     show("--emit", type=Path, metavar="FOLDER", help=emit)
     show("--accuracy", metavar="SOURCE", help="compare with results or CSV (default: none)")
-    show("--fail-if-below", metavar="CHECKPOINT", help="status 4 if any lies below it (default: none)")
+    show(
+        "--fail-if-below",
+        metavar="CHECKPOINT",
+        help="status 4 if any lies below it (default: none)",
+    )
     add_output(group)
     add_version(parser)
     add_examples(
@@ -150,8 +187,20 @@ def run(args: argparse.Namespace) -> int:
     domain = screening.domain
     if domain.remark:
         output.say(f"screen-checkpoints: {domain.remark}")
-    options = ("family", "demo", "author", "tag", "base_model", "since", "limit", "registry", "tokenizer")
-    selected = select(args.checkpoints, notice=notice, **{name: vars(args)[name] for name in options})
+    options = (
+        "family",
+        "demo",
+        "author",
+        "tag",
+        "base_model",
+        "since",
+        "limit",
+        "registry",
+        "tokenizer",
+    )
+    selected = select(
+        args.checkpoints, notice=notice, **{name: vars(args)[name] for name in options}
+    )
     if selected.sentence and not args.dry_run:  # the plan's own answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
     named, _ = screening.named(selected.targets)
@@ -210,7 +259,10 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
         if result.gate is not None and not result.gate.passed and not printed:
             print(f"screen-checkpoints: {result.gate.sentence()}", file=sys.stderr)
         for failed in result.failed:
-            print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
+            print(
+                f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}",
+                file=sys.stderr,
+            )
         if result.of_base:
             from lmeval_screener.result.answer import rows_of_base
 
@@ -229,7 +281,9 @@ def _check(args: argparse.Namespace) -> None:
     elif args.shortlist is not None and args.shortlist < 1:
         raise UsageError(f"expected at least 1, got {args.shortlist}", argument="shortlist")
     elif args.registry is not None and args.since is not None:
-        raise UsageError("expected no --shortlist with --since and --registry: they report only news")
+        raise UsageError(
+            "expected no --shortlist with --since and --registry: they report only news"
+        )
     if args.audit_sample < 0:
         raise UsageError(f"expected at least 0, got {args.audit_sample}", argument="audit_sample")
 
@@ -238,7 +292,9 @@ def _places(text: str) -> int:
     """The K of ``--shortlist``."""
     if text.lstrip("-").isdecimal():
         return int(text)
-    raise argparse.ArgumentTypeError(f"expected a number, got {text!r}; checkpoints go before this option")
+    raise argparse.ArgumentTypeError(
+        f"expected a number, got {text!r}; checkpoints go before this option"
+    )
 
 
 def _names(chosen: Shortlist) -> str:
@@ -249,7 +305,11 @@ def _names(chosen: Shortlist) -> str:
     for member in chosen.chosen:
         if member.target.secret:
             without = f"{member.name} is listed without its user name, password or query"
-            print(f"screen-checkpoints: {without}: give the address again", file=sys.stderr, flush=True)
+            print(
+                f"screen-checkpoints: {without}: give the address again",
+                file=sys.stderr,
+                flush=True,
+            )
     return "".join(f"{c.name}\n" for c in chosen.chosen)
 
 
@@ -276,7 +336,9 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
         "--emit FOLDER` with its results."
     )
-    parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
+    parser.add_argument(
+        "manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder"
+    )
     parser.add_argument(
         "results",
         nargs="*",

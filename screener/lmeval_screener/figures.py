@@ -42,7 +42,14 @@ if TYPE_CHECKING:
 PARTS = ("within_domain", "between", "within_reference")
 _SIGMAS = 3  # standard deviations of rounding that a difference must exceed
 #: Bits of the significand, with the hidden bit, of the stored types; other types are blocks of integers.
-_SIGNIFICAND = {"F64": 24, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3}  # read as float32
+_SIGNIFICAND = {
+    "F64": 24,
+    "F32": 24,
+    "F16": 11,
+    "BF16": 8,
+    "F8_E4M3": 4,
+    "F8_E5M2": 3,
+}  # read as float32
 _BLOCK = 32  # numbers that share a scale
 _NONE = np.zeros(0)
 
@@ -81,7 +88,9 @@ def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> G
 
 def gaps(domain: ArrayLike, reference: ArrayLike) -> dict[Metric, Gap]:
     """:func:`gap` in every metric, with less work."""
-    return {metric: _gap(metric, contrast) for metric, contrast in contrasts(domain, reference).items()}
+    return {
+        metric: _gap(metric, contrast) for metric, contrast in contrasts(domain, reference).items()
+    }
 
 
 def _gap(metric: Metric, contrast: Contrast) -> Gap:
@@ -211,7 +220,12 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
     marks = [zlib.crc32(np.ascontiguousarray(row, dtype="<f4").tobytes()) for row in numbers]
     rounding = mean * sum(shares)
     return Ratio(
-        mean, jackknife_se(*left_out), rounding, *left_out, np.array(shares), np.array(marks, dtype=float)
+        mean,
+        jackknife_se(*left_out),
+        rounding,
+        *left_out,
+        np.array(shares),
+        np.array(marks, dtype=float),
     )
 
 
@@ -237,7 +251,9 @@ def storage_error(rows: NDArray[Any], dtype: str) -> Array:
 
 
 def _significand(dtype: str) -> int | None:
-    return next((bits for name, bits in _SIGNIFICAND.items() if dtype.upper().startswith(name)), None)
+    return next(
+        (bits for name, bits in _SIGNIFICAND.items() if dtype.upper().startswith(name)), None
+    )
 
 
 def relative_error(dtype: str) -> float:
@@ -268,7 +284,11 @@ def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
     if ratio is None:
         arrays.append(np.full(3, math.nan))
     else:
-        arrays += [[ratio.mean, ratio.se, ratio.rounding], ratio.left_out_domain, ratio.left_out_reference]
+        arrays += [
+            [ratio.mean, ratio.se, ratio.rounding],
+            ratio.left_out_domain,
+            ratio.left_out_reference,
+        ]
         arrays += [ratio.shares, ratio.marks]
     return np.concatenate(arrays, dtype=np.float64)
 

@@ -39,7 +39,9 @@ class Format:
         return header
 
 
-SAFETENSORS = Format(".safetensors", "safetensors", "model.safetensors", "model.safetensors.index.json")
+SAFETENSORS = Format(
+    ".safetensors", "safetensors", "model.safetensors", "model.safetensors.index.json"
+)
 ARCHIVE = Format(".bin", "torch_archive", "pytorch_model.bin", "pytorch_model.bin.index.json")
 GGUF = Format(".gguf", "gguf")
 #: All formats; if a checkpoint is stored in several, the first is read.
@@ -104,7 +106,9 @@ def own_weights(files: Iterable[str]) -> list[str]:
     transformers does not take: other safetensors, or pickled shards without an index.
     """
     names = set(files)
-    pickled = sorted(p for p in names if p.startswith("pytorch_model") and p.endswith(ARCHIVE.suffix))
+    pickled = sorted(
+        p for p in names if p.startswith("pytorch_model") and p.endswith(ARCHIVE.suffix)
+    )
     shards = {SAFETENSORS: safetensors_files(names), ARCHIVE: pickled}
     for kind in TRANSFORMERS:
         if kind.single in names:

@@ -48,7 +48,9 @@ class CommonTokenizer(NamedTuple):
     rows: frozenset[tuple[str, int]]
 
 
-def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, CommonTokenizer | None]:
+def common_tokenizers(
+    family: str | None, members: Sequence[Reading]
+) -> dict[str, CommonTokenizer | None]:
     """Tokenizer's digest -> the common tokenizer for comparing its checkpoints; None if none fits.
 
     A family's tokenizer is that of most of its checkpoints. Checkpoints given by name (``family`` is None)
@@ -146,12 +148,16 @@ def _ranked_group(
 ) -> list[Screened]:
     base = next((member for member in members if member.label in bases), None)
     if base is None and (named := named_base(members)):
-        members = [replace(m, warnings=(*m.warnings, _NAMED)) if m.place == named else m for m in members]
+        members = [
+            replace(m, warnings=(*m.warnings, _NAMED)) if m.place == named else m for m in members
+        ]
         base = next((member for member in members if member.place == named), None)
     of_family = next((m.target.order for m in members if m.target.order != UNSAID), UNSAID)
     order = order.over(of_family).over(BY_RATIO)
     rank_by, metric = order.rank_by or "ratio", order.metric or "cosine"
-    members = sorted(members, key=lambda member: member is not base)  # others are copies of the base
+    members = sorted(
+        members, key=lambda member: member is not base
+    )  # others are copies of the base
     # A copy shares its original's place: its own G may have moved without any change of predictions.
     copied = originals(members)
     with_ratio = [member for member in members if member.ratio is not None]
@@ -172,7 +178,9 @@ def _ranked_group(
     against: dict[int, Against] = {}
     if of_base is not None:
         others = {i: r for i, m in enumerate(members) if i and (r := m.ratio) is not None}
-        against = against_base(of_base, others, {i for i in others if copied[i].place == copied[0].place})
+        against = against_base(
+            of_base, others, {i for i in others if copied[i].place == copied[0].place}
+        )
     names = [field.name for field in fields(Reading)]
     checkpoints = [
         Screened(
@@ -203,7 +211,11 @@ def _ranked_group(
 
 def _equal(members: Sequence[Reading], place: int, original: Original) -> str | None:
     """The label of another reading with the same rows, of which it is not a copy."""
-    return None if original.copied is not None or original.place == place else members[original.place].label
+    return (
+        None
+        if original.copied is not None or original.place == place
+        else members[original.place].label
+    )
 
 
 # --- paired differences ---------------------------------------------------------------------------------
@@ -239,7 +251,9 @@ def _sides(gaps: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
     """A figure without each token of T, then of R, minus its mean; one row per checkpoint."""
     domain = np.stack([gap.left_out_domain for gap in gaps])
     reference = np.stack([gap.left_out_reference for gap in gaps])
-    return domain - domain.mean(axis=1, keepdims=True), reference - reference.mean(axis=1, keepdims=True)
+    return domain - domain.mean(axis=1, keepdims=True), reference - reference.mean(
+        axis=1, keepdims=True
+    )
 
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
@@ -249,7 +263,9 @@ def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
     place = len(gaps) - 1
     while place > 0:
-        parts = [(1 - 1 / s.shape[1]) * np.square(s[place - 1] - s[place:]).sum(axis=1) for s in sides]
+        parts = [
+            (1 - 1 / s.shape[1]) * np.square(s[place - 1] - s[place:]).sum(axis=1) for s in sides
+        ]
         gains = np.abs(means[place - 1] - means[place:])
         if ((gains > point * np.sqrt(sum(parts))) & (gains > 0)).any():
             break
@@ -322,7 +338,9 @@ def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
         value = float(number) * _UNITS[unit.upper()] * int(experts or 1)
         if value:
             scale = f"{experts}x{float(number):g}{unit.upper()}" if experts else _spelled(value)
-            sizes.append((min((abs(math.log(count / value)) for count in counts), default=0.0), scale))
+            sizes.append(
+                (min((abs(math.log(count / value)) for count in counts), default=0.0), scale)
+            )
     off, scale = min(sizes, default=(math.inf, ""))
     return scale if off <= math.log(2) else None
 
@@ -388,7 +406,9 @@ class Agreement:
     reason: str = ""
 
     @classmethod
-    def of(cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]) -> Agreement:
+    def of(
+        cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]
+    ) -> Agreement:
         """The agreement in strata of (gaps, accuracies), finite numbers; permutations stay inside each."""
         n = sum(len(gaps) for gaps, _ in strata)
         figures = rank_agreement(strata)
@@ -400,7 +420,9 @@ class Agreement:
         return cls(scope, group, n, reason=f"all {equal} are equal")
 
 
-def agreements(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
+def agreements(
+    gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]
+) -> list[Agreement]:
     """Agreement per group in order of appearance; with several groups also *within groups* and *overall*.
 
     Checkpoints whose gap or accuracy is not finite are left out.

@@ -84,7 +84,9 @@ class Reader:
             Target, ScreeningError | None
         ] = {}  # those of adapters, and why one cannot be opened
 
-    async def read(self, target: Target, account: Account, *, over: Resolution | None = None) -> Reading:
+    async def read(
+        self, target: Target, account: Account, *, over: Resolution | None = None
+    ) -> Reading:
         """Read a checkpoint by its own tokenizer's rows, or those of ``over``; ScreeningError if it fails."""
         return await account.bounded(self._read(target, account, over))
 
@@ -108,7 +110,11 @@ class Reader:
         snapshot = await self._open(target, account)
         opened = await self._with_adapter(target, snapshot, account)
         base = opened.base
-        known = self._known(target, snapshot, base) if over is None and self._known is not None else None
+        known = (
+            self._known(target, snapshot, base)
+            if over is None and self._known is not None
+            else None
+        )
         if known is not None:
             return replace(known, base=opened.named)
         try:
@@ -135,7 +141,9 @@ class Reader:
         adapter, at = adapted
         base = await self._base_of(adapter, at, account)
         named = at.place if at.local else label(base.repo, at.revision)
-        return _Opened(target, snapshot, partial(self._on_base, adapter, base), named, adapter, base)
+        return _Opened(
+            target, snapshot, partial(self._on_base, adapter, base), named, adapter, base
+        )
 
     async def _reading(
         self, opened: _Opened, account: Account, over: Resolution | None, start: float
@@ -184,7 +192,9 @@ class Reader:
             body=await self._body_in_brief(snapshot, opened, projection.files),
         )
 
-    async def _body_in_brief(self, snapshot: Snapshot, opened: _Opened, files: Sequence[str]) -> bytes:
+    async def _body_in_brief(
+        self, snapshot: Snapshot, opened: _Opened, files: Sequence[str]
+    ) -> bytes:
         """A local body for a registry, else the digest, of a model's ``files`` and what changes them."""
         paths = list(files)
         adapter = opened.adapter
@@ -230,10 +240,13 @@ class Reader:
 
         seconds = account.remaining / 2
         try:
-            return await asyncio.wait_for(self._open(at, account), None if math.isinf(seconds) else seconds)
+            return await asyncio.wait_for(
+                self._open(at, account), None if math.isinf(seconds) else seconds
+            )
         except TimeoutError:
             raise account.trouble or ScreeningError(
-                "Timeout", f"not opened within {seconds:.0f} s; try again, or set more in DISPERSION_TIMEOUT"
+                "Timeout",
+                f"not opened within {seconds:.0f} s; try again, or set more in DISPERSION_TIMEOUT",
             ) from None
 
     async def _on_base(self, adapter: Adapter, base: Snapshot) -> OutputProjection:
@@ -290,7 +303,8 @@ async def _read_figures(
         )
     if isinstance(projection.rows, PiecedRows) and rows < resolution.vocabulary:
         raise sliced_error(
-            projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
+            projection.name,
+            f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}",
         )
     matrix, norm = await read_rows_and_norm(projection, ids)
     domain, reference = matrix[:split], matrix[split : split + len(resolution.reference_ids)]

@@ -27,7 +27,13 @@ from lmeval_screener.chance import WITHIN, Chances, Own, is_noise
 from lmeval_screener.figures import Gap, Ratio
 from lmeval_screener.orders import Distance, RankBy
 from lmeval_screener.targets.names import Target, label, shared_name
-from lmeval_screener.targets.runs import belongs_to_run, is_epoch, possible_runs, run_and_step, step_key
+from lmeval_screener.targets.runs import (
+    belongs_to_run,
+    is_epoch,
+    possible_runs,
+    run_and_step,
+    step_key,
+)
 from lmeval_screener.tokens.answers import left_out_note
 from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.weights.body import UNKNOWN, Likeness
@@ -249,7 +255,9 @@ class Screened(Reading):
             rank = "without a rank"
         if self.is_base:
             rank = "the base"
-        return f"<Screened> {self.label}: {', '.join(figures)}; {rank} of {self.family}, {self.scale}"
+        return (
+            f"<Screened> {self.label}: {', '.join(figures)}; {rank} of {self.family}, {self.scale}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,8 +326,12 @@ class Group:
         runs = {c.training_and_step[0] for c, step in steps.items() if step is not None}
         if not runs and len(steps) > 1:
             # A model and what lies in its folder, such as merged, are of one training too.
-            outermost = min((c.training_and_step[0] for c in steps if not c.is_base), key=len, default="")
-            inner = [c for c in steps if c.lies_in(outermost) and c.training_and_step[0] != outermost]
+            outermost = min(
+                (c.training_and_step[0] for c in steps if not c.is_base), key=len, default=""
+            )
+            inner = [
+                c for c in steps if c.lies_in(outermost) and c.training_and_step[0] != outermost
+            ]
             runs = {outermost} if inner else set()
         if len(runs) != 1:
             return ()
@@ -384,7 +396,9 @@ class Group:
         """
         if self.figure != "ratio" or self.trajectory or self.is_noise:
             return ""
-        trained = all(c.target.kind == "base" and not (c.base or c.against) for c in self.checkpoints)
+        trained = all(
+            c.target.kind == "base" and not (c.base or c.against) for c in self.checkpoints
+        )
         return FROM_SCRATCH if trained else FINE_TUNES
 
     @property
@@ -406,7 +420,11 @@ class Group:
         if any(not least <= (c.parameters or 0) <= largest for c in self.placed):
             return False
         bases = {c.base for c in self.placed}
-        return self.kind == FROM_SCRATCH or self.base is not None or (len(bases) == 1 and "" not in bases)
+        return (
+            self.kind == FROM_SCRATCH
+            or self.base is not None
+            or (len(bases) == 1 and "" not in bases)
+        )
 
     @property
     def is_measured(self) -> bool:
@@ -457,7 +475,9 @@ class Group:
     def title(self) -> str:
         """Name in reports: a family, the shared part of its checkpoints' names, or a training's model."""
         if not self.trajectory:
-            return title_of(self.family, self.scale, [c.target for c in self.checkpoints], self.tokenizer)
+            return title_of(
+                self.family, self.scale, [c.target for c in self.checkpoints], self.tokenizer
+            )
         local = self.trajectory[0].revision is None
         return Path(self._run).resolve().name if local else self._run.rpartition("/")[2]
 
@@ -514,7 +534,9 @@ class Group:
         return next((c for c in self.checkpoints if c.is_base), None)
 
 
-def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer") -> str:
+def title_of(
+    family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer"
+) -> str:
     """A group's name for readers: family and scale, or the shared part of names, scale and tokenizer."""
     if not family.startswith(TOKENIZER):
         return f"{family} · {scale}"

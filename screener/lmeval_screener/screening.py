@@ -180,7 +180,10 @@ def ordered_by(rank_by: RankBy | None, metric: Distance | None) -> Order:
 
 
 def floor_among(
-    targets: Sequence[Target], text: str, tokenizer: str | None = None, argument: str = "fail_if_below"
+    targets: Sequence[Target],
+    text: str,
+    tokenizer: str | None = None,
+    argument: str = "fail_if_below",
 ) -> Target:
     """The target that an option names by label or name; UsageError for a mistyped label or several."""
     by_label = {target.label: target for target in labelled(targets)}
@@ -191,8 +194,13 @@ def floor_among(
         raise UsageError(f"expected a checkpoint, got {text!r}{near}", argument=argument)
     wanted, *others = parse_targets(text, tokenizer)
     if others or wanted.is_glob:
-        raise UsageError(f"expected one checkpoint, got {text!r}, which names several", argument=argument)
-    places = {(target.place, target.revision, target.file): target for target in reversed(by_label.values())}
+        raise UsageError(
+            f"expected one checkpoint, got {text!r}, which names several", argument=argument
+        )
+    places = {
+        (target.place, target.revision, target.file): target
+        for target in reversed(by_label.values())
+    }
     return places.get((wanted.place, wanted.revision, wanted.file), wanted)
 
 
@@ -585,7 +593,9 @@ class Screening:
         """The readings, with bodies where rows are the same: only bodies show copies."""
         alike: dict[tuple[object, ...], list[Reading]] = {}
         for reading in readings:
-            alike.setdefault((reading.target.family, reading.common, reading.shape), []).append(reading)
+            alike.setdefault((reading.target.family, reading.common, reading.shape), []).append(
+                reading
+            )
         wanted = {
             one.target: one
             for members in alike.values()
@@ -597,7 +607,9 @@ class Screening:
         async def body(reading: Reading) -> bytes:
             with contextlib.suppress(ScreeningError):
                 at = reading.revision if reading.revision is not None else reading.target.revision
-                return await self._reader.body(replace(reading.target, revision=at), self._account())
+                return await self._reader.body(
+                    replace(reading.target, revision=at), self._account()
+                )
             return reading.body  # without a body nothing is called a copy
 
         found = await side_by_side(body(reading) for reading in wanted.values())
@@ -638,7 +650,8 @@ def _interrupted(session: Session | None) -> ScreeningError:
     """The error of a checkpoint that a signal left unread."""
     kept = "cached" if session is None else "in the registry"
     return ScreeningError(
-        "Interrupted", f"stopped before it was read; finished readings are {kept}: run the same command again"
+        "Interrupted",
+        f"stopped before it was read; finished readings are {kept}: run the same command again",
     )
 
 

@@ -136,7 +136,12 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
         metavar="DATE",
         help="listed models changed since then; with --registry: news since then (default: all)",
     )
-    add("--limit", type=int, metavar="N", help="only the N listed models changed last (default: all)")
+    add(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="only the N listed models changed last (default: all)",
+    )
 
 
 def add_ranking_options(parser: argparse._ActionsContainer) -> None:
@@ -209,14 +214,18 @@ def _queries(
     author: str | Sequence[str], tag: str | Sequence[str], base_model: str | Sequence[str]
 ) -> list[Query]:
     """The listings that options ask for: of each author and base model, with all tags."""
-    authors, tags, bases = ([x] if isinstance(x, str) else list(x) for x in (author, tag, base_model))
+    authors, tags, bases = (
+        [x] if isinstance(x, str) else list(x) for x in (author, tag, base_model)
+    )
     for name, values, form, example in (
         ("author", authors, _AUTHOR, "ORG"),
         ("base_model", bases, _REPOSITORY, "ORG/NAME"),
     ):
         for value in values:
             if not form.fullmatch(value):
-                raise UsageError(f"expected {example}, got {value!r}; copy it from its page", argument=name)
+                raise UsageError(
+                    f"expected {example}, got {value!r}; copy it from its page", argument=name
+                )
     if not (authors or tags or bases):
         return []
     filters = [(*tags, f"base_model:finetune:{base}") for base in bases] or [(*tags,)]
@@ -260,7 +269,9 @@ def read_list(file: TextIO) -> list[str]:
         table = csv.reader(line for line in lines if line)
         rows = [[unguarded(cell).strip() for cell in row] for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"expected a list of checkpoints, one a line, on standard input; {error}") from None
+        raise UsageError(
+            f"expected a list of checkpoints, one a line, on standard input; {error}"
+        ) from None
     heading = [cell.lower() for cell in rows[0]] if rows else []
     column = next((name for name in _NAME_COLUMNS if name in heading), None)
     checkpoints = []
@@ -270,7 +281,9 @@ def read_list(file: TextIO) -> list[str]:
             revision = cells.get("revision")
             checkpoints.append(f"{repo}@{revision}" if revision else repo)
     if not checkpoints:
-        raise UsageError("expected checkpoints on standard input, one a line, got none; check what wrote it")
+        raise UsageError(
+            "expected checkpoints on standard input, one a line, got none; check what wrote it"
+        )
     return checkpoints
 
 
@@ -318,11 +331,14 @@ async def _listed(
         if address in pages or len(pages) == PAGES:
             why = f"goes on after {len(pages)} pages, or in circles"
             raise ScreeningError(
-                "BadResponse", f"the listing of {query.words} {why}; set a limit, and check HF_ENDPOINT"
+                "BadResponse",
+                f"the listing of {query.words} {why}; set a limit, and check HF_ENDPOINT",
             )
         pages.add(address)
         account = hub.account.part(_SECONDS)
-        entries, address = await account.bounded(hub.page(address, query.words, _parse_page, account))
+        entries, address = await account.bounded(
+            hub.page(address, query.words, _parse_page, account)
+        )
         for repo, changed, listed in entries:
             if since is not None and changed and changed < since.isoformat():
                 address = None  # the others changed earlier still
@@ -362,5 +378,7 @@ def _parse_page(page: Any) -> list[_Entry]:
             known = files.parameters, is_gated, files.base, files.private
             listed = Listed(files.commit, tuple(files.files), *known)
         changed = info.get("lastModified")
-        entries.append((repository_name(info["id"]), changed if isinstance(changed, str) else "", listed))
+        entries.append(
+            (repository_name(info["id"]), changed if isinstance(changed, str) else "", listed)
+        )
     return entries

@@ -26,7 +26,9 @@ def bundled_yaml(path: Path) -> Any:
     """
     import yaml
 
-    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(
+        path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
 
 
 def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE) -> T:
@@ -40,9 +42,13 @@ def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE)
         is_ours = path.parent in (data_folder("token_sets"), Path(__file__).with_name("targets"))
         content = bundled_yaml(path) if is_ours else bounded_yaml(_start_of(path))
     except OSError as error:
-        raise UsageError(f"{path}: expected a readable YAML file, got {error.strerror or error}") from error
+        raise UsageError(
+            f"{path}: expected a readable YAML file, got {error.strerror or error}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from error
+        raise UsageError(
+            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}"
+        ) from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"{path}: expected YAML, got: {reason}; correct the file") from error
@@ -80,7 +86,9 @@ def bounded_yaml(body: bytes) -> Any:
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise
-    except Exception as error:  # PyYAML makes dates and numbers by functions that raise what they like
+    except (
+        Exception
+    ) as error:  # PyYAML makes dates and numbers by functions that raise what they like
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
 
 

@@ -25,9 +25,15 @@ LAWS = {"law", "reversed", "few"}
 def calibrations(tmp_path_factory):
     """Runs with their calibrations, by what was planted; the last one's model guesses."""
     folder = tmp_path_factory.mktemp("stores")
-    paths = [sliced_store(folder / name, unlabelled=0, **options) for name, options in STORES.items()]
-    runs = [read_run(path) for path in [*paths, subjects_store(folder / "g", accuracy=0.25, law=0.5)]]
-    return {name: (run, calibrate(run)) for name, run in zip([*STORES, "guessing"], runs, strict=True)}
+    paths = [
+        sliced_store(folder / name, unlabelled=0, **options) for name, options in STORES.items()
+    ]
+    runs = [
+        read_run(path) for path in [*paths, subjects_store(folder / "g", accuracy=0.25, law=0.5)]
+    ]
+    return {
+        name: (run, calibrate(run)) for name, run in zip([*STORES, "guessing"], runs, strict=True)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,9 @@ def test_an_audit_says_how_well_accuracy_can_be_read_off_and_what_that_is_worth(
     assert where("Dispersion replaces no labels here: ", opened) == set(STORES) - LAWS
     assert where("as it is, does (", opened) == set()
     best = calibrations["law"][1].estimators[0]
-    assert f"accuracy read off dispersion is {best.mae:.1f} points off on 40 subjects" in opened["law"]
+    assert (
+        f"accuracy read off dispersion is {best.mae:.1f} points off on 40 subjects" in opened["law"]
+    )
     assert f"worth {best.worth:.0f} labels a slice" in opened["law"]
 
 
@@ -81,8 +89,12 @@ def test_its_errors_are_those_of_the_points_and_of_real_predictions(calibrations
 @pytest.mark.parametrize("kind", ["right or wrong", "between"])
 def test_as_many_labels_as_it_says_are_within_five_points(kind):
     rng = np.random.default_rng(0)
-    scores = (rng.random(2000) < 0.3).astype(float) if kind == "right or wrong" else rng.random(2000)
-    drawn = rng.permuted(np.tile(scores, (4000, 1)), axis=1)[:, : labels_enough(scores)].mean(axis=1)
+    scores = (
+        (rng.random(2000) < 0.3).astype(float) if kind == "right or wrong" else rng.random(2000)
+    )
+    drawn = rng.permuted(np.tile(scores, (4000, 1)), axis=1)[:, : labels_enough(scores)].mean(
+        axis=1
+    )
     assert np.mean(np.abs(drawn - scores.mean()) <= 0.05) == pytest.approx(0.95, abs=0.015)
 
 

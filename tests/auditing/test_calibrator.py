@@ -63,7 +63,9 @@ def test_a_law_is_learnt_either_way_round(tmp_path, effect):
 def test_without_a_law_it_refuses_and_names_the_labelled_accuracy(noise):
     run, fitted = noise
     assert not fitted.beats_trivial
-    with pytest.raises(UsageError, match=r"should not be used: .* labelled accuracy alone") as refused:
+    with pytest.raises(
+        UsageError, match=r"should not be used: .* labelled accuracy alone"
+    ) as refused:
         check_worth(fitted, "cal.json")
     labelled = run.score[rows_where(run, "part == 'labelled'")].mean()
     assert str(refused.value).endswith(f"; take the labelled accuracy ({labelled:.3f})")
@@ -103,7 +105,9 @@ def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shif
     result = predict(fitted, run)
     assert result.shifted
     assert not result.exchangeable
-    assert all("unlike the labelled slices in dispersion" in row.reason for row in result.slices[1:])
+    assert all(
+        "unlike the labelled slices in dispersion" in row.reason for row in result.slices[1:]
+    )
     assert all(row.predicted is None for row in result.slices)
     assert result.answer()[0].startswith(
         "The accuracy of none of the 40 slices can be estimated: they differ"
@@ -134,8 +138,12 @@ def test_documents_of_no_slice_are_one_sentence(tmp_path, law):
 def test_small_slices_have_a_reason(law):
     run, fitted = law
     few = np.concatenate([rows[:12] for _, rows in by_column(run, "subject")[40:]])
-    result = predict(fitted, run, where=f"doc_id in {run.documents['doc_id'].iloc[few].tolist()}").slices
-    assert all("12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:])
+    result = predict(
+        fitted, run, where=f"doc_id in {run.documents['doc_id'].iloc[few].tolist()}"
+    ).slices
+    assert all(
+        "12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:]
+    )
 
 
 def test_documents_that_were_learnt_from_are_left_out(law):
@@ -143,7 +151,9 @@ def test_documents_that_were_learnt_from_are_left_out(law):
     result = predict(fitted, run)
     labelled = rows_where(run, "part == 'labelled'")
     assert sum(row.documents for row in result.slices[1:]) == len(run.vectors) - len(labelled)
-    assert any(f"{len(labelled)} documents of this run were labelled" in note for note in result.notes)
+    assert any(
+        f"{len(labelled)} documents of this run were labelled" in note for note in result.notes
+    )
     with pytest.raises(UsageError, match="fitted on the labels of all"):
         predict(fitted, run, where="part == 'labelled'")
 
@@ -164,7 +174,9 @@ def test_identity_decides_where_it_is_known(tmp_path, law):
     assert "only the model's name and revision were compared" in check_fits(fitted, run)[0]
     ours = {"weights": "sha256:1", "adapter": None, "quantisation": None}
     known = replace(fitted, identity=ours)
-    same = read_run(planted_store(tmp_path / "a", n=300, manifest={"model": "a/copy", "identity": ours}))
+    same = read_run(
+        planted_store(tmp_path / "a", n=300, manifest={"model": "a/copy", "identity": ours})
+    )
     assert check_fits(known, same) == []
     lora = {**ours, "adapter": "sha256:2"}
     other = read_run(planted_store(tmp_path / "b", n=300, manifest={"identity": lora}))
@@ -192,7 +204,9 @@ def test_vectors_that_are_all_alike_tell_nothing(tmp_path):
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
     with pytest.raises(UsageError, match="every slice has the same dispersion"):
         calibrate(run)
-    assert "Not available: every slice has the same dispersion" in audit(run, short=True).to_markdown()
+    assert (
+        "Not available: every slice has the same dispersion" in audit(run, short=True).to_markdown()
+    )
 
 
 def drawn(rng, slices=30, documents=50, slope=0.0, between=0.1):
@@ -220,7 +234,9 @@ def test_the_estimate_is_the_least_of_the_greatest_means_of_the_other_slices(slo
             )
             for k in range(13)
         ]
-        x, fit = (np.array(values)[:: 1 if rises else -1] for values in (pairs.dispersion[order], fit))
+        x, fit = (
+            np.array(values)[:: 1 if rises else -1] for values in (pairs.dispersion[order], fit)
+        )
         assert estimate == pytest.approx(np.interp(pairs.dispersion[i], x, fit))
 
 
@@ -250,7 +266,9 @@ def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(sl
     direct = next(k for k in range(1, 41) if errors[k] <= aim)
     assert found.worth == pytest.approx(direct, abs=1.5)
     if between == slope == 0:
-        assert found.worth == pytest.approx(20, abs=1.5)  # half of a slice that is noise around one accuracy
+        assert found.worth == pytest.approx(
+            20, abs=1.5
+        )  # half of a slice that is noise around one accuracy
 
 
 @pytest.mark.parametrize("store", ["sums-20", "sums-30"])
@@ -352,7 +370,9 @@ def test_predictions_say_first_what_can_be_said_and_the_whole_is_its_slices(law)
     given = [row for row in rows if row.reason is None]
     weight = np.array([row.documents for row in given])
     assert whole.documents == weight.sum()
-    assert whole.predicted == pytest.approx(weight @ [row.predicted for row in given] / weight.sum())
+    assert whole.predicted == pytest.approx(
+        weight @ [row.predicted for row in given] / weight.sum()
+    )
     assert whole.low <= whole.true <= whole.high
     width = [row.high - row.low for row in given]
     assert whole.high - whole.low < min(width)
@@ -363,4 +383,6 @@ def test_predictions_say_first_what_can_be_said_and_the_whole_is_its_slices(law)
     assert "exchangeable" in some.document().limits[0]
     assert some.to_html().count("<circle") == 1 + len(given)
     inside = sum(row.low <= row.true <= row.high for row in (whole, *given))
-    assert f"{inside} of {1 + len(given)} known accuracies lie in their interval" in some.to_markdown()
+    assert (
+        f"{inside} of {1 + len(given)} known accuracies lie in their interval" in some.to_markdown()
+    )

@@ -33,7 +33,10 @@ def store(path, *, seed=0, shift=0.0, n=300, order=None, hashes="h", model="m", 
 
 def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path):
     order = np.random.default_rng(3).permutation(300)
-    a, b = store(tmp_path / "a", n=300), store(tmp_path / "b", seed=1, shift=0.1, order=order, model="m2")
+    a, b = (
+        store(tmp_path / "a", n=300),
+        store(tmp_path / "b", seed=1, shift=0.1, order=order, model="m2"),
+    )
     found = compare([a, b])
     assert found.documents == 300
     assert found.left_out == [0, 0]
@@ -41,11 +44,16 @@ def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path)
     x, y = read_store(a).vectors(), read_store(b).vectors()[np.argsort(order)]
     assert row.dispersion_baseline == pytest.approx(dispersion(x), rel=1e-5)
     assert row.dispersion_difference == pytest.approx(dispersion(y) - dispersion(x), rel=1e-4)
-    without = [dispersion(np.delete(y, i, axis=0)) - dispersion(np.delete(x, i, axis=0)) for i in range(300)]
+    without = [
+        dispersion(np.delete(y, i, axis=0)) - dispersion(np.delete(x, i, axis=0))
+        for i in range(300)
+    ]
     se = np.sqrt(299 / 300 * np.square(without - np.mean(without)).sum())
     point = student.ppf(0.975, 299)
     assert row.dispersion_high - row.dispersion_low == pytest.approx(2 * point * se, rel=1e-3)
-    first, second = (read_store(p).documents.sort_values("doc_id")["correct"].to_numpy() for p in (a, b))
+    first, second = (
+        read_store(p).documents.sort_values("doc_id")["correct"].to_numpy() for p in (a, b)
+    )
     assert row.accuracy_difference == pytest.approx((second - first).mean())
     gained, lost = int((second > first).sum()), int((second < first).sum())
     assert (row.gained, row.lost) == (gained, lost)
@@ -85,7 +93,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     a = store(tmp_path / "a")
     with pytest.raises(UsageError, match="two runs or more"):
         compare([a])
-    with pytest.raises(MixedStoresError, match=r"differs between .*b and .*a \(300 such documents\)"):
+    with pytest.raises(
+        MixedStoresError, match=r"differs between .*b and .*a \(300 such documents\)"
+    ):
         compare([a, store(tmp_path / "b", hashes="other")])
     other = planted_store(tmp_path / "c", n=30, task="elsewhere")
     with pytest.raises(MixedStoresError, match="share no document"):
@@ -100,7 +110,9 @@ def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
     assert render(document, "markdown").count("| subject ") == 6
     lines = render(document, "csv").splitlines()
     assert len(lines) == 8
-    assert lines[1].startswith(f"m2,all documents,300,300,{whole.accuracy!r},{whole.accuracy_baseline!r},")
+    assert lines[1].startswith(
+        f"m2,all documents,300,300,{whole.accuracy!r},{whole.accuracy_baseline!r},"
+    )
     page = render(document, "html")
     heads = re.findall(r'<button type="button">([^<]*)</button><span class="dots', page)
     assert heads == ["Δ accuracy", "Δ dispersion"]
@@ -109,7 +121,10 @@ def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
 
 MORE, FEWER = "b answers more documents right than a", "b answers fewer documents right than a"
 WIDER, NARROWER = "b is more dispersed than a", "b is less dispersed than a"
-ALIKE, AS_WIDE = "b and a do not differ clearly in accuracy", "Their dispersions do not differ clearly"
+ALIKE, AS_WIDE = (
+    "b and a do not differ clearly in accuracy",
+    "Their dispersions do not differ clearly",
+)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +144,16 @@ def test_each_sentence_appears_where_it_is_true_and_nowhere_else(tmp_path, right
         frame = documents(luck < share, rng=np.random.default_rng(ord(name)), subjects=1)
         written(tmp_path / name, frame, np.eye(1, 16) + width * base, {"model": name})
     text = " ".join(compare([tmp_path / "a", tmp_path / "b"]).answer())
-    assert {words for words in (MORE, FEWER, ALIKE, WIDER, NARROWER, AS_WIDE) if words in text} == said
+    assert {
+        words for words in (MORE, FEWER, ALIKE, WIDER, NARROWER, AS_WIDE) if words in text
+    } == said
     assert ("neither good nor bad" in text) == (spread[0] != spread[1])
 
 
 @pytest.mark.parametrize("repeated", [0, 14, 15, 60], ids=str)
-def test_repeated_documents_allow_no_verdict_in_compare_and_are_left_out_of_an_audit(tmp_path, repeated):
+def test_repeated_documents_allow_no_verdict_in_compare_and_are_left_out_of_an_audit(
+    tmp_path, repeated
+):
     """Of 300 documents, from 5 % on: two models that clearly differ are then not said to."""
     rng = np.random.default_rng(0)
     places = np.r_[np.arange(300 - repeated), rng.integers(0, 240, repeated)]
@@ -148,7 +167,9 @@ def test_repeated_documents_allow_no_verdict_in_compare_and_are_left_out_of_an_a
     audited = audit(tmp_path / "b", short=True)
     assert not audited.cautions
     assert audited.run["documents"] == 300 - repeated
-    assert (f"{repeated} repeated documents left out" in " ".join(audited.answer())) == bool(repeated)
+    assert (f"{repeated} repeated documents left out" in " ".join(audited.answer())) == bool(
+        repeated
+    )
     assert not isinstance(audited.mixtures, Missing)
     assert audited.overall.accuracy == np.mean((luck < 0.8)[: 300 - repeated])
     if repeated < 15:
@@ -177,8 +198,12 @@ def test_no_difference_of_minus_nothing_is_printed(tmp_path):
     """One document of 4,000 is lost: -0.025 points."""
     right = np.arange(4000) % 2 == 0
     for name, lost in (("a", 0), ("b", 1)):
-        frame = documents(np.where(np.arange(4000) < lost, False, right), rng=np.random.default_rng(0))
-        written(tmp_path / name, frame, np.random.default_rng(0).normal(size=(4000, 4)), {"model": name})
+        frame = documents(
+            np.where(np.arange(4000) < lost, False, right), rng=np.random.default_rng(0)
+        )
+        written(
+            tmp_path / name, frame, np.random.default_rng(0).normal(size=(4000, 4)), {"model": name}
+        )
     found = compare([tmp_path / "a", tmp_path / "b"])
     shown = render(found.document(), "table", width=100)
     assert found.others[0].slices[0].lost == 1
@@ -197,7 +222,10 @@ def test_subjects_that_differ_are_named_only_where_they_do(tmp_path):
         paths[name] = written(tmp_path / name, frame, x, {"model": name})
     found = compare([paths["a"], paths["b"]]).answer()
     assert found[1].startswith("Accuracy differs clearly in subject 3 (+")
-    assert "in no slice by subject, allowing for all 6" in compare([paths["a"], paths["noise"]]).answer()[1]
+    assert (
+        "in no slice by subject, allowing for all 6"
+        in compare([paths["a"], paths["noise"]]).answer()[1]
+    )
 
 
 def test_false_claims_on_runs_that_do_not_differ_are_at_most_one_in_twenty():
@@ -208,7 +236,10 @@ def test_false_claims_on_runs_that_do_not_differ_are_at_most_one_in_twenty():
         for _ in range(repeats):
             for kind, (low, high) in differences_of_equals(rng, n).items():
                 wrong[kind] += low > 0 or high < 0
-        assert max(wrong.values()) <= 0.05 * repeats + 3 * np.sqrt(0.05 * 0.95 * repeats), (n, wrong)
+        assert max(wrong.values()) <= 0.05 * repeats + 3 * np.sqrt(0.05 * 0.95 * repeats), (
+            n,
+            wrong,
+        )
 
 
 @pytest.mark.parametrize("n", [5, 6, 9, 40])
@@ -256,4 +287,6 @@ def test_the_probability_of_the_right_answer_is_compared(tmp_path, shift, said):
 def test_runs_without_probabilities_say_nothing_of_them(tmp_path):
     found = compare([store(tmp_path / "a"), store(tmp_path / "b", seed=1)])
     text = found.to_markdown() + audit(tmp_path / "a").to_markdown()
-    assert not any(words in text for words in ("| Right answer", "Δ right answer", "the right answer"))
+    assert not any(
+        words in text for words in ("| Right answer", "Δ right answer", "the right answer")
+    )

@@ -49,12 +49,16 @@ def scores_of(folder: str) -> dict[str, np.ndarray]:
     found = {}
     for file in Path(folder).glob("samples_*.jsonl"):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
-        found[file.name.removeprefix("samples_").rsplit("_2026", 1)[0]] = np.array([x["acc"] for x in lines])
+        found[file.name.removeprefix("samples_").rsplit("_2026", 1)[0]] = np.array(
+            [x["acc"] for x in lines]
+        )
     return found
 
 
 @pytest.mark.parametrize("by_size", [True, False])
-def test_the_mean_over_tasks_counts_a_group_once_as_lm_eval_weighs_it(by_size: bool, tmp_path: Path) -> None:
+def test_the_mean_over_tasks_counts_a_group_once_as_lm_eval_weighs_it(
+    by_size: bool, tmp_path: Path
+) -> None:
     groups = {"mmlu": ["mmlu_a", "mmlu_b"]}
     shares = {"base": everywhere(0.5), "tuned": everywhere(0.5) | {"mmlu_a": 0.9, "quiz": 0.75}}
     paths = runs(tmp_path, shares, groups=groups, by_size=by_size)
@@ -75,9 +79,13 @@ def test_the_mean_over_tasks_counts_a_group_once_as_lm_eval_weighs_it(by_size: b
     gained, lost = int((pooled[1] > pooled[0]).sum()), int((pooled[1] < pooled[0]).sum())
     assert whole.accuracy_p == pytest.approx(binomtest(gained, gained + lost).pvalue)
     weigh = "by their documents" if by_size else "alike"
-    assert any(f"the group mmlu counts once; its 2 tasks weigh {weigh}" in note for note in found.notes)
+    assert any(
+        f"the group mmlu counts once; its 2 tasks weigh {weigh}" in note for note in found.notes
+    )
     said = found.answer()
-    assert said[0].startswith("tuned scores higher than base in the mean over 3 tasks (mmlu as one): ")
+    assert said[0].startswith(
+        "tuned scores higher than base in the mean over 3 tasks (mmlu as one): "
+    )
     assert said[1].startswith("Task by task: mmlu_a (")
     assert any(line.startswith("All 500 questions counted once: ") for line in said)
     assert "Means and intervals are of these 4 tasks; " in " ".join(said)
@@ -90,7 +98,9 @@ def test_tasks_that_move_apart_are_no_difference_in_the_mean(tmp_path: Path) -> 
     shares = {"base": {"large": 0.5, "small": 0.5}, "tuned": {"large": 0.65, "small": 0.35}}
     found = compare(runs(tmp_path, shares, sizes=sizes))
     said = found.answer()
-    assert said[0].startswith("tuned and base do not differ clearly in accuracy in the mean over 2 tasks: ")
+    assert said[0].startswith(
+        "tuned and base do not differ clearly in accuracy in the mean over 2 tasks: "
+    )
     assert found.others[0].slices[0].side("accuracy") == 1  # over all questions it does
     assert any("Accuracy differs clearly in " in line and "large (+" in line for line in said)
 
@@ -98,7 +108,9 @@ def test_tasks_that_move_apart_are_no_difference_in_the_mean(tmp_path: Path) -> 
 def test_one_task_has_no_mean_over_tasks(tmp_path: Path) -> None:
     found = compare(runs(tmp_path, {"a": {"arc": 0.5}, "b": {"arc": 0.6}}, sizes={"arc": 200}))
     assert not found.others[0].tasks
-    assert not any(words in found.to_markdown() for words in ("mean over", "Task by task", "these 1 task"))
+    assert not any(
+        words in found.to_markdown() for words in ("mean over", "Task by task", "these 1 task")
+    )
 
 
 def test_a_group_by_size_that_is_all_is_every_question_alike(tmp_path: Path) -> None:
@@ -111,7 +123,9 @@ def test_a_group_by_size_that_is_all_is_every_question_alike(tmp_path: Path) -> 
         found.others[0].slices[0].gained,
         found.others[0].slices[0].accuracy_p,
     )
-    assert found.answer()[0].startswith("b answers more documents right than a in the mean of mmlu: ")
+    assert found.answer()[0].startswith(
+        "b answers more documents right than a in the mean of mmlu: "
+    )
     assert "questions counted once" not in " ".join(found.answer())
 
 
@@ -146,14 +160,17 @@ def test_which_runs_are_not_shown_worse_than_the_best(
 
 
 def test_runs_of_one_score_are_the_highest_together(tmp_path: Path) -> None:
-    paths = runs(tmp_path, {name: everywhere(share) for name, share in {"a": 0.3, "b": 0.8}.items()})
+    paths = runs(
+        tmp_path, {name: everywhere(share) for name, share in {"a": 0.3, "b": 0.8}.items()}
+    )
     shutil.copytree(paths[1], tmp_path / "c")
     results = next((tmp_path / "c").glob("results_*"))
     results.write_text(results.read_text().replace("org/b", "org/c"))
     found = compare([*paths, tmp_path / "c"])
     assert found.answer()[0].startswith("Not shown worse than the best: b and c (")
     assert (
-        "b and c: the log-probabilities of all 500 documents are equal to the last digit" in found.answer()[1]
+        "b and c: the log-probabilities of all 500 documents are equal to the last digit"
+        in found.answer()[1]
     )
 
 
@@ -165,7 +182,8 @@ def test_two_runs_have_a_verdict_of_their_own(tmp_path: Path) -> None:
 
 def test_a_run_without_answers_is_not_among_the_best(tmp_path: Path) -> None:
     paths = runs(
-        tmp_path, {name: everywhere(share) for name, share in zip("abc", (0.4, 0.7, 0.5), strict=True)}
+        tmp_path,
+        {name: everywhere(share) for name, share in zip("abc", (0.4, 0.7, 0.5), strict=True)},
     )
     tied = {
         task: LoggedTask([0.25] * size, [[0.0] * 4] * size, targets=[i % 4 for i in range(size)])

@@ -17,7 +17,12 @@ STORES = {
     "simpson, reversed law": {"between": 0.9, "law": -0.2, "each": 300},
     "open inside": {"law": 0.12, "subjects": 60, "each": 4},
     "tasks": {"between": 0.8, "tasks": 2, "subjects": 16, "each": 80},
-    "alike tasks": {"between": 0.9, "subjects": 16, "each": 80, "task": np.repeat(["a", "b"] * 8, 80)},
+    "alike tasks": {
+        "between": 0.9,
+        "subjects": 16,
+        "each": 80,
+        "task": np.repeat(["a", "b"] * 8, 80),
+    },
     "law of slices": {"between": 0.8, "subjects": 12},
     "guessing": {"law": 0.5, "accuracy": 0.25},
     "one answer": {"law": 0.5, "accuracy": 0.4, "answer": "A"},
@@ -32,14 +37,17 @@ def reports(tmp_path_factory):
     """The short audit of every store."""
     folder = tmp_path_factory.mktemp("stores")
     return {
-        name: audit(subjects_store(folder / name, **options), short=True) for name, options in STORES.items()
+        name: audit(subjects_store(folder / name, **options), short=True)
+        for name, options in STORES.items()
     }
 
 
 @pytest.fixture(scope="module")
 def summaries(reports):
     """The conclusions of every store in one text."""
-    return {name: f"{concluded(each)} {errors_sentence(each.ranking)}" for name, each in reports.items()}
+    return {
+        name: f"{concluded(each)} {errors_sentence(each.ranking)}" for name, each in reports.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -58,8 +66,14 @@ def summaries(reports):
         ("A low contribution points at wrong answers over all (", {"simpson"}),
         ("the difference lies between subjects", {"simpson"}),
         ("but the reverse inside subjects", {"simpson, reversed law"}),
-        ("Whether right answers are more dispersed, or come from more dispersed subjects", {"open inside"}),
-        ("Whether a low contribution finds wrong answers, or subjects that have more", {"open inside"}),
+        (
+            "Whether right answers are more dispersed, or come from more dispersed subjects",
+            {"open inside"},
+        ),
+        (
+            "Whether a low contribution finds wrong answers, or subjects that have more",
+            {"open inside"},
+        ),
         ("slices accuracy rises with dispersion", {"simpson", "law of slices"}),
         ("; weakest subject: ", {"simpson", "law of slices"}),
         ("; no subject is clearly weaker than the rest", {"noise", "law", "reversed"}),
@@ -88,7 +102,14 @@ def test_a_sentence_appears_where_it_is_true_and_not_on_noise(summaries, sentenc
 def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summaries, name):
     text = summaries[name]
     assert not text.startswith("The 1000 documents")
-    for claim in ("points at", "Right answers are", "rises with", "falls with", "AUROC", "better than the"):
+    for claim in (
+        "points at",
+        "Right answers are",
+        "rises with",
+        "falls with",
+        "AUROC",
+        "better than the",
+    ):
         assert claim not in text
 
 
@@ -107,9 +128,14 @@ def order_of(run):
 def test_slices_of_one_document_or_none_usable_are_never_called_the_lowest(tmp_path):
     names = [f"own {i}" for i in range(40)]
     said = order_of(read_run(planted_store(tmp_path / "a", 40, subject=names, category=None)))
-    assert "No least dispersed subject can be named: 0 of 40 slices have three documents, and two" in said
+    assert (
+        "No least dispersed subject can be named: 0 of 40 slices have three documents, and two"
+        in said
+    )
     mixed = ["big a"] * 30 + ["big b"] * 30 + ["single"]
-    assert "single" not in order_of(read_run(planted_store(tmp_path / "b", 61, subject=mixed, category=None)))
+    assert "single" not in order_of(
+        read_run(planted_store(tmp_path / "b", 61, subject=mixed, category=None))
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,11 +157,23 @@ def test_no_report_prints_nan(tmp_path, options):
 @pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
 def test_noise_is_seldom_taken_for_a_finding(tmp_path, count):
     """At 5 % a sentence, more than 6 of 40 claim in 1 of 300 cases; benchmarks/ counts more of them."""
-    words = ("with dispersion (", "Right answers are", "points at", "best other signal is", "Labels can be")
+    words = (
+        "with dispersion (",
+        "Right answers are",
+        "points at",
+        "best other signal is",
+        "Labels can be",
+    )
     claims = dict.fromkeys(words, 0)
     for seed in range(count):
-        shape = {"subjects": 57, "each": 20} if seed % 4 == 3 else {"subjects": 12, "each": 50, "luck": 0.1}
-        report = audit(read_run(subjects_store(tmp_path / str(seed), seed=seed, **shape)), short=True)
+        shape = (
+            {"subjects": 57, "each": 20}
+            if seed % 4 == 3
+            else {"subjects": 12, "each": 50, "luck": 0.1}
+        )
+        report = audit(
+            read_run(subjects_store(tmp_path / str(seed), seed=seed, **shape)), short=True
+        )
         said = f"{concluded(report)} {errors_sentence(report.ranking)}"
         for claim in claims:
             claims[claim] += claim in said
@@ -152,7 +190,11 @@ CHOICES = [[-9.0, -0.1, -9.0, -9.0] if i % 25 else [-0.1, -9.0, -9.0, -9.0] for 
         # A model that beats the answer that most questions have is not to be blamed for giving it.
         ({"target": YES_OR_NO, "prediction": YES_OR_NO, "correct": 1.0}, None),
         (
-            {"target": YES_OR_NO, "prediction": "yes", "correct": (YES_OR_NO == "yes").astype(float)},
+            {
+                "target": YES_OR_NO,
+                "prediction": "yes",
+                "correct": (YES_OR_NO == "yes").astype(float),
+            },
             "answers yes in 100 %",
         ),
         # Targets written in another way than answers excuse nothing.
@@ -161,7 +203,10 @@ CHOICES = [[-9.0, -0.1, -9.0, -9.0] if i % 25 else [-0.1, -9.0, -9.0, -9.0] for 
             "answers A in",
         ),
         # Choices that are whole texts are named by their place.
-        ({"logprobs": CHOICES, "prediction": [f"end {i}" for i in range(1000)]}, "answers choice 2 in 96 %"),
+        (
+            {"logprobs": CHOICES, "prediction": [f"end {i}" for i in range(1000)]},
+            "answers choice 2 in 96 %",
+        ),
         # One text with other vectors is not a repeat.
         ({"text": "the same"}, None),
     ],

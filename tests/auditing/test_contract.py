@@ -81,20 +81,30 @@ def others(tmp_path_factory):
     unlabelled = read_run(planted_store(folder / "c", n=900, correct=np.nan, seed=2))
     noise = read_run(planted_store(folder / "noise", n=1200, effect=0.0))
     fitted = [calibrate(run), calibrate(noise)]
-    predicted = [predict(replace(report.calibrator, beats_trivial=True), unlabelled) for report in fitted]
-    stores = [subjects_store(folder / f"{seed}", subjects=10, each=40, seed=seed) for seed in (3, 4)]
+    predicted = [
+        predict(replace(report.calibrator, beats_trivial=True), unlabelled) for report in fitted
+    ]
+    stores = [
+        subjects_store(folder / f"{seed}", subjects=10, each=40, seed=seed) for seed in (3, 4)
+    ]
     ranked = [rank(read_run(stores[0])), rank(unlabelled)]
     assert [report.better for report in fitted] == [True, False]
     return [json.loads(report.calibrator.to_json()) for report in fitted] + [
-        json.loads(render(one.document(), "json")) for one in (*fitted, *predicted, compare(stores), *ranked)
+        json.loads(render(one.document(), "json"))
+        for one in (*fitted, *predicted, compare(stores), *ranked)
     ]
 
 
 def shortened(value):
     """With one row of every list of rows: only the first is changed."""
     if isinstance(value, list):
-        return [shortened(item) for item in (value[:1] if value and isinstance(value[0], dict) else value)]
-    return {key: shortened(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [
+            shortened(item)
+            for item in (value[:1] if value and isinstance(value[0], dict) else value)
+        ]
+    return (
+        {key: shortened(item) for key, item in value.items()} if isinstance(value, dict) else value
+    )
 
 
 def test_documents_are_valid_and_not_with_a_renamed_or_missing_key(reports, others):

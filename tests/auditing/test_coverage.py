@@ -19,7 +19,9 @@ Array = NDArray[np.float64]
 _POOL = 50_000  # documents of each simulated pair, whose mean difference is the truth
 
 
-def _preferences(rng: np.random.Generator, rates: tuple[float, float], spread: float) -> list[Array]:
+def _preferences(
+    rng: np.random.Generator, rates: tuple[float, float], spread: float
+) -> list[Array]:
     """Scores near 0 or 1, as a judge's preferences: two models of these mean scores."""
     hard = rng.normal(size=_POOL)
     scores = []
@@ -117,7 +119,12 @@ def test_the_interval_of_the_mean_over_tasks_covers_it(shift: float) -> None:
     """Tasks of 20 to 200 documents, right and wrong, whose differences differ; 96 % in 3,000 draws."""
     rng = np.random.default_rng(1)
     sizes = {"a": 20, "b": 60, "c": 200, "d": 40}
-    shares = {"a": (0.3, 0.3 + 2 * shift), "b": (0.6, 0.6), "c": (0.5, 0.5 + shift), "d": (0.8, 0.8 - shift)}
+    shares = {
+        "a": (0.3, 0.3 + 2 * shift),
+        "b": (0.6, 0.6),
+        "c": (0.5, 0.5 + shift),
+        "d": (0.8, 0.8 - shift),
+    }
     tasks = [name for name, size in sizes.items() for _ in range(size)]
     weights = document_weights(tasks, {})
     first, second = (np.array([shares[name][side] for name in tasks]) for side in (0, 1))
@@ -128,11 +135,15 @@ def test_the_interval_of_the_mean_over_tasks_covers_it(shift: float) -> None:
         own = np.where(rng.random(len(tasks)) < 0.6, luck, rng.random(len(tasks)))
         found = paired_scores((luck < first) * 1.0, (own < second) * 1.0, weights=weights)
         held += found.low <= truth <= found.high
-        assert found.difference == pytest.approx(float(weights @ ((own < second) * 1.0 - (luck < first))))
+        assert found.difference == pytest.approx(
+            float(weights @ ((own < second) * 1.0 - (luck < first)))
+        )
     assert held / 400 >= 0.92
 
 
-def _runs(rng: np.random.Generator, shares: list[float], n: int, *, partly: bool) -> list[SharedAnswers]:
+def _runs(
+    rng: np.random.Generator, shares: list[float], n: int, *, partly: bool
+) -> list[SharedAnswers]:
     """Runs of these mean scores on n documents, hard and easy ones; right and wrong, or partly right."""
     luck = rng.random(n)
     answers = []

@@ -34,7 +34,8 @@ def test_mixtures_have_the_expected_dispersion_and_rise(planted):
     assert [point.target_accuracy for point in found.curve] == list(range(0, 101, 10))
     assert found.unreachable_targets == []
     z = [
-        (point.dispersion - expected_dispersion(planted, point.target_accuracy / 100)) / point.dispersion_se
+        (point.dispersion - expected_dispersion(planted, point.target_accuracy / 100))
+        / point.dispersion_se
         for point in found.curve
     ]
     assert np.abs(z).max() < 5
@@ -140,7 +141,9 @@ def test_every_mixture_has_its_exact_share_without_replacement(planted):
     batches = mixture_batches(planted, rows, 100, repeats=2, rng=rng)
     assert len(batches.rows) == 102
     assert sorted(set(batches.accuracy.tolist())) == [k / 100 for k in range(0, 101, 2)]
-    for chosen, accuracy, found in zip(batches.rows, batches.accuracy, batches.dispersion, strict=True):
+    for chosen, accuracy, found in zip(
+        batches.rows, batches.accuracy, batches.dispersion, strict=True
+    ):
         assert len(set(chosen.tolist())) == 100
         assert set(chosen.tolist()) <= set(rows.tolist())
         assert planted.right[chosen].mean() == accuracy
@@ -155,7 +158,9 @@ def test_regressions_are_scikit_learns_and_take_falling_or_constant_data():
     new = np.linspace(x.min() - 0.05, x.max() + 0.05, 201)[:, None]
     fits = fit_all(Batches([], x, y), seed=3)
     standard = ((x - x.mean()) / x.std())[:, None]
-    forest = RandomForestRegressor(n_estimators=50, min_samples_leaf=10, random_state=3).fit(standard, y)
+    forest = RandomForestRegressor(n_estimators=50, min_samples_leaf=10, random_state=3).fit(
+        standard, y
+    )
     expected = forest.predict((new - x.mean()) / x.std())
     np.testing.assert_allclose(fits["random forest"].predict(new), expected, atol=1e-12)
     for kind, degree in (("linear", 1), ("polynomial", 3)):
@@ -169,5 +174,7 @@ def test_regressions_are_scikit_learns_and_take_falling_or_constant_data():
 
 
 def test_too_few_labels_are_one_sentence(tmp_path):
-    with pytest.raises(UsageError, match=r"part of 60 labelled documents reaches \d target accuracies"):
+    with pytest.raises(
+        UsageError, match=r"part of 60 labelled documents reaches \d target accuracies"
+    ):
         paper_protocol(read_run(planted_store(tmp_path, n=60)))

@@ -15,7 +15,9 @@ def run(tmp_path_factory):
     """57 subjects whose accuracies differ, and a text that tries to break out."""
     text = "</script><script>alert(1)</script><b>bold</b>"
     return read_run(
-        subjects_store(tmp_path_factory.mktemp("s"), subjects=57, between=0.6, law=0.3, d=16, text=text)
+        subjects_store(
+            tmp_path_factory.mktemp("s"), subjects=57, between=0.6, law=0.3, d=16, text=text
+        )
     )
 
 
@@ -46,7 +48,9 @@ def test_the_default_answer_fits_one_look(report, width, run):
     shown = [row["slice"] for row in report.tables()["slices-subject"].rows]
     for name in [*shown[:5], *shown[-5:]]:
         is_whole = name == "all documents"  # whose dispersion is not on the slices' axis
-        assert any(line.startswith(f"{name} ") and ("●" in line) != is_whole for line in lines), name
+        assert any(line.startswith(f"{name} ") and ("●" in line) != is_whole for line in lines), (
+            name
+        )
     assert not any(line.startswith(f"{shown[20]} ") for line in lines)
     assert "11 of 58 rows" in text or "10 of 58 rows" in text
     assert (short.answer(), short.left_out) == (report.answer(), ["paper_protocol", "hard_tail"])

@@ -17,12 +17,19 @@ from lmeval_dispersion.errors import HarnessError, MixedStoresError, UsageError
 from lmeval_dispersion.installation import data_folder
 
 
-def samples(path: Path, scores, *, metric="acc", filters=("none",), target="1", start=0, **more) -> Path:
+def samples(
+    path: Path, scores, *, metric="acc", filters=("none",), target="1", start=0, **more
+) -> Path:
     """A file of lm-eval's with these scores, one a document; with several filters all but the first are 0."""
     lines = []
     for doc_id, score in enumerate(scores, start):
         for i, name in enumerate(filters):
-            line = {"doc_id": doc_id, "doc": {"q": doc_id}, "target": target, "arguments": [["q", "a"]]}
+            line = {
+                "doc_id": doc_id,
+                "doc": {"q": doc_id},
+                "target": target,
+                "arguments": [["q", "a"]],
+            }
             line |= {"resps": [["0"]], "filtered_resps": ["0"], "filter": name, "metrics": [metric]}
             line |= {"doc_hash": f"h{doc_id}", metric: 0.0 if i else score, **more}
             lines.append(json.dumps(line) + "\n")
@@ -49,7 +56,9 @@ def test_right_and_wrong_answers_are_those_of_scipy(tmp_path):
 def test_other_scores_are_compared_as_if_two_more_documents_had_changed_from_end_to_end(tmp_path):
     rng = np.random.default_rng(1)
     x, y = rng.random(40), rng.random(40)
-    found = compare_samples(*(samples(tmp_path / n, s, metric="f1") for n, s in (("a", x), ("b", y))))
+    found = compare_samples(
+        *(samples(tmp_path / n, s, metric="f1") for n, s in (("a", x), ("b", y)))
+    )
     changes = np.append(y - x, [1, -1])
     half = student.ppf(0.975, 39) * changes.std() / np.sqrt(42)
     centre = changes.mean()
@@ -58,7 +67,9 @@ def test_other_scores_are_compared_as_if_two_more_documents_had_changed_from_end
     assert (found.low > 0) == (found.p < 0.05)
     assert (found.gained, found.lost, found.metric) == (None, None, "none/f1")
     out = [samples(tmp_path / n, 100 * s, metric="f1") for n, s in (("a100", x), ("b100", y))]
-    with pytest.raises(UsageError, match=r"^metric: expected scores from 0 to 1, got none/f1 from "):
+    with pytest.raises(
+        UsageError, match=r"^metric: expected scores from 0 to 1, got none/f1 from "
+    ):
         compare_samples(*out)
 
 
@@ -76,7 +87,9 @@ def test_a_named_filter_and_metric_judge(tmp_path):
     a, b = (samples(tmp_path / name, [s] * 6, filters=both) for name, s in (("a", 0.0), ("b", 1.0)))
     assert compare_samples(a, b).difference == 1.0
     assert compare_samples(a, b, metric="loose/acc").difference == 0.0
-    with pytest.raises(HarnessError, match=r"has no 'f1' to judge answers by; it has strict/acc, loose/acc"):
+    with pytest.raises(
+        HarnessError, match=r"has no 'f1' to judge answers by; it has strict/acc, loose/acc"
+    ):
         compare_samples(a, b, metric="f1")
     with pytest.raises(HarnessError, match=r"has no 'lose/acc'"):
         compare_samples(a, b, metric="lose/acc")
@@ -125,9 +138,15 @@ print({{"pandas", "scipy", "sklearn", "pyarrow", "torch", "jinja2", "rich"}} & s
 
 def test_the_demo_compares_two_runs_with_skill_accuracy_first(capsys):
     assert main(["compare", "--demo", "-q"]) == 0
-    assert capsys.readouterr().out.startswith("sums-30 answers more documents right than sums-20: 76.8 %")
+    assert capsys.readouterr().out.startswith(
+        "sums-30 answers more documents right than sums-20: 76.8 %"
+    )
     page = compare(sorted(data_folder("demo_runs").glob("sums-*"))).to_html()
-    assert 0 < page.index("Δ accuracy</button><span class=") < page.index("Δ dispersion</button><span class=")
+    assert (
+        0
+        < page.index("Δ accuracy</button><span class=")
+        < page.index("Δ dispersion</button><span class=")
+    )
     assert main(["compare", "--demo", "somewhere"]) == 2
     assert "without any, got both: somewhere" in capsys.readouterr().err
 

@@ -6,7 +6,12 @@ import pytest
 from scipy.stats import spearmanr
 from synthetic import documents, written
 
-from lmeval_dispersion.auditing.ranking import clustered, hard_tail, ranked_documents, ranking_report
+from lmeval_dispersion.auditing.ranking import (
+    clustered,
+    hard_tail,
+    ranked_documents,
+    ranking_report,
+)
 from lmeval_dispersion.auditing.run import read_run
 
 
@@ -22,7 +27,10 @@ def test_a_planted_relation_ranks_with_the_right_strength(planted):
         expected = wrong[: round(len(wrong) * share / 100)].sum() / wrong.sum()
         assert getattr(ours, f"errors_{share}") == pytest.approx(expected)
     assert spearmanr(range(10), ours.deciles).statistic > 0.9
-    assert [row.signal for row in found.signals[1:3]] == ["top probability", "query perplexity (negative)"]
+    assert [row.signal for row in found.signals[1:3]] == [
+        "top probability",
+        "query perplexity (negative)",
+    ]
     assert found.by == "subject"
     assert ours.inside_low < ours.inside < ours.inside_high
 

@@ -16,7 +16,9 @@ def confident_store(path, n=2000, *, gap=0.0, bent=0.0, seed=0):
     rng = np.random.default_rng(seed)
     confidence = rng.uniform(0.5, 1.0, size=n)
     right = rng.random(n) < confidence - gap + bent * np.sign(confidence - 0.75)
-    frame = documents(right, rng=rng).assign(logprobs=[[np.log(p) - 7, np.log1p(-p) - 7] for p in confidence])
+    frame = documents(right, rng=rng).assign(
+        logprobs=[[np.log(p) - 7, np.log1p(-p) - 7] for p in confidence]
+    )
     return written(path, frame, vectors(np.ones(n), rng=rng, d=8))
 
 
@@ -32,7 +34,9 @@ def test_the_figures_are_the_sums_over_documents_and_bins(tmp_path):
     assert found.ece == pytest.approx(ece)
     assert found.brier == pytest.approx(np.mean((p - right) ** 2))
     assert found.gap == pytest.approx(p.mean() - right.mean())
-    assert [row.documents for row in found.bins] == np.histogram(p, np.linspace(0.5, 1, 6))[0].tolist()
+    assert [row.documents for row in found.bins] == np.histogram(p, np.linspace(0.5, 1, 6))[
+        0
+    ].tolist()
     assert sum(row.documents * row.accuracy for row in found.bins) == pytest.approx(right.sum())
 
 
@@ -57,7 +61,9 @@ def test_right_confidences_are_called_wrong_in_few_runs(tmp_path):
     run, wrong = read_run(confident_store(tmp_path, 150)), 0
     for seed in range(60):
         score = (np.random.default_rng(seed).random(150) < run.confidence).astype(float)
-        wrong += "not clearly wrong" not in reliability_sentence(reliability(replace(run, score=score)))
+        wrong += "not clearly wrong" not in reliability_sentence(
+            reliability(replace(run, score=score))
+        )
     assert wrong <= 11  # two tests at 5 %: six expected
 
 
@@ -65,4 +71,6 @@ def test_without_choices_there_is_no_confidence_and_no_failure(tmp_path):
     report = audit(planted_store(tmp_path, 300, logprobs=[[]] * 300), details=True)
     assert isinstance(report.reliability, Missing)
     assert "reliability" not in report.missing
-    assert "Not judged: judging confidence needs 20 or more labelled documents" in report.to_markdown()
+    assert (
+        "Not judged: judging confidence needs 20 or more labelled documents" in report.to_markdown()
+    )

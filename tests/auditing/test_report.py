@@ -23,13 +23,18 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
     verdicts = report.paper_protocol.verdicts
     assert [verdict.kind for verdict in verdicts] == ["whole", "slices", "mixtures"]
     assert not any(verdict.better for verdict in verdicts)
-    assert "Whole test part: dispersion is no better than the trivial predictor" in report.to_markdown()
+    assert (
+        "Whole test part: dispersion is no better than the trivial predictor"
+        in report.to_markdown()
+    )
     assert "Dispersion replaces no labels here" in concluded(report)
 
 
 def test_same_store_and_seed_same_bytes(tmp_path):
     path = planted_store(tmp_path, n=900)
-    first, second, other = (audit(path, seed=s, details=True).document().contract() for s in (0, 0, 1))
+    first, second, other = (
+        audit(path, seed=s, details=True).document().contract() for s in (0, 0, 1)
+    )
     assert '"chosen"' in first
     assert first == second != other
 
@@ -62,7 +67,12 @@ def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monke
 )
 def test_parts_that_cannot_be_had_say_why_and_the_rest_stays(tmp_path, options, part, reason):
     report = audit(read_run(planted_store(tmp_path, **{"n": 300, **options})), details=True)
-    assert set(report.missing) - {"hard_tail"} == {"mixtures", "calibration", "paper_protocol", "ranking"}
+    assert set(report.missing) - {"hard_tail"} == {
+        "mixtures",
+        "calibration",
+        "paper_protocol",
+        "ranking",
+    }
     assert reason in report.missing[part]
     assert report.to_html().count("Not available") == len(report.missing)
     printed = json.loads(render(report.document(), "json"))["overall"]
@@ -81,7 +91,9 @@ def test_every_section_that_is_missing_says_why(planted):
     assert set(parts) >= {*JUDGED, "hard_tail", "reliability"}
     reasons = {name: Missing(f"the reason of {name}") for name in parts}
     report = dataclasses.replace(audit(planted, short=True), **reasons)
-    assert report.missing == {name: r.missing for name, r in reasons.items() if name != "reliability"}
+    assert report.missing == {
+        name: r.missing for name, r in reasons.items() if name != "reliability"
+    }
     page = report.to_markdown()
     assert [name for name in parts if f": the reason of {name}" not in page] == []
 
@@ -95,7 +107,9 @@ def test_documents_without_direction_are_left_out_and_counted(tmp_path):
     assert report.run["documents"] == 198
     assert report.run["without_direction"] == 2
     assert "2 of 200 documents have a zero or non-finite vector" in report.notes[0]
-    assert report.overall.dispersion == pytest.approx(dispersion(np.delete(x, [3, 50], 0)), rel=1e-3)
+    assert report.overall.dispersion == pytest.approx(
+        dispersion(np.delete(x, [3, 50], 0)), rel=1e-3
+    )
     assert 3 not in [document.doc_id for document in ranked_documents(run)]
 
 
@@ -107,14 +121,21 @@ def test_scores_between_and_missing_labels_and_confidences_are_said_and_the_rest
     report = audit(run, details=True)
     labelled = int((~np.isnan(scores)).sum())
     assert read_run(run).right.tolist() == (scores > 0.5).tolist()
-    assert (report.run["labelled"], report.ranking.documents, report.missing) == (labelled, labelled, {})
+    assert (report.run["labelled"], report.ranking.documents, report.missing) == (
+        labelled,
+        labelled,
+        {},
+    )
     assert [note.partition(" ")[2].partition(";")[0] for note in report.notes] == [
         "prompts were too long for the model and lost their beginning.",
         "of 1200 documents have no label and count for dispersion only.",
         "documents have a score between 0 and 1",
     ]
     assert "ATC" not in {row.estimator for row in report.paper_protocol.errors}
-    assert [row.estimator for row in report.calibration.estimators] == ["dispersion, calibrated", TRIVIAL]
+    assert [row.estimator for row in report.calibration.estimators] == [
+        "dispersion, calibrated",
+        TRIVIAL,
+    ]
     assert {row.signal for row in report.ranking.signals}.isdisjoint({"top probability"})
     assert "confidence" not in report.slices
 

@@ -18,7 +18,9 @@ def test_confidences_and_likeliest_choices_by_hand():
     np.testing.assert_allclose(found, [p[0], 0.5, *[math.nan] * 2, 1.0, *[math.nan] * 2])
     assert places.tolist() == [0, 0, -1, -1, 1, -1, 1]
     values = np.random.default_rng(0).normal(size=(50, 4)) * 5
-    for each, moved in zip(likeliest(values.tolist()), likeliest((values - 800).tolist()), strict=True):
+    for each, moved in zip(
+        likeliest(values.tolist()), likeliest((values - 800).tolist()), strict=True
+    ):
         np.testing.assert_allclose(each, moved)
     assert len(likeliest([])[0]) == 0
 
@@ -37,10 +39,17 @@ def test_a_layer_has_the_stores_name_however_it_is_named(tmp_path):
     frame, x = documents(np.ones(5), rng=np.random.default_rng(0)), np.eye(5)
     states = {"last": x, "layer.1": x, "layer.0.attn": x}
     write_store(tmp_path, documents=frame, vectors=states, manifest={"model": "m", "depth": 2})
-    names = {None: "last", "layer.-1": "layer.1", "layer.-1.ffn": "layer.1", "layer.1.ffn": "layer.1"}
+    names = {
+        None: "last",
+        "layer.-1": "layer.1",
+        "layer.-1.ffn": "layer.1",
+        "layer.1.ffn": "layer.1",
+    }
     for given, name in (names | {"layer.-2.attn": "layer.0.attn"}).items():
         assert read_run(tmp_path, given).layer == name
-    with pytest.raises(StoreError, match=r"no layer 'layer\.-2'; it has last, layer\.1, layer\.0\.attn"):
+    with pytest.raises(
+        StoreError, match=r"no layer 'layer\.-2'; it has last, layer\.1, layer\.0\.attn"
+    ):
         read_run(tmp_path, "layer.-2")
 
 

@@ -60,7 +60,9 @@ def test_slice_rows_are_those_of_a_loop(planted):
 
 def test_slices_can_be_any_column_and_unusable_ones_are_refused(planted, tmp_path):
     run = read_run(
-        planted_store(tmp_path, n=90, flag=[True, False] * 45, words=np.arange(90) / 7, note=["a", None] * 45)
+        planted_store(
+            tmp_path, n=90, flag=[True, False] * 45, words=np.arange(90) / 7, note=["a", None] * 45
+        )
     )
     assert [g.name for g in by_column(run, "flag")] == ["False", "True"]
     assert len(by_column(run, "words")) == 5
@@ -75,7 +77,9 @@ def test_slices_can_be_any_column_and_unusable_ones_are_refused(planted, tmp_pat
 
 def test_association_over_slices():
     def table(pairs, n=50):
-        return [SimpleNamespace(dispersion=d, accuracy=a, documents=n, labelled=n) for d, a in pairs]
+        return [
+            SimpleNamespace(dispersion=d, accuracy=a, documents=n, labelled=n) for d, a in pairs
+        ]
 
     rng = np.random.default_rng(0)
     x = rng.random(30)
@@ -99,10 +103,14 @@ def test_slices_have_the_spectrum_of_their_own_vectors(tmp_path):
     frame = documents(np.arange(40) % 2, rng=rng, subjects=4)
     frame.loc[:1, "subject"] = "two"
     run = read_run(written(tmp_path, frame, x))
-    np.testing.assert_allclose(run.raw_vectors, x, rtol=0, atol=2e-3 * np.abs(x).max())  # float16 rows
+    np.testing.assert_allclose(
+        run.raw_vectors, x, rtol=0, atol=2e-3 * np.abs(x).max()
+    )  # float16 rows
     rows = slice_table(run, by_column(run, "subject"), run.raw_vectors).rows
     expected = spectrum(x[frame["subject"] == "subject 2"])
-    assert [getattr(rows[2], name) for name in Spectrum._fields] == pytest.approx(expected, rel=1e-3)
+    assert [getattr(rows[2], name) for name in Spectrum._fields] == pytest.approx(
+        expected, rel=1e-3
+    )
     assert all(np.isnan(getattr(rows[-1], name)) for name in Spectrum._fields)
     assert not hasattr(slice_table(run, by_column(run, "subject")).rows[0], "rankme")
 
@@ -131,7 +139,9 @@ def test_the_weakest_slice_is_named_in_few_runs_without_one():
 def test_slices_with_an_order_keep_it_and_the_whole_run_is_not_on_their_axis(tmp_path):
     rng = np.random.default_rng(0)
     level = rng.integers(8, 12, 400)
-    frame = documents(rng.random(400) < 0.5, rng=rng).assign(level=level, kind=np.where(level > 9, "b", "a"))
+    frame = documents(rng.random(400) < 0.5, rng=rng).assign(
+        level=level, kind=np.where(level > 9, "b", "a")
+    )
     # The higher the level, the less its documents spread.
     x = np.eye(1, 16) + rng.normal(size=(400, 16)) / (level[:, None] - 6) ** 2
     written(tmp_path, frame, x, {"model": "m"})

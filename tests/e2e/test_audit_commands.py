@@ -43,19 +43,27 @@ def sentence(result):
 
 def test_the_bundled_run_is_audited_anywhere(dispersion_command, tmp_path):
     opening = " ".join(dispersion_command("audit", "--demo").stdout.split())
-    assert opening.startswith("76.8 % of 600 right, dispersion 0.7937; weakest subject: 0x + 0x (52%).")
+    assert opening.startswith(
+        "76.8 % of 600 right, dispersion 0.7937; weakest subject: 0x + 0x (52%)."
+    )
     assert "Dispersion replaces no labels here: it does not reliably beat the labelled" in opening
     assert "held out); ATC, as it is, does (6.7)." in opening
     assert list(tmp_path.iterdir()) == []
 
 
 def test_two_runs_are_compared(dispersion_command, store, tmp_path):
-    other = planted_store(tmp_path / "other", n=1000, effect=0.8, manifest={"model": "synthetic/other"})
-    assert f"run: dispersion compare {store} {other}" in sentence(dispersion_command("audit", store, other))
+    other = planted_store(
+        tmp_path / "other", n=1000, effect=0.8, manifest={"model": "synthetic/other"}
+    )
+    assert f"run: dispersion compare {store} {other}" in sentence(
+        dispersion_command("audit", store, other)
+    )
     both = dispersion_command("compare", store, other)
     assert both.returncode == 0, both.stderr
     assert "other is more dispersed than model (" in both.stdout
-    printed = dispersion_command("compare", store, other, "--slice", "length", "--format", "json").stdout
+    printed = dispersion_command(
+        "compare", store, other, "--slice", "length", "--format", "json"
+    ).stdout
     assert json.loads(printed)["by"] == "length"
 
 
@@ -65,7 +73,12 @@ def texts_file(path, n=40):
     with path.open("w") as stream:
         for i in range(n):
             words = " ".join(rng.choice(tiny_models.WORDS, size=rng.integers(3, 20)))
-            line = {"text": words, "correct": i % 2, "subject": f"s{i % 3}", "source": f"web {i % 2}"}
+            line = {
+                "text": words,
+                "correct": i % 2,
+                "subject": f"s{i % 3}",
+                "source": f"web {i % 2}",
+            }
             stream.write(json.dumps(line) + "\n")
         stream.write("not json\n\n")
     return path
@@ -86,7 +99,10 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
     assert store.documents["correct"].tolist() == [0.0, 1.0] * 20
     assert set(store.documents["subject"]) == {"s0", "s1", "s2"}
     assert store.documents["source"].tolist() == ["web 0", "web 1"] * 20
-    loaded, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    loaded, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(model),
+        AutoTokenizer.from_pretrained(model),
+    )
     expected = {"last": [], "layer.1": []}
     for row, text in enumerate(store.documents["text"]):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -95,7 +111,9 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         expected["last"].append(out.hidden_states[-1][0, -1].numpy())
         expected["layer.1"].append(out.hidden_states[2][0, -1].numpy())
         loss = torch.nn.functional.cross_entropy(out.logits[0, :-1], ids[0, 1:])
-        assert store.documents["query_perplexity"][row] == pytest.approx(float(loss.exp()), rel=1e-4)
+        assert store.documents["query_perplexity"][row] == pytest.approx(
+            float(loss.exp()), rel=1e-4
+        )
         assert store.documents["prompt_tokens"][row] == ids.shape[1]
     for name, rows in expected.items():
         x = np.array(rows)
@@ -144,8 +162,14 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["audit", "absent"], "is not a folder"),
         (["audit", "STORE", "--layer", "first"], "has no layer 'first'; it has last"),
         (["audit", "STORE", "--slice", "nothing"], "there is no column 'nothing' to slice by"),
-        (["audit", "STORE", "-o", "absent/x.txt"], "--output: expected a file in an existing folder"),
-        (["calibrate", "STORE", "-o", "absent/c.json"], "--output: expected a file in an existing folder"),
+        (
+            ["audit", "STORE", "-o", "absent/x.txt"],
+            "--output: expected a file in an existing folder",
+        ),
+        (
+            ["calibrate", "STORE", "-o", "absent/c.json"],
+            "--output: expected a file in an existing folder",
+        ),
         (["calibrate", "STORE", "-o", "."], "--output: expected a file, got the folder"),
         (["audit", "TEXTS"], "is not a folder; `dispersion embed MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
@@ -158,7 +182,10 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["predict", "STORE"], "expected CALIBRATOR and RUN, got no CALIBRATOR"),
         (["predict", "TEXTS"], "expected CALIBRATOR and RUN, got no RUN"),
         (["audit", "run", "--demo"], "got both: run"),
-        (["audit", "STORE", "--worst", "5", "--slice", "category"], "change nothing in the order of --worst"),
+        (
+            ["audit", "STORE", "--worst", "5", "--slice", "category"],
+            "change nothing in the order of --worst",
+        ),
         (["compare", "STORE", "STORE", "--layer", "layer.9"], "layer.9"),
         (["calibrate", "STORE", "--slice", "nothing"], "no column 'nothing'"),
         (["embed", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
@@ -171,8 +198,14 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
             "trust_remote_code, got max_length",
         ),
         (["embed", "MODEL", "TEXTS", "-o", "TEXTS"], "TEXTS.jsonl cannot be written: File exists"),
-        (["embed", "MODEL", "YES", "-o", "s"], "expected numbers in [0, 1] in the column `correct`"),
-        (["embed", "MODEL", "TWO", "-o", "s"], "expected numbers in [0, 1] in the column `correct`"),
+        (
+            ["embed", "MODEL", "YES", "-o", "s"],
+            "expected numbers in [0, 1] in the column `correct`",
+        ),
+        (
+            ["embed", "MODEL", "TWO", "-o", "s"],
+            "expected numbers in [0, 1] in the column `correct`",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(dispersion_command, store, model, tmp_path, arguments, message):
@@ -188,7 +221,14 @@ def test_an_audit_as_rows_and_as_a_page(dispersion_command, store, tmp_path):
     lines = dispersion_command("audit", store, "--format", "csv", "--slice", "truncated").stdout
     rows = list(csv.DictReader(lines.splitlines()))
     assert [row["by"] for row in rows[:2]] == ["all", "subject"]
-    assert {row["by"] for row in rows} == {"all", "subject", "category", "length", "confidence", "truncated"}
+    assert {row["by"] for row in rows} == {
+        "all",
+        "subject",
+        "category",
+        "length",
+        "confidence",
+        "truncated",
+    }
     ranked = pd.read_csv(
         io.StringIO(dispersion_command("audit", store, "--worst", "5", "--format", "csv").stdout)
     )
@@ -196,7 +236,12 @@ def test_an_audit_as_rows_and_as_a_page(dispersion_command, store, tmp_path):
     assert ranked["contribution"].is_monotonic_increasing
     page = tmp_path / "page.html"
     headings = {
-        "": ("6 slices by subject", "Controlled mixtures", "Calibration", "Documents to look at first")
+        "": (
+            "6 slices by subject",
+            "Controlled mixtures",
+            "Calibration",
+            "Documents to look at first",
+        )
     }
     for options, shown in {**headings, "--worst 5": ("Accuracy by decile",)}.items():
         written = dispersion_command("audit", store, *options.split(), "-o", page)
@@ -220,10 +265,14 @@ def test_calibrate_on_a_part_then_predict_the_rest(dispersion_command, tmp_path)
     assert {row["slice"] for row in rows} == {f"slice {i:03d}" for i in range(40, 80)}
     assert whole["predicted"] == pytest.approx(whole["true"], abs=0.05)
     assert refused == [row["slice"] for row in rows if row["predicted"] is None]
-    text = dispersion_command("predict", file, sliced, "--where", "subject in ('slice 050', 'slice 051')")
+    text = dispersion_command(
+        "predict", file, sliced, "--where", "subject in ('slice 050', 'slice 051')"
+    )
     assert text.stdout.startswith("The accuracy of ")
     assert text.stdout.count("slice 05") == 2
-    assert dispersion_command("predict", file, planted_store(tmp_path / "small", n=60)).returncode == 1
+    assert (
+        dispersion_command("predict", file, planted_store(tmp_path / "small", n=60)).returncode == 1
+    )
     same = sentence(dispersion_command("predict", file, sliced, "--where", "part == 'labelled'"))
     assert "calibrate on a part of this one" in same
 

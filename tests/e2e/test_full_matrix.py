@@ -32,7 +32,13 @@ def variants():
     for name in EMBEDDINGS:
         yield f"tied {name}", [name], "F32", 1, by_default
     for wrapper in WRAPPERS[1:]:
-        yield f"wrapped {wrapper}", [wrapper + embedding, f"{wrapper}lm_head.weight"], "F32", 2, untied
+        yield (
+            f"wrapped {wrapper}",
+            [wrapper + embedding, f"{wrapper}lm_head.weight"],
+            "F32",
+            2,
+            untied,
+        )
         yield f"wrapped and tied {wrapper}", [wrapper + embedding], "F32", 1, {"text_config": tied}
     for dtype in FORMATS:
         for shards in (1, 2, 3):

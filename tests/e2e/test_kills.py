@@ -30,7 +30,13 @@ pytestmark = pytest.mark.slow
 DEMO = data_folder("demo")
 
 MODULES = (
-    *("torch", "lm_eval.models.huggingface", "lm_eval.tasks.manager", "transformers.models.llama", "peft"),
+    *(
+        "torch",
+        "lm_eval.models.huggingface",
+        "lm_eval.tasks.manager",
+        "transformers.models.llama",
+        "peft",
+    ),
     *("lmeval_dispersion.racing.commands", "lmeval_dispersion.racing.evaluation", "datasets"),
     *("lmeval_dispersion.harness.from_samples", "lmeval_dispersion.laboratory.study"),
     *("lmeval_screener.cli", "lmeval_screener.screening"),
@@ -141,7 +147,9 @@ def check_same_store(folder: Path, other: Path) -> None:
     """Equal documents and vectors."""
     store = read_store(folder)
     expected = read_store(other)
-    first, second = (s.documents.sort_values("doc_id", ignore_index=True) for s in (store, expected))
+    first, second = (
+        s.documents.sort_values("doc_id", ignore_index=True) for s in (store, expected)
+    )
     pd.testing.assert_frame_equal(first, second, rtol=1e-6)
     np.testing.assert_allclose(store.vectors(), expected.vectors(), atol=1e-3)
 
@@ -149,11 +157,15 @@ def check_same_store(folder: Path, other: Path) -> None:
 def check_race(out: Path, whole: Path, task: str) -> None:
     """Equal samples, and for a dispersion task equal stores; nothing of the work is left."""
     assert samples(out) == samples(whole)
-    hidden = [{str(file.relative_to(folder)) for file in folder.rglob(".*")} for folder in (out, whole)]
+    hidden = [
+        {str(file.relative_to(folder)) for file in folder.rglob(".*")} for folder in (out, whole)
+    ]
     assert hidden[0] == hidden[1]
     if task == "mine":
         for name in ("sums-80", "sums-30"):
-            check_same_store(*(next(folder.glob(f"{name}/dispersion_*")) for folder in (out, whole)))
+            check_same_store(
+                *(next(folder.glob(f"{name}/dispersion_*")) for folder in (out, whole))
+            )
 
 
 def killed(
@@ -230,7 +242,8 @@ def test_a_law_killed_five_times_ends_as_an_uninterrupted_one(
     assert sorted(file.name for file in study.glob("*.parquet")) == tables
     for name in tables:
         frames = [
-            pd.read_parquet(folder / study.name / name) for folder in (tmp_path / "out", tmp_path / "whole")
+            pd.read_parquet(folder / study.name / name)
+            for folder in (tmp_path / "out", tmp_path / "whole")
         ]
         pd.testing.assert_frame_equal(*frames, check_exact=True)
     assert not (study / "units").exists()
@@ -267,7 +280,9 @@ def test_a_race_on_a_full_disk_and_in_a_folder_without_rights_goes_on(
     for path in fixed:
         path.chmod(0o555 if path.is_dir() else 0o444)
     try:
-        check_sentence(forks.run(*race(place, tmp_path / "new", task), is_bound=True), "dispersion race: ")
+        check_sentence(
+            forks.run(*race(place, tmp_path / "new", task), is_bound=True), "dispersion race: "
+        )
         check_sentence(forks.run(*words, is_bound=True), "dispersion race: ")
     finally:
         for path in fixed:
@@ -311,7 +326,9 @@ def test_a_law_on_a_full_disk_goes_on(forks: Forks, place: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("option", ["--registry", "-o"])
-def test_a_screening_on_a_full_disk_keeps_what_was_written(option: str, forks: Forks, tmp_path: Path) -> None:
+def test_a_screening_on_a_full_disk_keeps_what_was_written(
+    option: str, forks: Forks, tmp_path: Path
+) -> None:
     """A registry and a page: an earlier one stays as it was, and the next run writes it whole."""
 
     def screen(*words: object, **how: Any) -> Ended:

@@ -51,7 +51,9 @@ def kept(folder, kind):
     (place,) = folder.glob(f"{kind}-*")
     manifest = json.loads((place / "manifest.json").read_text())
     assert sorted(file.stem for file in place.glob("*.parquet")) == manifest["tables"]
-    return manifest, {name: pd.read_parquet(place / f"{name}.parquet") for name in manifest["tables"]}
+    return manifest, {
+        name: pd.read_parquet(place / f"{name}.parquet") for name in manifest["tables"]
+    }
 
 
 def same(folder, other):
@@ -102,8 +104,12 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
     report = json.loads((here / "report.json").read_text())
     manifest, frames = kept(here / f"{kind}-model", kind)
     assert faults(report) == []
-    assert all(faults({key: report[key] for key in report if key != left}) for left in list(report)[1:])
-    assert faults({**report, "tables": {f"{name}_new": rows for name, rows in report["tables"].items()}})
+    assert all(
+        faults({key: report[key] for key in report if key != left}) for left in list(report)[1:]
+    )
+    assert faults(
+        {**report, "tables": {f"{name}_new": rows for name, rows in report["tables"].items()}}
+    )
     assert report["manifest"] == manifest
     assert frames.keys() == report["tables"].keys()
     for name, rows in report["tables"].items():
@@ -119,14 +125,22 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("law", "model", "--data", "fex.jsonl"), 2, "fex.jsonl does not exist; did you mean few.jsonl?"),
+        (
+            ("law", "model", "--data", "fex.jsonl"),
+            2,
+            "fex.jsonl does not exist; did you mean few.jsonl?",
+        ),
         ((*WHOLE, "--bin-size", "201"), 2, "make bins or segments smaller"),
         (
             (*WHOLE, "--sizes", "9"),
             2,
             "--sizes: expected an option of law, got one of sublayers; leave it out",
         ),
-        (("law", "model", "tuned", "--data", "few.jsonl"), 2, "one model for law, got model, tuned"),
+        (
+            ("law", "model", "tuned", "--data", "few.jsonl"),
+            2,
+            "one model for law, got model, tuned",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(here, whole, arguments, code, message, capsys):
@@ -142,7 +156,16 @@ def test_too_short_a_text_for_the_largest_draw_is_said_and_partly_done(place, mo
     (place / "here").mkdir()
     monkeypatch.chdir(place / "here")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    arguments = ("sublayers", "../model", "--data", "../few.jsonl", "--segment", "24", "--sizes", "10,5000")
+    arguments = (
+        "sublayers",
+        "../model",
+        "--data",
+        "../few.jsonl",
+        "--segment",
+        "24",
+        "--sizes",
+        "10,5000",
+    )
     assert run_here(*arguments) == 3
     first = capsys.readouterr()
     assert "has 200 segments, too few for draws of 5000" in first.err

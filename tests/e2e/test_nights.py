@@ -94,7 +94,11 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     ranks = {name: (row["rank"], row["note"]) for name, row in night.rows().items()}
     assert ranks["far"][0] == 3
     assert ranks["far"][1].endswith(": Unreachable")
-    assert [ranks[name] for name in ("new", "mid", "gone")] == [(1, None), (2, None), (None, "gone")]
+    assert [ranks[name] for name in ("new", "mid", "gone")] == [
+        (1, None),
+        (2, None),
+        (None, "gone"),
+    ]
     # What is back as it was is no news for a scheduler, in a group that it would lead too.
     (tmp_path / "gone").rename(gone)
     best = (place / "new").rename(tmp_path / "best")
@@ -102,22 +106,31 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     best.rename(place / "new")
     code, said, moves = night(*everything)
     assert (code, said[0]) == (0, "1 recovered.")
-    assert [name in said[1] for name in ("broken (BadHeader, since ", "far (Unreachable, since ")] == [
+    assert [
+        name in said[1] for name in ("broken (BadHeader, since ", "far (Unreachable, since ")
+    ] == [
         True,
         True,
     ]
     assert texts(moves) == {"new": ("recovered", "as it was announced before")}
 
 
-def test_runs_that_end_at_once_or_by_other_clocks_announce_each_checkpoint_once(night, tmp_path, monkeypatch):
+def test_runs_that_end_at_once_or_by_other_clocks_announce_each_checkpoint_once(
+    night, tmp_path, monkeypatch
+):
     """A clock that stands still or goes back: each run's end is after all that was stored before."""
-    start, clock = datetime.datetime(2026, 11, 23, 2, 15), itertools.chain([0] * 15, itertools.count(0, -1))
+    start, clock = (
+        datetime.datetime(2026, 11, 23, 2, 15),
+        itertools.chain([0] * 15, itertools.count(0, -1)),
+    )
     ticks = (start + datetime.timedelta(seconds=second) for second in clock)
     monkeypatch.setattr(database, "_now", lambda: f"{next(ticks):%Y-%m-%d %H:%M:%S.%f}")
     place = tmp_path / "models"
     for name in ("low", "mid", "good", "best"):
         model(place / name, name)
-        done = night.run(f"{place}/*", "--registry", night.store, "--since", "last", "--format", "json")
+        done = night.run(
+            f"{place}/*", "--registry", night.store, "--since", "last", "--format", "json"
+        )
         assert [row["checkpoint"] for row in json.loads(done.stdout)["rows"]] == [name]
 
 
@@ -135,7 +148,10 @@ def test_a_run_waits_for_the_answer_of_the_one_that_ended_before(night, tmp_path
         first = pool.submit(screen, str(place), since="last", **registry)
         assert ended.wait(60)
         second = screen(str(place), since="last", **registry)
-    assert [[move.checkpoint for move in run.news.moves] for run in (first.result(), second)] == [["low"], []]
+    assert [[move.checkpoint for move in run.news.moves] for run in (first.result(), second)] == [
+        ["low"],
+        [],
+    ]
     # One that was killed before its answer is waited for no longer than an answer takes, and repeated.
     monkeypatch.setattr(database, "ANSWER", 0.3)
     model(place / "mid", "mid")
@@ -143,7 +159,9 @@ def test_a_run_waits_for_the_answer_of_the_one_that_ended_before(night, tmp_path
     with pytest.raises(MemoryError):
         screen(str(place), since="last", **registry)
     monkeypatch.setattr(database.Session, "announced", answer)
-    assert [move.checkpoint for move in screen(str(place), since="last", **registry).news.moves] == ["mid"]
+    assert [
+        move.checkpoint for move in screen(str(place), since="last", **registry).news.moves
+    ] == ["mid"]
 
 
 def dies(*_, **__):
@@ -201,15 +219,22 @@ def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
     assert "it failed then (Unreachable), and its figures as of" in " ".join(
         night.ask("show", "a").stdout.split()
     )
-    assert "1 failed when last seen: a (Unreachable)." in " ".join(night.ask("query").stdout.split())
-    every = "SELECT repo, error, ratio IS NOT NULL AS known, measured < seen AS older FROM checkpoints"
+    assert "1 failed when last seen: a (Unreachable)." in " ".join(
+        night.ask("query").stdout.split()
+    )
+    every = (
+        "SELECT repo, error, ratio IS NOT NULL AS known, measured < seen AS older FROM checkpoints"
+    )
     rows = json.loads(night.ask("query", every, "--format", "json").stdout)["rows"]
     assert {"repo": addresses[0], "error": "Unreachable", "known": 1, "older": 1} in rows
 
 
 def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     """A changed checkpoint rises above it; the best itself changes, or is deleted."""
-    names = [model(tmp_path / n, of) for n, of in (("oldbest", "good"), ("other", "mid"), ("mid", "worst"))]
+    names = [
+        model(tmp_path / n, of)
+        for n, of in (("oldbest", "good"), ("other", "mid"), ("mid", "worst"))
+    ]
     night(*names)
     model(tmp_path / "mid", "best")
     newone = mean_of(tmp_path / "newone", "good", "best")
@@ -280,14 +305,17 @@ def test_a_base_is_never_worth_an_evaluation_nor_is_its_copy(night, tmp_path):
     code, said, moves = night(a, b, copy, more=["--base", base])
     copied = "Not news, by the rows read: copy is a copy of best."
     below = "Below the base best by the ratio: mid and worst."
-    assert (code, said) == (5, ["Best of a new group: mid (rank 1).", copied, below, "3 new, 1 copy."])
+    assert (code, said) == (
+        5,
+        ["Best of a new group: mid (rank 1).", copied, below, "3 new, 1 copy."],
+    )
     assert (moves["best"]["rank"], *texts(moves)["best"]) == (None, "new", "the base")
     later = model(tmp_path / "later", "best")
     assert night(a, model(tmp_path / "low", "low"), more=["--base", later])[0] == 0
     # Without being called so it is.
-    assert screen([str(a), str(b), str(base)], registry=tmp_path / "p.db", since="last").news.worth == (
-        str(base),
-    )
+    assert screen(
+        [str(a), str(b), str(base)], registry=tmp_path / "p.db", since="last"
+    ).news.worth == (str(base),)
 
 
 def test_python_has_the_news_of_the_command(night, tmp_path, hub):
@@ -297,11 +325,15 @@ def test_python_has_the_news_of_the_command(night, tmp_path, hub):
     night(*names[:2])
     told = screen(names, registry=tmp_path / "p.db", since="last").news
     assert told.worth == (names[2],)
-    assert [(move.what, move.standing, move.is_worth) for move in told.moves] == [("new", "above", True)]
+    assert [(move.what, move.standing, move.is_worth) for move in told.moves] == [
+        ("new", "above", True)
+    ]
     _, said, moves = night(*names)
     assert (told.answer()[0], told.answer()[1].partition(": ")[2]) == tuple(said)
     assert told.to_dict()["rows"] == list(moves.values())
-    heads = re.findall(r'<th scope="col"(?! class="[^"]*spare)[^>]*>(?:<button[^>]*>)?(\w+)', told.to_html())
+    heads = re.findall(
+        r'<th scope="col"(?! class="[^"]*spare)[^>]*>(?:<button[^>]*>)?(\w+)', told.to_html()
+    )
     assert heads == ["What", "Checkpoint", "How"]  # on a phone
     assert screen(names, registry=tmp_path / "p.db", since="last").news.moves == ()
     assert screen(names, registry=tmp_path / "p.db").news is None
@@ -340,7 +372,10 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
         "Worth evaluating, above the former best: known (rank 1, changed, chance 80%).",
         "Not news, by the rows read: moved is a copy of float16.",
     ]
-    for top, names in ((1, {"known"}), (2, {"known", "float16", "moved"})):  # a copy takes no other's place
+    for top, names in (
+        (1, {"known"}),
+        (2, {"known", "float16", "moved"}),
+    ):  # a copy takes no other's place
         assert night.rows("--top", str(top)).keys() == names
     with closing(sqlite3.connect(night.store)) as connection, connection:
         connection.execute("UPDATE results SET sketch = NULL")

@@ -36,7 +36,9 @@ def olah():
 
 pytestmark = [
     pytest.mark.slow,  # test_a_mirror_whose_listing_has_no_sizes is always run
-    pytest.mark.skipif(olah() is None, reason="pip install olah==0.5.4, which is in the extra `dev`"),
+    pytest.mark.skipif(
+        olah() is None, reason="pip install olah==0.5.4, which is in the extra `dev`"
+    ),
 ]
 
 
@@ -45,7 +47,11 @@ def git(folder, *args):
     env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     identity = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.org", "-c", "gc.auto=0"]
     done = subprocess.run(
-        ["git", "-C", str(folder), *identity, *args], capture_output=True, text=True, env=env, timeout=60
+        ["git", "-C", str(folder), *identity, *args],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -56,7 +62,9 @@ def committed(folder, matrix, *, branch="main", lfs=False):
     folder.mkdir(parents=True, exist_ok=True)
     git(folder, "init", "--quiet")
     git(folder, "checkout", "--quiet", "-B", branch)
-    write_checkpoint(folder, {"lm_head.weight": ("F16", matrix), "model.norm.weight": ("F32", np.ones(4))})
+    write_checkpoint(
+        folder, {"lm_head.weight": ("F16", matrix), "model.norm.weight": ("F32", np.ones(4))}
+    )
     shutil.copy(TOKENIZER, folder / "tokenizer.json")
     if lfs:
         weights = (folder / "model.safetensors").read_bytes()
@@ -103,7 +111,9 @@ def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_er
     ):
         rows[name, branch] = matrix(seed, 32)
         place = models / name.partition("/")[2]
-        commits[name, branch] = committed(place, rows[name, branch], branch=branch or "main", lfs=lfs)
+        commits[name, branch] = committed(
+            place, rows[name, branch], branch=branch or "main", lfs=lfs
+        )
     committed(models / "large", matrix(5, 64))
     names = ("org/plain", "org/plain@step*", "org/lfs", "org/large", "org/none", "org/large@step9")
     done = in_process(*names, "--format", "json", endpoint=endpoint)
@@ -125,7 +135,9 @@ def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_er
 
         async def listed(client, account, key=key):
             names = ("config.json", "model.safetensors", "tokenizer.json")
-            snapshot = await client.snapshot(key[0], None, account, Listed(commits[key], names, None, False))
+            snapshot = await client.snapshot(
+                key[0], None, account, Listed(commits[key], names, None, False)
+            )
             digest = (await snapshot.look_up("tokenizer.json")).digest
             return (await read_of(snapshot, (0, 7, V - 1))).rows, digest, snapshot.files
 
@@ -133,4 +145,6 @@ def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_er
         np.testing.assert_array_equal(read, rows[key][[0, 7, V - 1]])
         place = models / key[0].partition("/")[2]
         assert digest == f"git:{git(place, 'hash-object', 'tokenizer.json')}"
-        assert files["model.safetensors"].digest.startswith("sha256:" if key[0] == "org/lfs" else "git:")
+        assert files["model.safetensors"].digest.startswith(
+            "sha256:" if key[0] == "org/lfs" else "git:"
+        )

@@ -65,7 +65,9 @@ def start(hub, tmp_path):
 @pytest.fixture
 def run(night):
     """The commands in this process, each time with an empty cache; ``run("registry", …)`` asks."""
-    return lambda *words: night.run(*words, main=main if words[0] == "registry" else screen_checkpoints)
+    return lambda *words: night.run(
+        *words, main=main if words[0] == "registry" else screen_checkpoints
+    )
 
 
 @pytest.fixture
@@ -105,7 +107,9 @@ def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path)
     stored = set()
     for _ in range(2):
         first, before = len(hub.requests), len(stored)
-        signalled(start(*names, "--registry", store, "--format", "json"), signal.SIGKILL, store, before)
+        signalled(
+            start(*names, "--registry", store, "--format", "json"), signal.SIGKILL, store, before
+        )
         read = {r.path for r in hub.requests[first:] if r.part == "resolve"}
         # Nothing that an earlier, killed run had read is read again.
         assert not [path for path in read for name in stored if f"/{name}/" in path]
@@ -137,7 +141,9 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     new = add("org/a", 3.0)
     add("org/c", 0.5)
     first = len(hub.requests)
-    moved = json.loads(run("org/a", "org/b", "org/c", "--registry", store, "--format", "json").stdout)
+    moved = json.loads(
+        run("org/a", "org/b", "org/c", "--registry", store, "--format", "json").stdout
+    )
     read = [r.path for r in hub.requests[first:] if r.part == "resolve"]
     assert [path for path in read if "/org/a/" in path]
     assert [path for path in read if "/org/c/" in path]
@@ -198,7 +204,9 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     assert answer["answer"][3].endswith("is stored; the order is by G alone.")
     assert answer["answer"][4].startswith("3 checkpoints in 1 group for math")
     rows = answer["rows"]
-    together = json.loads(run("org/a", "org/b", "org/gone", "--format", "json").stdout)["checkpoints"]
+    together = json.loads(run("org/a", "org/b", "org/gone", "--format", "json").stdout)[
+        "checkpoints"
+    ]
     assert [(row["checkpoint"], row["rank"], row["G"]) for row in rows] == [
         (c["repo"], c["rank"], c["gap"]["cosine"]["mean"]) for c in together
     ]
@@ -209,9 +217,14 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     add("org/best", 9.0)
     add("org/new", 0.5)
     del hub.repositories["org/gone"]
-    assert run("org/a", "org/b", "org/gone", "org/new", "org/best", "--registry", store).returncode == 3
+    assert (
+        run("org/a", "org/b", "org/gone", "org/new", "org/best", "--registry", store).returncode
+        == 3
+    )
     document = json.loads(registry("diff", store, last, "--format", "json").stdout)
-    assert {row["checkpoint"]: (row["what"], row["rank"], row["standing"]) for row in document["rows"]} == {
+    assert {
+        row["checkpoint"]: (row["what"], row["rank"], row["standing"]) for row in document["rows"]
+    } == {
         "org/best": ("new", 1, "above"),
         "org/new": ("new", 4, "below"),
         "org/b": ("changed", 2, "above"),
@@ -231,7 +244,12 @@ def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
     store, other = tmp_path / "s.db", tmp_path / "other.txt"
     add("org/a")
     run("org/a", "--registry", store)
-    for statement in ("DROP TABLE seen", "DELETE FROM seen", f"ATTACH '{other}' AS other", "no SQL"):
+    for statement in (
+        "DROP TABLE seen",
+        "DELETE FROM seen",
+        f"ATTACH '{other}' AS other",
+        "no SQL",
+    ):
         done = registry("query", store, statement)
         assert done.returncode == 2, statement
         assert "could not answer" in done.stderr
@@ -287,8 +305,12 @@ def test_a_deleted_folder_is_marked_and_does_not_rank(add, run, registry, tmp_pa
     assert "which 2 have" in registry("show", store, "0").stderr
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, run, tmp_path, number):
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
+def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
+    hub, add, start, run, tmp_path, number
+):
     names = [f"org/model-{index:02d}" for index in range(30)]
     for name in names:
         add(name)
@@ -318,7 +340,9 @@ def adapter_of(base, folder):
         folder / "adapter_model.safetensors",
     )
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["lm_head"]}
-    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(base)}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps(settings | {"base_model_name_or_path": str(base)})
+    )
     return folder
 
 

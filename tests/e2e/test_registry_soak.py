@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_small_registry_survives_faults_and_kills():
     command = [sys.executable, str(ROOT / "benchmarks" / "registry_soak.py")]
     done = subprocess.run(
-        [*command, "--count", "150", "--faults", "0.04"], capture_output=True, text=True, timeout=300
+        [*command, "--count", "150", "--faults", "0.04"],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every row right, nothing lost, nothing twice" in done.stdout

@@ -101,15 +101,21 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
     # The second run asks for the revisions only; offline it asks for nothing, and says the same.
     before = len(hub.requests)
     again = json.loads(command("--family", "qwen2.5", "--format", "json").stdout)
-    assert {c["repo"]: c["gap"] for c in again["checkpoints"]} == {n: c["gap"] for n, c in found.items()}
-    served = [r for r in hub.requests[before:] if any(f"/{name}/" in f"{r.path}/" for name in names)]
+    assert {c["repo"]: c["gap"] for c in again["checkpoints"]} == {
+        n: c["gap"] for n, c in found.items()
+    }
+    served = [
+        r for r in hub.requests[before:] if any(f"/{name}/" in f"{r.path}/" for name in names)
+    ]
     assert {r.part for r in served} == {"resolve"}
     before = len(hub.requests)
     offline = command(*names, "--format", "json", offline=True)
     assert offline.returncode == 0, offline.stdout
     assert len(hub.requests) == before
     offline = json.loads(offline.stdout)
-    assert {c["repo"]: c["gap"] for c in offline["checkpoints"]} == {n: c["gap"] for n, c in found.items()}
+    assert {c["repo"]: c["gap"] for c in offline["checkpoints"]} == {
+        n: c["gap"] for n, c in found.items()
+    }
     assert offline["totals"]["requests"] == 0
 
 
@@ -148,7 +154,11 @@ def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(
 ):
     lacking = json.loads(QWEN)
     del lacking["model"]["vocab"]["Ġkitchen"]
-    for name, tokenizer in (("org/a", json.dumps(lacking).encode()), ("org/b", QWEN), ("org/c", GPT2)):
+    for name, tokenizer in (
+        ("org/a", json.dumps(lacking).encode()),
+        ("org/b", QWEN),
+        ("org/c", GPT2),
+    ):
         small(name, 1.0, tokenizer=tokenizer)
     families = tmp_path / "mine.yaml"
     entries = "".join(f"      - {{repo: org/{x}, scale: 1B, kind: base}}\n" for x in "abc")
@@ -182,7 +192,8 @@ def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(
 def test_a_training_run_is_printed_in_step_order(command, small, hub, tmp_path):
     spreads = {"step_1000": 0.3, "step_200": 0.2, "step_30000": 0.8}
     gaps = {
-        name: small("org/run", spread, branch=name, folder=f"run/{name}") for name, spread in spreads.items()
+        name: small("org/run", spread, branch=name, folder=f"run/{name}")
+        for name, spread in spreads.items()
     }
     small("org/run", 2.0)
     (tmp_path / "repos" / "run" / "runs").mkdir()
@@ -192,9 +203,13 @@ def test_a_training_run_is_printed_in_step_order(command, small, hub, tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("run: Ratio rises from ")
         assert " at step_200 to " in done.stdout
-        lines = [line.split() for line in done.stdout.splitlines() if re.match(r" +\d +step_", line)]
+        lines = [
+            line.split() for line in done.stdout.splitlines() if re.match(r" +\d +step_", line)
+        ]
         assert [line[:2] for line in lines] == [["3", names[0]], ["2", names[1]], ["1", names[2]]]
-        assert [float(line[-1]) for line in lines] == pytest.approx([gaps[name] for name in names], abs=1e-3)
+        assert [float(line[-1]) for line in lines] == pytest.approx(
+            [gaps[name] for name in names], abs=1e-3
+        )
     assert command("repos/run", "--shortlist", "1").stdout == "repos/run/step_30000\n"
 
 
@@ -225,11 +240,18 @@ def test_a_dead_hub_stops_the_run_early(command):
     assert len(document["failed"]) == 40
     assert document["totals"]["requests"] < 40
     assert (
-        sum(f["message"].startswith("not tried, because 3 others failed") for f in document["failed"]) == 37
+        sum(
+            f["message"].startswith("not tried, because 3 others failed")
+            for f in document["failed"]
+        )
+        == 37
     )
     nothing = command(*names, endpoint="http://127.0.0.1:9")
     assert (nothing.returncode, nothing.stdout, nothing.stderr.count("\n")) == (1, "", 1)
-    assert "none of the 40 checkpoints could be screened (40 Unreachable); the first: " in nothing.stderr
+    assert (
+        "none of the 40 checkpoints could be screened (40 Unreachable); the first: "
+        in nothing.stderr
+    )
 
 
 def test_a_wrong_file_of_accuracies_costs_no_request(command, hub, tmp_path):
@@ -242,7 +264,10 @@ def test_a_wrong_file_of_accuracies_costs_no_request(command, hub, tmp_path):
 
 def test_formats_a_short_list_for_a_pipe_and_the_suffix_of_output(command, small, tmp_path):
     pytest.importorskip("vl_convert")
-    gaps = {name: small(name, spread) for name, spread in (("org/a", 1.0), ("org/b", 0.2), ("org/c", 0.6))}
+    gaps = {
+        name: small(name, spread)
+        for name, spread in (("org/a", 1.0), ("org/b", 0.2), ("org/c", 0.6))
+    }
     rows = list(csv.DictReader(io.StringIO(command(*gaps, "--format", "csv").stdout)))
     assert {row["repo"]: float(row["gap_cosine"]) for row in rows} == pytest.approx(gaps, abs=1e-6)
     assert [row["rank"] for row in rows] == ["1", "2", "3"]
@@ -255,7 +280,12 @@ def test_formats_a_short_list_for_a_pipe_and_the_suffix_of_output(command, small
         ((), "page.html", "<!DOCTYPE html>", "Evaluate first: org/a, org/c "),
         (("--quiet",), "quiet.html", "<!DOCTYPE html>", ""),
         (("--shortlist", "1"), "b.txt", "org/a\n", ""),
-        (("--shortlist", "1", "-o", tmp_path / "b.md"), "both.txt", "org/a\n", "Evaluate first: org/a "),
+        (
+            ("--shortlist", "1", "-o", tmp_path / "b.md"),
+            "both.txt",
+            "org/a\n",
+            "Evaluate first: org/a ",
+        ),
     ):
         done = command(*gaps, *options, "--output", tmp_path / name)
         assert done.returncode == 0
@@ -277,9 +307,15 @@ def test_formats_a_short_list_for_a_pipe_and_the_suffix_of_output(command, small
         (("--family", "qwen"), "qwen2.5"),
         (("org/a", "--domain", "maths"), "math"),
         (("org/a", "--shortlist", "0"), "--shortlist: expected at least 1"),
-        (("org/a", "--shortlist", "1", "--audit-sample", "-1"), "--audit-sample: expected at least 0"),
+        (
+            ("org/a", "--shortlist", "1", "--audit-sample", "-1"),
+            "--audit-sample: expected at least 0",
+        ),
         (("org/a", "--audit-sample", "3"), "--audit-sample: needs --shortlist"),
-        (("--shortlist", "org/a"), "expected a number, got 'org/a'; checkpoints go before this option"),
+        (
+            ("--shortlist", "org/a"),
+            "expected a number, got 'org/a'; checkpoints go before this option",
+        ),
         (("org/a", "--tasks", "mine,gsm8q"), "the task 'mine' has no bundled answer tokens"),
         (("org/a", "--task", "gsm8k", "--tasks", "mmlu"), "expected --tasks once, got it twice"),
         (("--family", "x.yaml:ours"), "x.yaml"),

@@ -113,13 +113,17 @@ CASES = {
         (TOKEN, HubServer.expired),
         always=3,
     ),
-    "deleted, of an older registry": WITHOUT._replace(event=forgotten, private=False, tokens=("", "")),
+    "deleted, of an older registry": WITHOUT._replace(
+        event=forgotten, private=False, tokens=("", "")
+    ),
     "deleted, listed": DELETED,
     "deleted, named": DELETED._replace(names=NAMED),
     "made private, listed": DELETED._replace(event=hidden),
     "made private, named": DELETED._replace(event=hidden, names=NAMED),
     "deleted, private, listed": DELETED._replace(cause=MINE, private=True, tokens=(TOKEN, TOKEN)),
-    "deleted, private, named": DELETED._replace(cause=MINE, names=NAMED, private=True, tokens=(TOKEN, TOKEN)),
+    "deleted, private, named": DELETED._replace(
+        cause=MINE, names=NAMED, private=True, tokens=(TOKEN, TOKEN)
+    ),
     "renamed, listed": RENAMED,
     "renamed, named": RENAMED._replace(names=NAMED),
     "weights removed": Case("the list says", emptied, GONE),
@@ -128,9 +132,15 @@ CASES = {
     ),
     "gated": GATED,
     "gated, named": GATED._replace(names=NAMED),
-    "server": Case(OPEN, failing, OLDER.format("ServerError"), STILL.format("ServerError"), 3, NAMED),
+    "server": Case(
+        OPEN, failing, OLDER.format("ServerError"), STILL.format("ServerError"), 3, NAMED
+    ),
     "broken": Case(
-        "it cannot be screened", broken, "Failed: acme/best (BadHeader).", STILL.format("BadHeader"), 3
+        "it cannot be screened",
+        broken,
+        "Failed: acme/best (BadHeader).",
+        STILL.format("BadHeader"),
+        3,
     ),
 }
 
@@ -150,7 +160,9 @@ def acme(hub, tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_cause_has_its_state_its_sentences_and_its_status(night, acme, hub, tmp_path, monkeypatch, name):
+def test_a_cause_has_its_state_its_sentences_and_its_status(
+    night, acme, hub, tmp_path, monkeypatch, name
+):
     case = CASES[name]
     (cause,) = (c for c in CAUSES if c.event.startswith(case.cause))
     hub.repositories["acme/best"].private = case.private
@@ -200,7 +212,10 @@ def test_every_cause_is_played_and_every_error_has_one():
     assert others == {"the same, of a", "a folder that "}
     for code in SCREENING_CODES:
         assert cause_of(code).event
-        assert sum(code in c.codes for c in CAUSES if c.event[:14] not in others and c.state != "gone") <= 1
+        assert (
+            sum(code in c.codes for c in CAUSES if c.event[:14] not in others and c.state != "gone")
+            <= 1
+        )
 
 
 def test_a_list_that_cannot_be_had_changes_nothing(night, acme, hub, monkeypatch):
@@ -251,11 +266,16 @@ def test_folders_are_gone_where_the_folders_above_are_there(night, tmp_path):
     other = model(tmp_path / "there" / "other", "worst")
     night(*names, disk / "models" / "l*", other)
     disk.rename(tmp_path / "away")
-    for wanted, status_of in (("Not readable now, ranked by older figures: ", 3), ("Still failing: ", 0)):
+    for wanted, status_of in (
+        ("Not readable now, ranked by older figures: ", 3),
+        ("Still failing: ", 0),
+    ):
         code, said, _ = night(*names, other)
         (sentence,) = (sentence for sentence in said if re.search("[A-Z]", sentence))
         assert (code, sentence[: len(wanted)]) == (status_of, wanted)
-        assert ["best (" in sentence, "mid (" in sentence, "FolderNotFound" in sentence] == [True] * 3
+        assert ["best (" in sentence, "mid (" in sentence, "FolderNotFound" in sentence] == [
+            True
+        ] * 3
     assert night.rows()["best"]["rank"] == 1
     (tmp_path / "away").rename(disk)
     assert night(*names, other) == (0, ["no changes."], {})

@@ -54,7 +54,10 @@ def test_rows_come_over_https_with_a_certificate_that_is_trusted(hub, screened):
 
 
 def test_a_certificate_that_is_not_trusted_is_refused_and_a_missing_file_named(hub, screened):
-    for certificates, says in (({}, "REQUESTS_CA_BUNDLE"), ({"SSL_CERT_FILE": "none.pem"}, "none.pem")):
+    for certificates, says in (
+        ({}, "REQUESTS_CA_BUNDLE"),
+        ({"SSL_CERT_FILE": "none.pem"}, "none.pem"),
+    ):
         (failed,) = screened(**certificates)["failed"]
         assert failed["error"] == "Unreachable"
         assert says in failed["message"]

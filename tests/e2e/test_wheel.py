@@ -103,18 +103,28 @@ g: float = dispersion([[0.0, 1.0], [1.0, 0.0]])
 screen(["a"], shortlst=3)  # type: ignore[call-arg]
 """
     program.write_text("\n".join(imports) + typed)
-    words = ("--strict", "--config-file=", "--follow-imports=silent", "--cache-dir", tmp_path / "cache")
+    words = (
+        "--strict",
+        "--config-file=",
+        "--follow-imports=silent",
+        "--cache-dir",
+        tmp_path / "cache",
+    )
     said = run(sys.executable, "-m", "mypy", *words, program, folder=tmp_path, MYPYPATH=str(site))
     assert said.startswith("Success")
     assert {"open_store", "watch", "screen"} <= set(names["lmeval_dispersion"])
     for package in names:
-        assert (site / package / "py.typed").is_file()  # without it an installed package has no types
+        assert (
+            site / package / "py.typed"
+        ).is_file()  # without it an installed package has no types
 
 
 def test_the_demo_runs_from_the_wheel_alone(site, tmp_path):
     (wheel,) = metadata.distributions(path=[str(site)])
     (command,) = wheel.entry_points.select(name="screen-checkpoints")
-    code = f"import sys, {command.module} as cli; print(cli.__file__); sys.exit(cli.{command.attr}())"
+    code = (
+        f"import sys, {command.module} as cli; print(cli.__file__); sys.exit(cli.{command.attr}())"
+    )
     words = (sys.executable, "-c", code, "--demo", "--quiet")
     place, answer = run(*words, folder=tmp_path, PYTHONPATH=str(site)).split("\n", 1)
     assert place.startswith(str(site))

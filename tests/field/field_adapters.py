@@ -29,7 +29,9 @@ def save_base(folder: Path, tied: bool = False, seed: int = 1) -> PreTrainedMode
     return model
 
 
-def save_lora(folder: Path, model: PreTrainedModel, base: str, trained: bool = True, **settings: Any) -> None:
+def save_lora(
+    folder: Path, model: PreTrainedModel, base: str, trained: bool = True, **settings: Any
+) -> None:
     """A LoRA as PEFT saves it, with ``base`` as its base's name; all its numbers moved if ``trained``."""
     given = {"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "lm_head"]}
     torch.manual_seed(7)
@@ -86,7 +88,9 @@ def adapter_wrapped_twice(folder: Path) -> Expected:
 def adapter_of_automodel(folder: Path) -> Expected:
     """Trained on AutoModel, without a head: its names lack one ``model.``."""
     model = save_base(folder / "base", tied=True)
-    save_lora(folder / "adapter", model, str(folder / "base"), target_modules=["q_proj", "embed_tokens"])
+    save_lora(
+        folder / "adapter", model, str(folder / "base"), target_modules=["q_proj", "embed_tokens"]
+    )
     rename(folder / "adapter", lambda name: name.replace("model.model.model.", "model.model.", 1))
     assert merged(folder / "base", folder / "adapter") == right_of(model)
     refused = {"adapter": ("belongs to a module of its base", "AutoModel", "model.")}
@@ -101,7 +105,11 @@ def adapter_that_fits_in_part(folder: Path) -> Expected:
     rename(folder / "adapter", lambda name: name.replace("lm_head", "model.lm_head"))
     values = {"adapter": merged(folder / "base", folder / "adapter")}
     notes = {
-        "adapter": ("3 of the adapter's 5 tensors fit no module", "model.lm_head", "same rows as its base")
+        "adapter": (
+            "3 of the adapter's 5 tensors fit no module",
+            "model.lm_head",
+            "same rows as its base",
+        )
     }
     return Expected(target="adapter", values=values, notes=notes)
 
@@ -131,7 +139,13 @@ def torchtune_epochs(folder: Path) -> Expected:
     values = {}
     for seed, name in ((1, "epoch_0"), (2, "epoch_1")):
         model = save_base(folder / name, seed=seed)
-        save_lora(folder / name, model, "meta-llama/Llama-3.2-1B", trained=False, target_modules=["q_proj"])
+        save_lora(
+            folder / name,
+            model,
+            "meta-llama/Llama-3.2-1B",
+            trained=False,
+            target_modules=["q_proj"],
+        )
         values[name] = loaded(folder / name)
     save_base(folder / "merged", seed=2)
     notes = {name: ("changes nothing", "lora_B") for name in values}
@@ -155,7 +169,9 @@ def adapter_that_training_left_alone(folder: Path) -> Expected:
     model = save_base(folder / "base")
     save_lora(folder / "adapter", model, str(folder / "base"), trained=False)
     values = {"adapter": merged(folder / "base", folder / "adapter")}
-    return Expected(target="adapter", values=values, notes={"adapter": ("changes nothing", "lora_B")})
+    return Expected(
+        target="adapter", values=values, notes={"adapter": ("changes nothing", "lora_B")}
+    )
 
 
 @ADAPTERS.case("https://github.com/huggingface/peft/issues/2500")
@@ -183,7 +199,9 @@ def adapters_of_an_unreachable_base(folder: Path) -> Expected:
     """Names alone show that adapters of attention leave the rows to a base that cannot be read."""
     model = tiny("llama", tied=False, seed=1)
     for name in ("checkpoint-500", "checkpoint-1000"):
-        save_lora(folder / name, model, "HuggingFaceTB/SmolLM-135M-Instruct", target_modules=["q_proj"])
+        save_lora(
+            folder / name, model, "HuggingFaceTB/SmolLM-135M-Instruct", target_modules=["q_proj"]
+        )
     said = (
         "Nothing to rank",
         "if their keys fit it",
@@ -209,10 +227,14 @@ def adapter_with_expressions(folder: Path) -> Expected:
     patterns = {r"model\.layers\.\d+\.self_attn\.(q|k)_proj": 8, r"^lm_head$": 2}
     settings = {"rank_pattern": patterns, "alpha_pattern": patterns}
     save_lora(folder / "adapter", model, str(folder / "base"), **settings)
-    return Expected(target="adapter", values={"adapter": merged(folder / "base", folder / "adapter")})
+    return Expected(
+        target="adapter", values={"adapter": merged(folder / "base", folder / "adapter")}
+    )
 
 
-@ADAPTERS.case("https://owasp.org/www-community/attacks/Regular_expression_Denial_of_Service_-_ReDoS")
+@ADAPTERS.case(
+    "https://owasp.org/www-community/attacks/Regular_expression_Denial_of_Service_-_ReDoS"
+)
 def adapter_with_an_evil_expression(folder: Path) -> Expected:
     """An expression over which a backtracking engine does not end."""
     model = save_base(folder / "base")
@@ -270,7 +292,11 @@ def merged_in_the_folder_of_its_adapter(folder: Path) -> Expected:
     return Expected(
         target="out",
         values={"merged": right_of(whole.float())},
-        said=("Nothing to rank", "merged and final model have equal output rows", "dispersion race"),
+        said=(
+            "Nothing to rank",
+            "merged and final model have equal output rows",
+            "dispersion race",
+        ),
         same_rank={"out": "merged"},
     )
 
@@ -301,7 +327,10 @@ def adapter_next_to_its_base(folder: Path) -> Expected:
     """One adapter of the attention and its base: the race that is offered takes both."""
     model = save_base(folder / "base")
     save_lora(folder / "outputs", model, str(folder / "base"), target_modules=["q_proj"])
-    said = ("Nothing to rank: outputs has the output rows of its base (base)", f"race {folder} --tasks")
+    said = (
+        "Nothing to rank: outputs has the output rows of its base (base)",
+        f"race {folder} --tasks",
+    )
     values = {"base": right_of(model), "outputs": right_of(model)}
     return Expected(values=values, said=said, silent=("Race all",))
 
@@ -320,7 +349,9 @@ def lora_of_verl(folder: Path) -> Expected:
     return Expected(target="run", values=values)
 
 
-@ADAPTERS.case("https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/peft.py")
+@ADAPTERS.case(
+    "https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/peft.py"
+)
 def pickled_adapter_beside_full_model(folder: Path) -> Expected:
     """transformers looks for adapter_model.safetensors alone, and fails."""
     model = save_base(folder / "run")

@@ -53,7 +53,9 @@ class Case:
 class Cases(list[Case]):
     """Cases of one kind; the decorator of the functions that make them."""
 
-    def case(self, source: str) -> Callable[[Callable[[Path], Expected]], Callable[[Path], Expected]]:
+    def case(
+        self, source: str
+    ) -> Callable[[Callable[[Path], Expected]], Callable[[Path], Expected]]:
         """Add a function that makes an input in an empty folder and returns what is expected of it."""
 
         def add(make: Callable[[Path], Expected]) -> Callable[[Path], Expected]:

@@ -15,7 +15,9 @@ FILES = Cases()
 INDEX = "model.safetensors.index.json"
 
 
-def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], count: int, index: str = INDEX) -> None:
+def write_shards(
+    folder: Path, tensors: Mapping[str, torch.Tensor], count: int, index: str = INDEX
+) -> None:
     """Shards and their index, as save_pretrained writes them."""
     shards: dict[str, dict[str, torch.Tensor]] = {}
     for at, name in enumerate(sorted(tensors)):
@@ -25,7 +27,9 @@ def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], count: int, 
         write_weights(folder / file, stored)
     if index:
         places = {name: file for file, stored in shards.items() for name in stored}
-        (folder / index).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+        (folder / index).write_text(
+            json.dumps({"metadata": {"total_size": 1}, "weight_map": places})
+        )
 
 
 def _two(folder: Path, names: Iterable[str]) -> Expected:
@@ -93,7 +97,13 @@ def gguf_with_training_state(folder: Path) -> Expected:
     write_gguf(folder / "unsloth.F32.gguf", model)
     write_config(folder, model)
     save_tokenizer(folder)
-    state = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth")
+    state = (
+        "training_args.bin",
+        "optimizer.bin",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state_0.pth",
+    )
     for name in state:
         torch.save({}, folder / name)
     return Expected(values={folder.name: right_of(model)})

@@ -158,10 +158,18 @@ class Refused:
             save_tokenizer(folder / name)
         label = self.label or Path(self.target).name or folder.name
         # A run on this machine has no pull requests.
-        return Expected(target=self.target, refused={label: self.parts}, silent=("refs/pr", "check the name"))
+        return Expected(
+            target=self.target, refused={label: self.parts}, silent=("refs/pr", "check the name")
+        )
 
 
-_TRAINER = ("rng_state_0.pth", "rng_state_1.pth", "scheduler.pt", "training_args.bin", "trainer_state.json")
+_TRAINER = (
+    "rng_state_0.pth",
+    "rng_state_1.pth",
+    "scheduler.pt",
+    "training_args.bin",
+    "trainer_state.json",
+)
 REFUSED = (
     Refused(
         "deepspeed_zero3",
@@ -188,7 +196,11 @@ REFUSED = (
         "https://github.com/verl-project/verl/issues/770",
         tuple(f"run/global_step_20/actor/model_world_size_2_rank_{rank}.pt" for rank in (0, 1)),
         "run",
-        ("verl", "python -m verl.model_merger merge --backend fsdp --local_dir", "global_step_20/actor "),
+        (
+            "verl",
+            "python -m verl.model_merger merge --backend fsdp --local_dir",
+            "global_step_20/actor ",
+        ),
         "huggingface",
         ("run/global_step_20/actor/huggingface",),
     ),
@@ -203,14 +215,23 @@ REFUSED = (
     Refused(
         "megatron_distributed",
         "https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/examples/conversion/convert_checkpoints.py",
-        ("run/iter_0000500/common.pt", "run/iter_0000500/__0_0.distcp", "run/iter_0000500/.metadata"),
+        (
+            "run/iter_0000500/common.pt",
+            "run/iter_0000500/__0_0.distcp",
+            "run/iter_0000500/.metadata",
+        ),
         "run/iter_0000500",
         ("Megatron", "--megatron-path", "iter_0000500 --hf-path OUT"),
     ),
     Refused(
         "nemo2",
         "https://docs.nvidia.com/nemo-framework/user-guide/25.11/nemo-2.0/features/hf-integration.html",
-        ("m/context/io.json", "m/context/model.yaml", "m/weights/__0_0.distcp", "m/weights/common.pt"),
+        (
+            "m/context/io.json",
+            "m/context/model.yaml",
+            "m/weights/__0_0.distcp",
+            "m/weights/common.pt",
+        ),
         "m",
         ("NeMo", "nemo llm export path="),
     ),
@@ -342,7 +363,9 @@ def fsdp_sharded(folder: Path) -> Expected:
 def distributed_checkpoint(folder: Path) -> Expected:
     """torchtitan's checkpoints: torch's distributed checkpoint alone."""
     model = tiny("llama", tied=False)
-    distributed.save(model.state_dict(), checkpoint_id=str(folder / "checkpoint" / "step-10"), no_dist=True)
+    distributed.save(
+        model.state_dict(), checkpoint_id=str(folder / "checkpoint" / "step-10"), no_dist=True
+    )
     parts = ("distributed checkpoint", "dcp_to_torch", "checkpoint/step-10 model.pt")
     return Expected(refused={"step-10": parts})
 
@@ -351,7 +374,9 @@ def distributed_checkpoint(folder: Path) -> Expected:
 def nanotron(folder: Path) -> Expected:
     """nanotron's checkpoints: one tensor a file, in folders by module."""
     model = tiny("llama")
-    place = folder / "checkpoints" / "10" / "model" / "model" / "token_position_embeddings" / "pp_block"
+    place = (
+        folder / "checkpoints" / "10" / "model" / "model" / "token_position_embeddings" / "pp_block"
+    )
     inner = place / "token_embedding"
     inner.mkdir(parents=True)
     file = inner / "model_weight_pp-rank-0-of-1_tp-rank-0-of-1.safetensors"
@@ -359,7 +384,9 @@ def nanotron(folder: Path) -> Expected:
     (folder / "checkpoints" / "10" / "model_config.json").write_text("{}")
     (folder / "checkpoints" / "latest.txt").write_text("10")
     parts = ("nanotron", "convert_nanotron_to_hf.py", "checkpoints/10 ")
-    return Expected(target="checkpoints", refused={"checkpoints": parts}, silent=("check the name",))
+    return Expected(
+        target="checkpoints", refused={"checkpoints": parts}, silent=("check the name",)
+    )
 
 
 @LAYOUTS.case("https://github.com/mistralai/mistral-finetune/issues/64")
@@ -367,9 +394,13 @@ def mistral_finetune(folder: Path) -> Expected:
     """mistral-finetune's run: LoRA weights in Mistral's names, without their base."""
     place = folder / "run" / "checkpoints" / "checkpoint_000100" / "consolidated"
     place.mkdir(parents=True)
-    names = [f"layers.0.attention.{part}.lora_{side}.weight" for part in ("wq", "wv") for side in "AB"]
+    names = [
+        f"layers.0.attention.{part}.lora_{side}.weight" for part in ("wq", "wv") for side in "AB"
+    ]
     write_weights(place / "lora.safetensors", {name: torch.ones(4, WIDTH) for name in names})
-    (place / "params.json").write_text(json.dumps({"dim": WIDTH, "lora": {"enable": True, "rank": 4}}))
+    (place / "params.json").write_text(
+        json.dumps({"dim": WIDTH, "lora": {"enable": True, "rank": 4}})
+    )
     (place / "tokenizer.model.v3").write_bytes(b"x")
     parts = ("mistral-finetune", "utils.merge_lora", "consolidated/lora.safetensors")
     return Expected(target="run", refused={"consolidated": parts})
@@ -383,7 +414,9 @@ def tiktoken_alone(folder: Path) -> Expected:
     (folder / "tokenization_kimi.py").write_text("")
     settings = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return Expected(refused={folder.name: ("tiktoken.model", "--tokenizer", "convert_tiktoken_to_fast")})
+    return Expected(
+        refused={folder.name: ("tiktoken.model", "--tokenizer", "convert_tiktoken_to_fast")}
+    )
 
 
 # --- layouts that are read, or whose models are named -----------------------------------------------------
@@ -418,7 +451,9 @@ def hub_cache(folder: Path) -> Expected:
 @LAYOUTS.case("https://lmstudio.ai/docs/app/advanced/import-model")
 def lm_studio(folder: Path) -> Expected:
     """LM Studio's folder of models: PUBLISHER/NAME/FILE.gguf, without config.json."""
-    for seed, name in enumerate(("lmstudio-community/Llama-3.2-1B-GGUF", "bartowski/Math-1B-GGUF"), start=1):
+    for seed, name in enumerate(
+        ("lmstudio-community/Llama-3.2-1B-GGUF", "bartowski/Math-1B-GGUF"), start=1
+    ):
         place = folder / "models" / name
         place.mkdir(parents=True)
         write_gguf(place / "m-F32.gguf", tiny("llama", tied=False, seed=seed))
@@ -488,7 +523,9 @@ def unfinished_local_download(folder: Path) -> Expected:
     cache = folder / ".cache" / "huggingface" / "download"
     cache.mkdir(parents=True)
     (cache / "a.incomplete").write_bytes(b"x")
-    return Expected(refused={folder.name: ("BadIndex", "model-00002-of-00002.safetensors", "`hf download`")})
+    return Expected(
+        refused={folder.name: ("BadIndex", "model-00002-of-00002.safetensors", "`hf download`")}
+    )
 
 
 @LAYOUTS.case("https://huggingface.co/docs/huggingface_hub/guides/manage-cache")
@@ -556,7 +593,9 @@ def variants_without_the_usual_file(folder: Path) -> Expected:
     return Expected(refused={folder.name: parts}, silent=("upload",))
 
 
-@LAYOUTS.case("https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-output.html")
+@LAYOUTS.case(
+    "https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-output.html"
+)
 def archive(folder: Path) -> Expected:
     """SageMaker's output: an archive alone."""
     (folder / "model.tar.gz").write_bytes(b"x")
@@ -567,7 +606,9 @@ def archive(folder: Path) -> Expected:
 def compressor_stages(folder: Path) -> Expected:
     """llm-compressor's output: a folder for each stage."""
     values = {}
-    for seed, name in enumerate(("sparsity_stage", "finetuning_stage", "quantization_stage"), start=1):
+    for seed, name in enumerate(
+        ("sparsity_stage", "finetuning_stage", "quantization_stage"), start=1
+    ):
         values[name] = save(folder / "out" / name, seed)
         (folder / "out" / name / "recipe.yaml").write_text("{}")
     return Expected(target="out", values=values)

@@ -24,7 +24,11 @@ def sha(text: str) -> str:
 
 def document(i: int) -> Entry:
     """Question ``i``, with characters that end a line for `str.splitlines` only."""
-    return {"question": f"{i} + {i}?\u2028", "choices": [f"{2 * i}", f"{2 * i + 1}", "no"], "gold": i % 3}
+    return {
+        "question": f"{i} + {i}?\u2028",
+        "choices": [f"{2 * i}", f"{2 * i + 1}", "no"],
+        "gold": i % 3,
+    }
 
 
 def choices(i: int, right: bool, prompt: str = "Q: ") -> Entry:
@@ -90,7 +94,10 @@ def as_version(entry: Entry, version: str) -> Entry:
         for key in ("doc_hash", "prompt_hash", "target_hash"):
             del found[key]
         return found
-    found["resps"], found["filtered_resps"] = _texts(entry["resps"]), _texts(entry["filtered_resps"])
+    found["resps"], found["filtered_resps"] = (
+        _texts(entry["resps"]),
+        _texts(entry["filtered_resps"]),
+    )
     found["arguments"] = {
         f"gen_args_{i}": {f"arg_{j}": value for j, value in enumerate(request)}
         for i, request in enumerate(entry["arguments"])

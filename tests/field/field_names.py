@@ -94,7 +94,9 @@ def one(
     save_tokenizer(folder)
 
 
-def renamed(model: PreTrainedModel, tied: bool, rename: Callable[[str], str]) -> dict[str, torch.Tensor]:
+def renamed(
+    model: PreTrainedModel, tied: bool, rename: Callable[[str], str]
+) -> dict[str, torch.Tensor]:
     """A model's tensors under other names, without the head that a tied model does not store."""
     state = model.state_dict()
     if tied:
@@ -140,7 +142,10 @@ def loaded_all_the_same(folder: Path) -> Expected:
     copies = {}
     for tied in (False, True):
         model = tiny("qwen2" if tied else "llama", tied=tied, seed=3 + tied)
-        names = {"bare": lambda name: name.removeprefix("model."), "lightning": lambda name: f"model.{name}"}
+        names = {
+            "bare": lambda name: name.removeprefix("model."),
+            "lightning": lambda name: f"model.{name}",
+        }
         kind = "tied" if tied else "untied"
         one(folder / kind, renamed(model, tied, str), model)
         values[kind] = right_of(model)
@@ -184,7 +189,10 @@ def unmerged_adapters(folder: Path) -> Expected:
     for name, config in kinds.items():
         model = tiny("llama", tied=False)
         wrapper = get_peft_model(model, config)
-        states = {name: wrapper.state_dict(), f"{name}-unwrapped": wrapper.get_base_model().state_dict()}
+        states = {
+            name: wrapper.state_dict(),
+            f"{name}-unwrapped": wrapper.get_base_model().state_dict(),
+        }
         for place, state in states.items():
             one(folder / place, state, model)
             refused[place] = ("adapter was not merged", "merge_and_unload")
@@ -222,7 +230,11 @@ def drafts(folder: Path) -> Expected:
     one(folder / "mapped", state | maps, model)
     one(folder / "configured", state, model, draft_vocab_size=rows - 9)
     one(folder / "named", state, model, architectures=["LlamaForCausalLMEagle3"])
-    bare = {name.removeprefix("model."): tensor for name, tensor in state.items() if "lm_head" not in name}
+    bare = {
+        name.removeprefix("model."): tensor
+        for name, tensor in state.items()
+        if "lm_head" not in name
+    }
     one(folder / "first", bare | {"fc.weight": torch.zeros(16, 32)}, model)
     words = ("draft", "screen the model that it drafts for")
     return Expected(refused=dict.fromkeys(("mapped", "configured", "named", "first"), words))
@@ -340,7 +352,13 @@ def mlx_norms(folder: Path) -> Expected:
 def wrapped_inside_a_wrapper(folder: Path) -> Expected:
     """Qwen3.5 with its language model's prefix three times (5.5.0), and with PEFT's inside (InternVL#593)."""
     text = next_model("qwen3_5_text").config.to_dict()
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 16}
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+    }
     config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
     model = Qwen3_5ForConditionalGeneration(config)
     prefix = "model.language_model."
@@ -370,7 +388,8 @@ def only_the_head_of_a_tied_model(folder: Path) -> Expected:
         assert torch.equal(loaded.lm_head.weight, rows)
     apart = right(head.numpy(), model.model.norm.weight.detach().numpy())
     return Expected(
-        values={"alone": right_of(model), "apart": apart}, notes={"apart": ("stored head was read",)}
+        values={"alone": right_of(model), "apart": apart},
+        notes={"apart": ("stored head was read",)},
     )
 
 
@@ -381,14 +400,23 @@ def reward_models(folder: Path) -> Expected:
     score = {"score.weight": torch.zeros(1, 16)}
     state = renamed(tied, True, str) | score
     one(folder / "tied", state, tied, architectures=["Qwen2ForSequenceClassification"])
-    one(folder / "value", renamed(tied, True, str) | {"v_head.summary.weight": torch.zeros(1, 16)}, tied)
+    one(
+        folder / "value",
+        renamed(tied, True, str) | {"v_head.summary.weight": torch.zeros(1, 16)},
+        tied,
+    )
     untied = tiny("llama", tied=False)
-    bare = {name: tensor for name, tensor in untied.state_dict().items() if "lm_head" not in name} | score
+    bare = {
+        name: tensor for name, tensor in untied.state_dict().items() if "lm_head" not in name
+    } | score
     one(folder / "untied", bare, untied, architectures=["LlamaForSequenceClassification"])
     assert missing(folder / "untied") == ["lm_head.weight"]
     return Expected(
         values=dict.fromkeys(("tied", "value"), right_of(tied)),
-        notes={"tied": ("score.weight", "SequenceClassification"), "value": ("v_head.summary.weight",)},
+        notes={
+            "tied": ("score.weight", "SequenceClassification"),
+            "value": ("v_head.summary.weight",),
+        },
         refused={"untied": ("LlamaForSequenceClassification", "head")},
     )
 
@@ -402,7 +430,11 @@ def tying_of_wrappers(folder: Path) -> Expected:
         torch.manual_seed(5)
         text = Qwen2Config(
             **dict.fromkeys(("num_hidden_layers", "num_key_value_heads"), 1),
-            **{"vocab_size": tokenizer().get_vocab_size() + 5, "hidden_size": 16, "intermediate_size": 32},
+            **{
+                "vocab_size": tokenizer().get_vocab_size() + 5,
+                "hidden_size": 16,
+                "intermediate_size": 32,
+            },
             **{"num_attention_heads": 2, "bos_token_id": None, "eos_token_id": None},
             rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
         ).to_dict()
@@ -413,7 +445,9 @@ def tying_of_wrappers(folder: Path) -> Expected:
             "num_heads": 2,
             "out_hidden_size": 16,
         }
-        config = Qwen2_5_VLConfig(text_config=text | {"model_type": "qwen2_5_vl_text"}, vision_config=vision)
+        config = Qwen2_5_VLConfig(
+            text_config=text | {"model_type": "qwen2_5_vl_text"}, vision_config=vision
+        )
         model = Qwen2_5_VLForConditionalGeneration(config)
         place = folder / f"{outer}-{inner}"
         one(place, {n: t for n, t in model.state_dict().items() if "lm_head" not in n}, model)
@@ -423,11 +457,17 @@ def tying_of_wrappers(folder: Path) -> Expected:
             if value is not None:
                 level["tie_word_embeddings"] = value
         (place / "config.json").write_text(json.dumps(saved))
-        _, information = AutoModelForImageTextToText.from_pretrained(place, output_loading_info=True)
-        assert ("lm_head.weight" in information["missing_keys"]) is not (outer is True or inner is True)
+        _, information = AutoModelForImageTextToText.from_pretrained(
+            place, output_loading_info=True
+        )
+        assert ("lm_head.weight" in information["missing_keys"]) is not (
+            outer is True or inner is True
+        )
         if outer is True or inner is True:
             rows = model.model.language_model.embed_tokens.weight.detach().numpy()
-            values[place.name] = right(rows, model.model.language_model.norm.weight.detach().numpy())
+            values[place.name] = right(
+                rows, model.model.language_model.norm.weight.detach().numpy()
+            )
         else:
             refused[place.name] = ("tie", "no head is stored")
     return Expected(values=values, refused=refused)

@@ -44,7 +44,9 @@ def by_hand(name: str, scorer: str) -> dict[str, float]:
     return {sample: float(np.mean(values)) for sample, values in letters.items()}
 
 
-def accuracy_of(name: str, scorer: str, metric: str = "accuracy", reducer: str | None = None) -> float:
+def accuracy_of(
+    name: str, scorer: str, metric: str = "accuracy", reducer: str | None = None
+) -> float:
     """Inspect's own figure."""
     for score in logged(name).results.scores:
         if score.scorer == scorer and reducer in (None, score.reducer) and metric in score.metrics:
@@ -83,7 +85,9 @@ def test_epochs_are_repeats_reduced_as_inspect_does():
     runs = [DATA / "base-epochs", DATA / "tuned-epochs"]
     whole = compare(runs).others[0].slices[0]
     assert whole.accuracy == pytest.approx(y.mean())
-    assert whole.accuracy == pytest.approx(accuracy_of("tuned-epochs/sums.json", "match", reducer="mean"))
+    assert whole.accuracy == pytest.approx(
+        accuracy_of("tuned-epochs/sums.json", "match", reducer="mean")
+    )
     assert whole.accuracy_baseline == pytest.approx(x.mean())
     assert whole.accuracy_difference == pytest.approx((y - x).mean())
     assert compare_samples(*runs).difference == pytest.approx((y - x).mean())
@@ -99,7 +103,9 @@ def test_a_log_without_reductions_has_the_mean_over_the_epochs(tmp_path):
     file = tmp_path / "sums.json"
     file.write_text(json.dumps(content), "utf-8")
     scores = read_logged(file).documents["correct"]
-    assert scores.tolist() == pytest.approx(list(by_hand("tuned-epochs/sums.json", "match").values()))
+    assert scores.tolist() == pytest.approx(
+        list(by_hand("tuned-epochs/sums.json", "match").values())
+    )
 
 
 CASES = {
@@ -158,7 +164,9 @@ def test_another_version_of_a_task_is_said(tmp_path):
     content["eval"]["created"] = "2099-01-01T00:00:00+00:00"
     (tmp_path / "tuned.json").write_text(json.dumps(content), "utf-8")
     notes = compare([DATA / "base-epochs", tmp_path]).notes
-    assert any("another version of sums: 0 in mockllm/base, 3 in mockllm/tuned" in note for note in notes)
+    assert any(
+        "another version of sums: 0 in mockllm/base, 3 in mockllm/tuned" in note for note in notes
+    )
     shutil.copy(DATA / "base-epochs" / "sums.json", tmp_path / "base.json")
     assert "versions 0 and 3 of the task" in read_accuracies(str(tmp_path)).meaning
 
@@ -274,7 +282,9 @@ def test_messages_are_not_embedded(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["base/sums.eval", "base-epochs/sums.json"])
 def test_without_inspect_the_command_that_installs_it(name, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "inspect_ai" else find(n, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == "inspect_ai" else find(n, *a)
+    )
     with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[inspect\]'"):
         read_logged(DATA / name)
     with pytest.raises(MissingExtraError, match="inspect_ai"):

@@ -62,7 +62,11 @@ CASES = {
     "compiled": Case(
         "https://github.com/pytorch/pytorch/issues/101107",
         under("_orig_mod."),
-        (f"{ALL} of its {ALL} tensors", "model.embed_tokens.weight", "_orig_mod.model.embed_tokens.weight"),
+        (
+            f"{ALL} of its {ALL} tensors",
+            "model.embed_tokens.weight",
+            "_orig_mod.model.embed_tokens.weight",
+        ),
     ),
     "compiled and tied": Case(
         "https://github.com/pytorch/pytorch/issues/101107",
@@ -113,7 +117,9 @@ CASES = {
         placeholders,
         (f"{ALL} tensors of its files", "model.embed_tokens.weight", "zero_to_fp32.py"),
     ),
-    "tied without a head": Case("https://huggingface.co/Qwen/Qwen2.5-0.5B", without("lm_head"), (), TIED),
+    "tied without a head": Case(
+        "https://huggingface.co/Qwen/Qwen2.5-0.5B", without("lm_head"), (), TIED
+    ),
     "more than the class takes": Case(
         "https://huggingface.co/deepseek-ai/DeepSeek-V3",
         lambda tensors: tensors | {"model.layers.3.eh_proj.weight": torch.ones(2, 2)},
@@ -137,7 +143,9 @@ def changed(plain: Path, folder: Path, case: Case) -> Path:
     """A copy of the whole model, with the tensors of the case."""
     shutil.copytree(plain, folder)
     save_file(
-        case.tensors(load_file(plain / "model.safetensors")), folder / "model.safetensors", {"format": "pt"}
+        case.tensors(load_file(plain / "model.safetensors")),
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | dict(case.config)))
@@ -175,7 +183,9 @@ def test_a_race_refuses_them_where_it_loads(name: str, plain: Path, tmp_path: Pa
         seams.loaded_lm("hf", {"pretrained": str(folder)}, lambda _: None, device="cpu")
 
 
-def test_the_laboratory_warns(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_laboratory_warns(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = changed(plain, tmp_path / "model", CASES["half a save"])
     load_model(folder)
     assert f"warning: {folder}: {OF_A_BLOCK} of its {ALL} tensors" in capsys.readouterr().err
@@ -190,7 +200,13 @@ def test_a_picture_model_silent_on_tying_has_no_head(tmp_path: Path) -> None:
     text = {"vocab_size": SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32}
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 4,
+        "out_hidden_size": 32,
+    }
     config = Qwen2_5_VLConfig(text_config=text | {"rope_parameters": rope}, vision_config=vision)
     from transformers import Qwen2_5_VLForConditionalGeneration as Kind
 
@@ -238,14 +254,23 @@ class OwnModel(PreTrainedModel):
 def test_code_of_a_checkpoints_own_is_watched_and_may_make_its_buffers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "modeling_own.py").write_text(REMOTE)
-    names = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    names = {
+        "AutoConfig": "modeling_own.OwnConfig",
+        "AutoModelForCausalLM": "modeling_own.OwnModel",
+    }
     (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
-    tensors = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(8, 4), "head.bias": torch.ones(8)}
+    tensors = {
+        "embed.weight": torch.ones(8, 4),
+        "head.weight": torch.ones(8, 4),
+        "head.bias": torch.ones(8),
+    }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
     def load() -> object:
@@ -259,11 +284,15 @@ def test_code_of_a_checkpoints_own_is_watched_and_may_make_its_buffers(
     assert "head.bias" in sentence
 
 
-def test_a_gguf_without_a_block_is_told_and_one_without_a_head_is_tied(plain: Path, tmp_path: Path) -> None:
+def test_a_gguf_without_a_block_is_told_and_one_without_a_head_is_tied(
+    plain: Path, tmp_path: Path
+) -> None:
     """https://github.com/ggml-org/llama.cpp (convert_hf_to_gguf.py of half a download)."""
     gguf = pytest.importorskip("gguf")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
-    for number, (part, several) in enumerate((("nothing", 0), ("layers.1.", OF_A_BLOCK), ("lm_head", 0))):
+    for number, (part, several) in enumerate(
+        (("nothing", 0), ("layers.1.", OF_A_BLOCK), ("lm_head", 0))
+    ):
         file = tmp_path / f"{number}.gguf"
         writer = gguf.GGUFWriter(file, "llama")
         writer.add_block_count(3)
@@ -322,7 +351,9 @@ ADAPTERS = {
 def adapter(folder: Path, plain: Path, rename: Callable[[str], str], **settings: object) -> Path:
     """An adapter of the model as PEFT saves it, with renamed tensors; those without a name are left out."""
     base = AutoModelForCausalLM.from_pretrained(plain)
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **settings)
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **settings
+    )
     peft.get_peft_model(base, config).save_pretrained(folder)
     file = folder / "adapter_model.safetensors"
     tensors = {rename(name): tensor for name, tensor in load_file(file).items()}
@@ -351,7 +382,9 @@ def test_an_adapter_of_another_rank_than_it_says_is_refused(plain: Path, tmp_pat
     settings = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(settings | {"r": 8}))
     with pytest.raises(DispersionError, match="12 tensors of the adapter have another shape"):
-        seams.loaded_lm("hf", {"pretrained": str(plain), "peft": str(folder)}, lambda _: None, device="cpu")
+        seams.loaded_lm(
+            "hf", {"pretrained": str(plain), "peft": str(folder)}, lambda _: None, device="cpu"
+        )
 
 
 def test_kinds_of_adapters_whose_tensors_are_no_modules_pass(plain: Path, tmp_path: Path) -> None:
@@ -382,7 +415,9 @@ def test_an_adapter_beside_whole_weights_is_loaded_with_them_or_refused(
             shutil.copy(file, folder)
 
     def load(name: str) -> object:
-        return seams.loaded_lm("hf", {"pretrained": str(folders[name])}, lambda _: None, device="cpu")
+        return seams.loaded_lm(
+            "hf", {"pretrained": str(folders[name])}, lambda _: None, device="cpu"
+        )
 
     load("whole")
     with pytest.raises(HarnessError, match=f"{ALL} of its {ALL} tensors"):

@@ -34,7 +34,9 @@ def entries(right: np.ndarray) -> list[logs.Entry]:
     return [logs.choices(i, bool(value)) for i, value in enumerate(right)]
 
 
-def pair(folder: Path, version: str, change: Callable[[Path], Path] = lambda run: run) -> tuple[Path, Path]:
+def pair(
+    folder: Path, version: str, change: Callable[[Path], Path] = lambda run: run
+) -> tuple[Path, Path]:
     """Two runs, whose right values are FIRST and SECOND."""
     return tuple(
         change(logs.write(folder, version, name, entries(right)))
@@ -56,7 +58,10 @@ CASES = {
     "gzipped, 0.4.2": ("0.4.2", logs.zipped),
     "gzipped samples alone": ("0.4.7", lambda run: logs.samples_file(logs.zipped(logs.alone(run)))),
     "a byte-order mark": ("0.4.13", logs.marked),
-    "a byte-order mark, alone": ("0.4.3", lambda run: logs.samples_file(logs.marked(logs.alone(run)))),
+    "a byte-order mark, alone": (
+        "0.4.3",
+        lambda run: logs.samples_file(logs.marked(logs.alone(run))),
+    ),
 }
 
 
@@ -116,10 +121,14 @@ def test_documents_that_ranks_wrote_twice_count_once(tmp_path):
         run = logs.write(tmp_path / version, version, "base", [*lines, *lines[:3]])
         store = read_logged(run)
         assert store.documents["correct"].tolist() == FIRST.astype(float).tolist()
-        assert any("3 documents were logged twice alike" in note for note in store.manifest["notes"])
+        assert any(
+            "3 documents were logged twice alike" in note for note in store.manifest["notes"]
+        )
         other = {**lines[0], "acc": 1 - lines[0]["acc"]}
         run = logs.write(tmp_path / f"{version}-other", version, "base", [*lines, other])
-        with pytest.raises(HarnessError, match=r"line \d+ holds document 0 twice, with other content"):
+        with pytest.raises(
+            HarnessError, match=r"line \d+ holds document 0 twice, with other content"
+        ):
             read_logged(run)
 
 
@@ -132,7 +141,9 @@ def test_older_logs_of_two_models_in_one_folder_are_told_apart(named, tmp_path):
     for run in runs:
         file = logs.samples_file(run)
         file.rename(place / file.name)
-        (run / "results.json").rename(place / (named if named == "results.json" else f"{run.name}.json"))
+        (run / "results.json").rename(
+            place / (named if named == "results.json" else f"{run.name}.json")
+        )
     found = {logged.model: logged for logged in find_runs(place)}
     assert "lab/tuned" in found
     assert len(found) == 2
@@ -188,7 +199,9 @@ def partial(address: str) -> dict[str, object]:
 
 def test_equal_prompts_are_compared_whatever_the_template_says(tmp_path, capsys):
     first = asked(tmp_path, "base", FIRST, **partial("0x7fa8413c7a30"), versions={logs.TASK: 1.0})
-    second = asked(tmp_path, "tuned", SECOND, **partial("0x7f0000000010"), versions={logs.TASK: 2.0})
+    second = asked(
+        tmp_path, "tuned", SECOND, **partial("0x7f0000000010"), versions={logs.TASK: 2.0}
+    )
     found = compare([first, second])
     assert (found.others[0].slices[0].gained, found.others[0].slices[0].lost) == (GAINED, LOST)
     assert found.left_out == [0, 0]
@@ -199,19 +212,27 @@ def test_equal_prompts_are_compared_whatever_the_template_says(tmp_path, capsys)
 
 @pytest.mark.parametrize("version", ["0.4.2", "0.4.13"])
 @pytest.mark.parametrize("results", [True, False])
-def test_other_prompts_are_refused_or_left_out_with_their_number(version, results, tmp_path, capsys):
+def test_other_prompts_are_refused_or_left_out_with_their_number(
+    version, results, tmp_path, capsys
+):
     """A stale cache of requests, lm-eval issue 4084; before 0.4.3 without hashes."""
     first = asked(tmp_path, "base", FIRST, version=version)
     second = asked(tmp_path, "tuned", SECOND, "Question: ", version=version)
-    lines = entries(SECOND)[:50] + [logs.choices(i, bool(SECOND[i]), "Question: ") for i in range(50, N)]
+    lines = entries(SECOND)[:50] + [
+        logs.choices(i, bool(SECOND[i]), "Question: ") for i in range(50, N)
+    ]
     mixed = logs.write(tmp_path, version, "mixed", lines)
     if not results:
-        first, second, mixed = (logs.samples_file(logs.alone(run)) for run in (first, second, mixed))
+        first, second, mixed = (
+            logs.samples_file(logs.alone(run)) for run in (first, second, mixed)
+        )
     for command in (["compare"], ["race", "--replay"]):
         assert main([*command, str(first), str(second)]) == 2
         assert "the runs used different prompts" in capsys.readouterr().err
         assert main([*command, str(first), str(mixed), "-q"]) == 0
-        assert "10 of 60 documents had another prompt in" in " ".join(capsys.readouterr().out.split())
+        assert "10 of 60 documents had another prompt in" in " ".join(
+            capsys.readouterr().out.split()
+        )
     whole = compare([first, mixed]).others[0].slices[0]
     assert (whole.labelled, whole.accuracy) == (50, SECOND[:50].mean())
     assert compare_samples(first, mixed).other_prompts == 10
@@ -233,7 +254,9 @@ def test_a_chat_template_of_each_model_is_noted(tmp_path):
     found = compare([first, second])
     assert found.others[0].slices[0].gained == GAINED
     assert any("differ in chat_template (a and b)" in note for note in found.notes)
-    same = asked(tmp_path, "base2", FIRST, "<user> ", chat_template_sha="a", model_name="lab/base", **chat)
+    same = asked(
+        tmp_path, "base2", FIRST, "<user> ", chat_template_sha="a", model_name="lab/base", **chat
+    )
     with pytest.raises(MixedStoresError, match="used different prompts"):
         compare([same, asked(tmp_path, "again", SECOND, "[INST] ", chat_template_sha="a", **chat)])
 
@@ -242,7 +265,9 @@ def test_documents_are_joined_by_what_they_are_not_by_their_numbers(tmp_path):
     """`--samples` out of order numbers documents wrongly: lm-eval issue 4084, pull request 4089."""
     lines = entries(SECOND)
     numbers = RNG.permutation(N)
-    permuted = [{**line, "doc_id": int(number)} for line, number in zip(lines, numbers, strict=True)]
+    permuted = [
+        {**line, "doc_id": int(number)} for line, number in zip(lines, numbers, strict=True)
+    ]
     first = asked(tmp_path, "base", FIRST)
     second = logs.write(tmp_path, "0.4.13", "tuned", permuted)
     whole = compare([first, second]).others[0].slices[0]
@@ -255,7 +280,8 @@ def test_equal_documents_are_told_apart_by_their_numbers(tmp_path):
     twice = [logs.choices(i // 2, bool(FIRST[i])) | {"doc_id": i} for i in range(N)]
     other = [logs.choices(i // 2, bool(SECOND[i])) | {"doc_id": i} for i in range(N)]
     runs = [
-        logs.write(tmp_path, "0.4.13", name, lines) for name, lines in (("base", twice), ("tuned", other))
+        logs.write(tmp_path, "0.4.13", name, lines)
+        for name, lines in (("base", twice), ("tuned", other))
     ]
     found = compare_samples(*runs)
     assert (found.documents, found.gained, found.lost) == (N, GAINED, LOST)
@@ -263,10 +289,16 @@ def test_equal_documents_are_told_apart_by_their_numbers(tmp_path):
 
 
 BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
-    "null metrics": (lambda line: line.replace('"metrics": ["acc"]', '"metrics": null'), "`metrics`"),
+    "null metrics": (
+        lambda line: line.replace('"metrics": ["acc"]', '"metrics": null'),
+        "`metrics`",
+    ),
     "a text for a score": (lambda line: line.replace('"acc": 1.0', '"acc": "one"'), "expected acc"),
     "a text for a log-probability": (lambda line: line.replace('"-0.5"', '"half"'), "does not fit"),
-    "no answers": (lambda line: line.replace('"resps": [', '"resps": null, "x": ['), "does not fit"),
+    "no answers": (
+        lambda line: line.replace('"resps": [', '"resps": null, "x": ['),
+        "does not fit",
+    ),
     "answers of another type": (
         lambda line: line.replace('"filtered_resps": [', '"filtered_resps": 7, "x": ['),
         "`filtered_resps`",
@@ -275,9 +307,18 @@ BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
         lambda line: line.replace('"arguments": {', '"arguments": 7, "x": {'),
         "`arguments`",
     ),
-    "a number that is none": (lambda line: line.replace('"doc_id": 4', '"doc_id": [4]'), "`doc_id`"),
-    "a number too large": (lambda line: line.replace('"doc_id": 4', f'"doc_id": {10**30}'), "`doc_id`"),
-    "a filter of another type": (lambda line: line.replace('"filter": "none"', '"filter": 3'), "`filter`"),
+    "a number that is none": (
+        lambda line: line.replace('"doc_id": 4', '"doc_id": [4]'),
+        "`doc_id`",
+    ),
+    "a number too large": (
+        lambda line: line.replace('"doc_id": 4', f'"doc_id": {10**30}'),
+        "`doc_id`",
+    ),
+    "a filter of another type": (
+        lambda line: line.replace('"filter": "none"', '"filter": 3'),
+        "`filter`",
+    ),
     "no UTF-8": (lambda line: line.encode().replace(b"no", b"n\xff"), "is not UTF-8"),
     "cut off": (lambda line: line[:200], "is cut off"),
     "nested without end": (lambda line: "[" * 100_000, "is cut off"),
@@ -295,7 +336,9 @@ def test_a_line_that_does_not_fit_is_a_sentence_with_file_and_line(case, tmp_pat
     lines[4] = "CHANGED"
     assert changed != lines[4]
     content = "\n".join(lines).encode()
-    file.write_bytes(content.replace(b"CHANGED", changed if isinstance(changed, bytes) else changed.encode()))
+    file.write_bytes(
+        content.replace(b"CHANGED", changed if isinstance(changed, bytes) else changed.encode())
+    )
     assert main(["audit", str(run)]) == 1
     error = capsys.readouterr().err
     assert f"{file}: line 5" in error
@@ -359,7 +402,12 @@ def test_no_changed_results_file_ends_in_a_traceback(count, tmp_path):
     rng = random.Random(count)
     whole = []
     for name, lines in (("base", entries(FIRST)[:2]), ("tuned", [*logs.written(0, True, False)])):
-        more = {"fewshot_as_multiturn": True, "chat_template_sha": "a", "model_name": "m", "task_hashes": {}}
+        more = {
+            "fewshot_as_multiturn": True,
+            "chat_template_sha": "a",
+            "model_name": "m",
+            "task_hashes": {},
+        }
         run = logs.write(
             tmp_path, "0.4.13", name, lines, **more, **{"n-samples": {logs.TASK: {"effective": 2}}}
         )
@@ -368,7 +416,9 @@ def test_no_changed_results_file_ends_in_a_traceback(count, tmp_path):
     for _ in range(count):
         file, text = rng.choice(whole)
         content = mutated(rng, text)
-        file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+        file.write_bytes(
+            content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+        )
         for read in (lambda file: read_logged(file), lambda file: read_accuracies(str(file))):
             try:
                 read(file)
@@ -405,7 +455,9 @@ FLEXIBLE = np.arange(N) % 5 > 0
 def filtered(folder: Path, name: str, strict: np.ndarray, flexible: np.ndarray) -> Path:
     """Answers of free text that two filters judge: pmemoli/Data-Science-Thesis, gsm8k of phi-3-mini."""
     each = [logs.written(i, bool(strict[i]), bool(flexible[i])) for i in range(N)]
-    return logs.write(folder, "0.4.9", name, [pair[0] for pair in each] + [pair[1] for pair in each])
+    return logs.write(
+        folder, "0.4.9", name, [pair[0] for pair in each] + [pair[1] for pair in each]
+    )
 
 
 def test_filters_that_differ_are_said_first_and_can_be_named(tmp_path, capsys):
@@ -467,7 +519,8 @@ def test_of_a_metric_whose_lower_scores_are_better_the_worst_is_the_highest(tmp_
     runs = []
     for name, scores in zip(("base", "tuned", "third"), values, strict=True):
         lines = [
-            {**logs.choices(i, right=True), "metrics": ["brier"], "brier": s} for i, s in enumerate(scores)
+            {**logs.choices(i, right=True), "metrics": ["brier"], "brier": s}
+            for i, s in enumerate(scores)
         ]
         if name == "tuned":
             for line in lines[:15]:

@@ -28,14 +28,18 @@ _RIGHT = _LUCK < 0.7
 _LESS = (_LUCK < 0.6) & (_RNG.random(N) < 0.9)
 
 
-def sound(right: np.ndarray = _RIGHT, seed: int = 1, targets: list[int] | None = None) -> LoggedTask:
+def sound(
+    right: np.ndarray = _RIGHT, seed: int = 1, targets: list[int] | None = None
+) -> LoggedTask:
     return LoggedTask.of_choices(right.tolist(), seed, targets or [])
 
 
 def with_rows(values: list[float], count: int, task: LoggedTask | None = None) -> LoggedTask:
     """The first ``count`` documents have these log-probabilities, and lm-eval's score for them."""
     task = task or sound()
-    chosen = int(np.argmax(values))  # as lm-eval chooses: the place of a NaN, or the first of equal ones
+    chosen = int(
+        np.argmax(values)
+    )  # as lm-eval chooses: the place of a NaN, or the first of equal ones
     scores = [float(target == chosen) for target in task.targets[:count]]
     return replace(
         task,
@@ -96,7 +100,10 @@ def test_no_answer_is_finite(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("count", "verdict"),
-    [(3, "odd answers more documents right than other"), (40, "No verdict on odd against other: it changes")],
+    [
+        (3, "odd answers more documents right than other"),
+        (40, "No verdict on odd against other: it changes"),
+    ],
 )
 def test_a_verdict_that_changes_with_the_count_is_not_printed(
     count: int, verdict: str, tmp_path: Path
@@ -117,7 +124,10 @@ def test_a_score_that_is_nan_is_left_out_and_said(tmp_path: Path) -> None:
     other = run(tmp_path, "other", sound(_LUCK < 0.85, 2))
     found = compare([other, odd])
     text = " ".join(found.answer())
-    assert "30 of 120 documents are not finite: 100.0 % as lm-eval scored them, 75.0 % with these" in text
+    assert (
+        "30 of 120 documents are not finite: 100.0 % as lm-eval scored them, 75.0 % with these"
+        in text
+    )
     assert "odd answers more documents right" not in text
     assert found.others[0].slices[0].labelled == 90
     assert "30 of 120 documents are not finite" in audit(odd).answer()[0]
@@ -130,7 +140,9 @@ def test_a_run_without_any_finite_score_is_said(tmp_path: Path) -> None:
     assert not any("against" in line for line in said)
 
 
-def test_confidence_is_not_judged_right_in_all_while_a_quarter_is_not_finite(tmp_path: Path) -> None:
+def test_confidence_is_not_judged_right_in_all_while_a_quarter_is_not_finite(
+    tmp_path: Path,
+) -> None:
     task = with_rows([_NAN] * 4, 30, sound(np.ones(N, bool)))
     odd = audit(run(tmp_path, "odd", task))
     assert "confident: " not in " ".join(odd.answer())
@@ -152,7 +164,10 @@ def tied(value: float) -> Callable[[], LoggedTask]:
     [
         (tied(0.0), "all choices have the same log-probability (0) in 120 of 120 documents"),
         (tied(-3.5), "all choices have the same log-probability in 120 of 120 documents"),
-        (lambda: with_rows([0.0] * 4, 80), "all choices have the same log-probability (0) in 80 of 120"),
+        (
+            lambda: with_rows([0.0] * 4, 80),
+            "all choices have the same log-probability (0) in 80 of 120",
+        ),
         (lambda: with_rows([-1.0, -2.0, -3.0, -4.0], 118), "answers choice 0 in 98 % of cases"),
         (lambda: generated(["[invalid]"] * 70 + ["42"] * 50), "70 of 120 answers are [invalid]"),
         (lambda: with_rows([0.0] * 4, 40), None),
@@ -168,7 +183,9 @@ def test_odd_answers_are_said_and_sound_ones_not(
     task = make()
     odd = run(tmp_path, "odd", task)
     plain = (
-        generated(["42" if luck < 0.5 else "41" for luck in _LUCK]) if len(task.texts) else sound(_LESS, 2)
+        generated(["42" if luck < 0.5 else "41" for luck in _LUCK])
+        if len(task.texts)
+        else sound(_LESS, 2)
     )
     other = run(tmp_path, "other", plain)
     found = compare([other, odd])
@@ -181,10 +198,15 @@ def test_odd_answers_are_said_and_sound_ones_not(
         assert any(line.startswith("No verdict on odd against other") for line in found.answer())
 
 
-def test_one_odd_task_of_several_is_named_and_takes_no_verdict_from_the_others(tmp_path: Path) -> None:
+def test_one_odd_task_of_several_is_named_and_takes_no_verdict_from_the_others(
+    tmp_path: Path,
+) -> None:
     odd = {"quiz": sound(), "worked": generated(["[invalid]"] * 70 + ["42"] * 50)}
     plain = {"quiz": sound(_LESS, 2), "worked": sound_texts()}
-    names = [write_run(tmp_path / name, f"org/{name}", run) for name, run in (("plain", plain), ("odd", odd))]
+    names = [
+        write_run(tmp_path / name, f"org/{name}", run)
+        for name, run in (("plain", plain), ("odd", odd))
+    ]
     said = compare(names).answer()
     assert any(line.startswith("odd: in worked: 70 of 120 answers are [invalid]") for line in said)
     assert any("in the mean over 2 tasks" in line for line in said)
@@ -196,7 +218,9 @@ def test_scores_that_are_all_equal_are_said(tmp_path: Path) -> None:
     zero = run(tmp_path, "zero", generated(["41", "40"] * 60))
     other = run(tmp_path, "other", generated(["42", "41"] * 60))
     assert "zero: every one of 120 documents has the score 0." in compare([other, zero]).answer()
-    assert "every one" not in " ".join(compare([other, run(tmp_path, "half", sound_texts())]).answer())
+    assert "every one" not in " ".join(
+        compare([other, run(tmp_path, "half", sound_texts())]).answer()
+    )
 
 
 def sound_texts() -> LoggedTask:
@@ -237,10 +261,15 @@ def test_answers_alike_to_the_last_digit(
     assert ("No verdict on two against one" in text) != verdict
 
 
-def test_documents_under_other_numbers_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_under_other_numbers_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As lm-eval 0.4.13 numbers the documents of an unsorted --samples."""
     moved = [1, 0, *range(2, N)]
-    names = [run(tmp_path, "one", sound()), run(tmp_path, "two", replace(sound(_LESS, 2), numbers=moved))]
+    names = [
+        run(tmp_path, "one", sound()),
+        run(tmp_path, "two", replace(sound(_LESS, 2), numbers=moved)),
+    ]
     assert main(["race", "--replay", *names, "-q"]) == 0
     assert "2 documents have another number than in the first run" in " ".join(
         capsys.readouterr().out.split()
@@ -270,14 +299,17 @@ def test_one_answer_that_is_not_finite_fails_a_checkpoint_in_a_replay(
     assert main(["race", "--replay", odd, *others, "-q"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert (
-        "org/odd failed and does not race: the log-probabilities of 1 question are not finite" in text
+        "org/odd failed and does not race: the log-probabilities of 1 question are not finite"
+        in text
     ) == fails
     assert f"the same best, org/{'good' if fails else 'odd'}," in text
     assert main(["race", "--replay", odd, others[0], "-q"]) == (2 if fails else 0)
     assert ("expected two or more models with finite answers" in capsys.readouterr().err) == fails
 
 
-def test_a_replay_says_what_is_odd_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_says_what_is_odd_in_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     same = sound()
     names = [
         run(tmp_path, "one", same),
@@ -286,5 +318,8 @@ def test_a_replay_says_what_is_odd_in_a_log(tmp_path: Path, capsys: pytest.Captu
     ]
     assert main(["race", "--replay", *names, "-q"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "org/one and org/two: the log-probabilities of all 120 documents are equal to the last" in text
+    assert (
+        "org/one and org/two: the log-probabilities of all 120 documents are equal to the last"
+        in text
+    )
     assert "org/zero: all choices have the same log-probability (0)" in text

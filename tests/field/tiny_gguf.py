@@ -32,7 +32,9 @@ def write_gguf(path: Path, model: PreTrainedModel) -> None:
 def write_gguf_adapter(path: Path) -> None:
     """A LoRA adapter, as convert_lora_to_gguf.py writes it, but for its pairs: they have no fixed order."""
     writer = GGUFWriter(path, "llama")
-    writer.add_context_length(128)  # some writers give the kind after the architecture's own entries
+    writer.add_context_length(
+        128
+    )  # some writers give the kind after the architecture's own entries
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 16.0)

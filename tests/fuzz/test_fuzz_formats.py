@@ -53,7 +53,20 @@ MANY = int(os.environ.get("FUZZ_FILES", "50000"))
 TURNS = [0, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 EDGES: list[Any] = [
     *(None, True, False, -1, 0, 1, 2, 255, 2**31, 2**53, 2**62, 2**70, 10**400, 0.5, -0.0, 1e308),
-    *("", "a", "²", "x" * 5000, "9" * 5000, "\x00", "\ud800", "a.b.c", "__metadata__", "F32", "I64", "Ġthe"),
+    *(
+        "",
+        "a",
+        "²",
+        "x" * 5000,
+        "9" * 5000,
+        "\x00",
+        "\ud800",
+        "a.b.c",
+        "__metadata__",
+        "F32",
+        "I64",
+        "Ġthe",
+    ),
     *(
         [],
         [[]],
@@ -106,7 +119,13 @@ def flood(count: int, usual: int, one: Callable[[random.Random], bool]) -> None:
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all values inside a JSON value."""
-    inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    inner = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in inner:
         yield (*path, key)
         yield from places(value, (*path, key))
@@ -151,7 +170,9 @@ def damaged_bytes(body: bytes, rng: random.Random) -> bytes:
         elif act == 1:
             del raw[at : at + rng.choice((1, 2, 8, 100))]
         elif act == 2:
-            raw[at:at] = rng.choice((b"\xff" * 8, b"\0", b"[", b'"', struct.pack("<Q", 2**40), b"9" * 50))
+            raw[at:at] = rng.choice(
+                (b"\xff" * 8, b"\0", b"[", b'"', struct.pack("<Q", 2**40), b"9" * 50)
+            )
         else:
             raw[at:at] = raw[at : at + rng.choice((1, 8, 64))] * rng.choice((1, 3, 50))
     return bytes(raw)
@@ -215,13 +236,22 @@ def test_configurations(count, model, tmp_path):
     for file in model.iterdir():
         (folder / file.name).symlink_to(file)
     config = json.loads((model / "config.json").read_text())
-    config |= {"text_config": {"model_type": "llama", "tie_word_embeddings": False}, "model_type": "hf_olmo"}
-    config |= {"layer_norm_type": "rms", "layer_norm_with_affine": True, "quantization_config": {"bits": 4}}
+    config |= {
+        "text_config": {"model_type": "llama", "tie_word_embeddings": False},
+        "model_type": "hf_olmo",
+    }
+    config |= {
+        "layer_norm_type": "rms",
+        "layer_norm_with_affine": True,
+        "quantization_config": {"bits": 4},
+    }
     (folder / "config.json").unlink()
 
     def one(rng: random.Random) -> bool:
         body = text_of(damaged_json(config, rng))
-        (folder / "config.json").write_bytes(damaged_bytes(body, rng) if rng.random() < 0.2 else body)
+        (folder / "config.json").write_bytes(
+            damaged_bytes(body, rng) if rng.random() < 0.2 else body
+        )
         return read_as_stored(folder)
 
     flood(count, 300, one)
@@ -262,7 +292,23 @@ def archive(program: bytes, storages: dict[str, bytes]) -> bytes:
 
 #: Pieces of pickles: operations that copy, repeat, nest and name.
 PIECES = [
-    *(b"]", b"(", b"}", b"t", b"R", b"b", b"a", b"e", b"s", b"u", b"q\x01", b"h\x01", b"h\x05", b"0", b"2"),
+    *(
+        b"]",
+        b"(",
+        b"}",
+        b"t",
+        b"R",
+        b"b",
+        b"a",
+        b"e",
+        b"s",
+        b"u",
+        b"q\x01",
+        b"h\x01",
+        b"h\x05",
+        b"0",
+        b"2",
+    ),
     *(
         b"\x85",
         b"\x86",
@@ -273,7 +319,13 @@ PIECES = [
         b"p999999999999\n",
         b"\x8a\x04\xff\xff\xff\x7f",
     ),
-    *(b"X\x01\x00\x00\x00a", b"ctorch\nSize\n", b"ccollections\nOrderedDict\n", b"cos\nsystem\n", b"(lp0\n"),
+    *(
+        b"X\x01\x00\x00\x00a",
+        b"ctorch\nSize\n",
+        b"ccollections\nOrderedDict\n",
+        b"cos\nsystem\n",
+        b"(lp0\n",
+    ),
 ]
 
 
@@ -301,7 +353,9 @@ def test_archives_of_torch(count, tmp_path):
             raw = archive(damaged_bytes(program, rng), storages)
         else:
             at = rng.randrange(2, len(program))
-            inserted = b"".join(rng.choices(PIECES, k=rng.choice((1, 3, 20)))) * rng.choice((1, 1, 50))
+            inserted = b"".join(rng.choices(PIECES, k=rng.choice((1, 3, 20)))) * rng.choice(
+                (1, 1, 50)
+            )
             raw = archive(program[:at] + inserted + program[at:], storages)
         place.write_bytes(raw)
         found = asyncio.run(described())
@@ -327,7 +381,8 @@ def test_archives_of_torch(count, tmp_path):
 @pytest.mark.filterwarnings("ignore")  # of GGUFReader, on damaged files
 def test_gguf_headers(count, tmp_path):
     (place,) = write(
-        tmp_path / "m.gguf", {"output.weight": ("F16", matrix()), "output_norm.weight": ("F32", matrix()[:1])}
+        tmp_path / "m.gguf",
+        {"output.weight": ("F16", matrix()), "output_norm.weight": ("F32", matrix()[:1])},
     )
     raw = place.read_bytes()
     end = raw.index(b"output_norm.weight") + 60

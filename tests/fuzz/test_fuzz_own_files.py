@@ -42,8 +42,37 @@ MANY = int(os.environ.get("FUZZ_FILES", "50000"))
 COUNTS = [300, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]
 FEW = [60, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]
 EDGES: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2**31, 2**63, 2**70, 10**400, 0.5, -3.0, 5.0, 1e308, 1e400, float("nan")),
-    *("", "x", "a" * 5000, "9" * 4400, "../../etc/passwd", "/etc/passwd", "..", "\0", "\ud800", "²", "true"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2**31,
+        2**63,
+        2**70,
+        10**400,
+        0.5,
+        -3.0,
+        5.0,
+        1e308,
+        1e400,
+        float("nan"),
+    ),
+    *(
+        "",
+        "x",
+        "a" * 5000,
+        "9" * 4400,
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..",
+        "\0",
+        "\ud800",
+        "²",
+        "true",
+    ),
     *([], {}, [[]], [None], [[1, 2]], {"": {}}, {"a": [1]}, ["a", "a"]),
 ]
 
@@ -75,7 +104,9 @@ def damaged(tree: Any, draw: random.Random) -> Any:
             del holder[key]
         elif kind < 0.85:
             other, source = draw.choice(places)
-            holder[key] = copy.deepcopy(other[source]) if source in other or isinstance(other, list) else None
+            holder[key] = (
+                copy.deepcopy(other[source]) if source in other or isinstance(other, list) else None
+            )
         elif isinstance(holder, list):
             holder.append(copy.deepcopy(holder[key]))
         else:
@@ -101,8 +132,27 @@ def damaged_text(content: bytes, draw: random.Random) -> bytes:
 
 
 WORDS = [
-    *(b"2026-13-45", b"!!timestamp x", b"!!int ''", b"!!bool x", b"!!float {}", b"!!python/name:os.system "),
-    *(b"&a [*a]", b"*a", b"&a ", b"<<: ", b"? ", b"[" * 300, b"{" * 50, b"\xff", b"\x00", b"\t", b"1:1:1"),
+    *(
+        b"2026-13-45",
+        b"!!timestamp x",
+        b"!!int ''",
+        b"!!bool x",
+        b"!!float {}",
+        b"!!python/name:os.system ",
+    ),
+    *(
+        b"&a [*a]",
+        b"*a",
+        b"&a ",
+        b"<<: ",
+        b"? ",
+        b"[" * 300,
+        b"{" * 50,
+        b"\xff",
+        b"\x00",
+        b"\t",
+        b"1:1:1",
+    ),
     *(
         b"0x" + b"f" * 5000,
         b"9" * 5000,
@@ -158,8 +208,19 @@ def test_calibrators(count: int, tmp_path: Path) -> None:
     ]
     whole = {
         **{"format": FORMAT, "model": "m", "revision": None, "layer": "last", "width": 8},
-        **{"prompt_format": "p", "chat_template": None, "num_fewshot": 0, "tasks": {"t": 1}, "by": "subject"},
-        "labelled": {"documents": 126, "accuracy": 0.5, "doc_ids": {"t": "0-125"}, "documents_sha256": "x"},
+        **{
+            "prompt_format": "p",
+            "chat_template": None,
+            "num_fewshot": 0,
+            "tasks": {"t": 1},
+            "by": "subject",
+        },
+        "labelled": {
+            "documents": 126,
+            "accuracy": 0.5,
+            "doc_ids": {"t": "0-125"},
+            "documents_sha256": "x",
+        },
         **{"beats_trivial": True, "slices": parts, "seed": 0, "version": "1"},
     }
     file = tmp_path / "c.json"
@@ -193,13 +254,40 @@ def test_slopes(count: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", COUNTS)
 def test_manifests_of_lists(count: int, tmp_path: Path) -> None:
     candidate = {
-        **{"repo": "org/a", "requested_revision": "main", "revision": "0" * 40, "file": None, "family": "f"},
-        **{"scale": "1B", "rank": 1, "chosen": "rank", "inclusion_probability": 1.0, "G": 1.5, "ratio": 1.1},
+        **{
+            "repo": "org/a",
+            "requested_revision": "main",
+            "revision": "0" * 40,
+            "file": None,
+            "family": "f",
+        },
+        **{
+            "scale": "1B",
+            "rank": 1,
+            "chosen": "rank",
+            "inclusion_probability": 1.0,
+            "G": 1.5,
+            "ratio": 1.1,
+        },
         "equal_rows": False,
     }
     whole = {
-        **{"schema": SCHEMA, "version": "1", "command": "", "domain": "math", "task": None, "base": None},
-        **{"tasks": ["gsm8k"], "k": 1, "audit_sample": 0, "seed": 0, "ranked_by": "ratio", "failed": []},
+        **{
+            "schema": SCHEMA,
+            "version": "1",
+            "command": "",
+            "domain": "math",
+            "task": None,
+            "base": None,
+        },
+        **{
+            "tasks": ["gsm8k"],
+            "k": 1,
+            "audit_sample": 0,
+            "seed": 0,
+            "ranked_by": "ratio",
+            "failed": [],
+        },
         "groups": [{"family": "f", "scale": "1B", "kind": "fine-tunes"}],
         "candidates": [
             candidate | {"repo": f"org/{name}", "rank": rank} for rank, name in enumerate("abc", 1)
@@ -218,7 +306,9 @@ def test_manifests_of_lists(count: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_token_sets(count: int, tmp_path: Path) -> None:
-    text = (data_folder("token_sets") / "code.yaml").read_bytes()[:3000].rpartition(b"\n")[0] + b"\n"
+    text = (data_folder("token_sets") / "code.yaml").read_bytes()[:3000].rpartition(b"\n")[
+        0
+    ] + b"\n"
     small = (
         b"schema: 1\nname: x\nrole: domain\ndefault_groups: [g]\nmin_tokens: 2\n"
         b"groups: {g: {variant: space, items: [the, of, 'and']}}\nnotes: a note of 2026\n"
@@ -261,12 +351,31 @@ def finished_race(folder: Path) -> None:
     """A race's folder of two checkpoints and 60 questions, without models."""
     date = "2026-11-28T10-00-00"
     race = {
-        **{"schema": "dispersion-race-folder/1", "date": date, "notes": ["a note"], "order": "rows"},
-        **{"tasks": "sums", "questions": 60, "seed": 0, "metric": None, "model": "hf", "model_args": ""},
+        **{
+            "schema": "dispersion-race-folder/1",
+            "date": date,
+            "notes": ["a note"],
+            "order": "rows",
+        },
+        **{
+            "tasks": "sums",
+            "questions": 60,
+            "seed": 0,
+            "metric": None,
+            "model": "hf",
+            "model_args": "",
+        },
         **{"lm_eval": "0.4.13", "identity": {"sums": {"version": "1"}}, "times": 1, "error": 0.05},
-        **{"margin": 0.01, "which": {"all": True}, "seen": ["a", "b"], "turns": {"a": [], "b": ["a"]}},
+        **{
+            "margin": 0.01,
+            "which": {"all": True},
+            "seen": ["a", "b"],
+            "turns": {"a": [], "b": ["a"]},
+        },
         "drawn": [["sums", i] for i in range(60)],
-        "checkpoints": [[label, {"pretrained": f"/x/{label}"}, None, "named"] for label in ("a", "b")],
+        "checkpoints": [
+            [label, {"pretrained": f"/x/{label}"}, None, "named"] for label in ("a", "b")
+        ],
     }
     folder.mkdir()
     (folder / "race.json").write_text(json.dumps(race))
@@ -290,7 +399,11 @@ def finished_race(folder: Path) -> None:
         results = {
             "race": {
                 **{"label": label, "questions": 60, "of": 60, "score": right, "seconds": 1.5},
-                **{"bytes": {"sums": len(lines)}, "judges": {"sums": ["none", "acc"]}, "weights": []},
+                **{
+                    "bytes": {"sums": len(lines)},
+                    "judges": {"sums": ["none", "acc"]},
+                    "weights": [],
+                },
                 **{"manifest": {}, "as_base": False},
             },
             "config": {"model_args": {"pretrained": f"/x/{label}"}},
@@ -327,7 +440,20 @@ def test_rows_of_registries(count: int, tmp_path: Path) -> None:
         columns = [row[1] for row in connection.execute("PRAGMA table_info(results)")]
         connection.execute("PRAGMA journal_mode = DELETE")
     place = tmp_path / "r.db"
-    values = [*EDGES[:7], 2**62, 0.5, "", "x", "a" * 500, "9" * 500, "[1]", "{}", "[" * 5000, b"", b"x" * 7]
+    values = [
+        *EDGES[:7],
+        2**62,
+        0.5,
+        "",
+        "x",
+        "a" * 500,
+        "9" * 500,
+        "[1]",
+        "{}",
+        "[" * 5000,
+        b"",
+        b"x" * 7,
+    ]
 
     def read() -> None:
         with to_read(place) as connection:

@@ -125,7 +125,9 @@ def task_manager():
     def make(*families, **metadata):
         paths = [str(theirs / family) for family in families]
         return TaskManager(
-            include_path=[*paths, str(install.tasks_path())], include_defaults=False, metadata=metadata
+            include_path=[*paths, str(install.tasks_path())],
+            include_defaults=False,
+            metadata=metadata,
         )
 
     return make
@@ -207,7 +209,9 @@ def tasks(tmp_path_factory):
         label = int(rng.integers(4))
         choices = [f"{a + b + step}." for step in rng.permutation([1, 2, 10])]
         choices.insert(label, f"{a + b}.")
-        rows.append({"q": f"7+5=12. {a}+{b}=", "choices": choices, "label": label, "answer": f"{a + b}."})
+        rows.append(
+            {"q": f"7+5=12. {a}+{b}=", "choices": choices, "label": label, "answer": f"{a + b}."}
+        )
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shared = {
         "dataset_path": "json",
@@ -219,8 +223,15 @@ def tasks(tmp_path_factory):
     choice = {"task": "sums", "output_type": "multiple_choice", "doc_to_choice": "{{choices}}"}
     mean = {"aggregation": "mean", "higher_is_better": True}
     choice |= {"doc_to_target": "{{label}}", "metric_list": [{"metric": "acc", **mean}]}
-    written = {"task": "sums_written", "output_type": "generate_until", "doc_to_target": "{{answer}}"}
-    written |= {"generation_kwargs": {"until": ["."]}, "metric_list": [{"metric": "exact_match", **mean}]}
+    written = {
+        "task": "sums_written",
+        "output_type": "generate_until",
+        "doc_to_target": "{{answer}}",
+    }
+    written |= {
+        "generation_kwargs": {"until": ["."]},
+        "metric_list": [{"metric": "exact_match", **mean}],
+    }
     letter = choice | {"task": "sums_letter", "doc_to_choice": [*"0123"]}
     for task in (choice, letter, written):
         (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(shared | task))

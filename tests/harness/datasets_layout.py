@@ -27,11 +27,18 @@ def write_all(root: Path) -> None:
     """Write every data set under ``root/ORG/NAME``."""
     excerpts = json.loads((DATA / "excerpts.json").read_text("utf-8"))
     mmlu: dict[str, dict[str, Any]] = {}
-    for (subject, split), rows in pd.read_parquet(DATA / "mmlu.parquet").groupby(["subject", "split"]):
+    for (subject, split), rows in pd.read_parquet(DATA / "mmlu.parquet").groupby(
+        ["subject", "split"]
+    ):
         mmlu.setdefault(subject, {})[split] = rows.drop(columns="split").to_dict("records")
     write(root / "cais/mmlu", mmlu)
     questions = [
-        {"id": f"q{i}", "question": q, "choices": {"text": c, "label": LETTERS}, "answerKey": LETTERS[a]}
+        {
+            "id": f"q{i}",
+            "question": q,
+            "choices": {"text": c, "label": LETTERS},
+            "answerKey": LETTERS[a],
+        }
         for i, (q, c, a) in enumerate(FACTS)
     ]
     arc = {"train": questions[:2], "validation": questions[2:4], "test": questions}
@@ -59,9 +66,14 @@ def write_all(root: Path) -> None:
     ]
     write(root / "google/IFEval", {"default": {"train": ifeval}})
     story = "Anna walked through the garden and thought of many things."
-    quail = [{"context": story, "question": q, "answers": c, "correct_answer_id": a} for q, c, a in FACTS]
+    quail = [
+        {"context": story, "question": q, "answers": c, "correct_answer_id": a} for q, c, a in FACTS
+    ]
     write(root / "textmachinelab/quail", {"quail": {"train": quail[:3], "validation": quail}})
-    write(root / "openai/gsm8k", {"main": {"train": excerpts["gsm8k"][:6], "test": excerpts["gsm8k"][6:]}})
+    write(
+        root / "openai/gsm8k",
+        {"main": {"train": excerpts["gsm8k"][:6], "test": excerpts["gsm8k"][6:]}},
+    )
     truthful = [
         {"question": q} | {f"mc{i}_targets": {"choices": c, "labels": [1, 0, 0, 0]} for i in (1, 2)}
         for q, c, _ in FACTS
@@ -86,12 +98,27 @@ def write_all(root: Path) -> None:
         for i, subject in enumerate([*mmlu, *mmlu])
     ]
     name = "Llama-3.1-8B-Instruct-evals"
-    write(root / "meta-llama" / name, {f"{name}__multilingual_mmlu_th__details": {"latest": details}})
+    write(
+        root / "meta-llama" / name, {f"{name}__multilingual_mmlu_th__details": {"latest": details}}
+    )
     # metabench holds the examples of a prompt in columns of their own.
-    example = {"prompt": "The _ is sweet.", "option1": "honey", "option2": "iron", "answer": "1", "idx": 0}
-    shots = {f"winogrande_{key}_shot_{i}": value for i in range(1, 6) for key, value in example.items()}
+    example = {
+        "prompt": "The _ is sweet.",
+        "option1": "honey",
+        "option2": "iron",
+        "answer": "1",
+        "idx": 0,
+    }
+    shots = {
+        f"winogrande_{key}_shot_{i}": value for i in range(1, 6) for key, value in example.items()
+    }
     winogrande = [
-        {"sentence": f"{q} It is _ today.", "option1": c[0], "option2": c[1], "answer": str(1 + a % 2)}
+        {
+            "sentence": f"{q} It is _ today.",
+            "option1": c[0],
+            "option2": c[1],
+            "answer": str(1 + a % 2),
+        }
         | {**shots, "allfiveshot_longprompt": ""}
         for q, c, a in FACTS
     ]
@@ -105,6 +132,8 @@ def write(folder: Path, configs: dict[str, dict[str, list[dict[str, Any]]]]) -> 
         (folder / config).mkdir(parents=True, exist_ok=True)
         lines += [f"- config_name: {config}", "  data_files:"]
         for split, rows in splits.items():
-            pd.DataFrame(rows).to_parquet(folder / config / f"{split}-00000-of-00001.parquet", index=False)
+            pd.DataFrame(rows).to_parquet(
+                folder / config / f"{split}-00000-of-00001.parquet", index=False
+            )
             lines += [f"  - split: {split}", f"    path: {config}/{split}-*"]
     (folder / "README.md").write_text("\n".join([*lines, "---", ""]))

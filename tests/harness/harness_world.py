@@ -56,7 +56,10 @@ def trained_tokenizer() -> Any:
         texts,
         trainers.BpeTrainer(
             vocab_size=600,
-            special_tokens=["!", *special],  # token 0 is a real one, as in GPT-2: lm-eval pads with it
+            special_tokens=[
+                "!",
+                *special,
+            ],  # token 0 is a real one, as in GPT-2: lm-eval pads with it
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
@@ -72,7 +75,9 @@ def tiny_llama(tokenizer: Any, **settings: Any) -> Any:
     """A random Llama whose states differ enough from text to text."""
     torch.manual_seed(0)
     special = {"vocab_size": len(tokenizer), "eos_token_id": 1, "pad_token_id": 2}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | special | settings)).eval()
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES | special | settings)
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -108,7 +113,9 @@ class World:
     manager: Callable[..., Any]
 
     def lm(self, model: Any = None, **settings: Any) -> Any:
-        return hflm(tiny_llama(self.tokenizer) if model is None else model, self.tokenizer, **settings)
+        return hflm(
+            tiny_llama(self.tokenizer) if model is None else model, self.tokenizer, **settings
+        )
 
     def run(
         self,
@@ -145,7 +152,9 @@ def environment(path: str = "", **variables: str) -> dict[str, str]:
     import datasets
 
     folders = [path, str(Path(__file__).parent), str(ROOT), str(ROOT / "screener")]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGINGFACE", "LMEVAL_"))}
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGINGFACE", "LMEVAL_"))
+    }
     cache = str(datasets.config.HF_DATASETS_CACHE)
     return {
         **kept,
@@ -162,7 +171,9 @@ def environment(path: str = "", **variables: str) -> dict[str, str]:
 def trimmed_copy(site: Path) -> Path:
     """A copy of lm-eval with a few of its tasks: it starts faster, and may be written to."""
     theirs = install.harness_tasks()
-    shutil.copytree(theirs.parent, site / "lm_eval", ignore=shutil.ignore_patterns("tasks", "__pycache__"))
+    shutil.copytree(
+        theirs.parent, site / "lm_eval", ignore=shutil.ignore_patterns("tasks", "__pycache__")
+    )
     tasks = site / "lm_eval" / "tasks"
     tasks.mkdir()
     for file in theirs.glob("*.py"):
@@ -209,11 +220,15 @@ def check_vectors(
         state, query = sample["dispersion"].state, sample["dispersion"].columns["text"]
         context, continuation = sample["arguments"][0]
         context_tokens, continuation_tokens = lm._encode_pair(context, continuation)
-        tokens = (context_tokens + continuation_tokens)[-(lm.max_length + 1) :][: -len(continuation_tokens)]
+        tokens = (context_tokens + continuation_tokens)[-(lm.max_length + 1) :][
+            : -len(continuation_tokens)
+        ]
         vector, logprobs = alone(lm, tokens, layer)
         assert state.vectors[layer].shape == (1, len(vector))
         if within is not None:
-            assert np.linalg.norm(state.vectors[layer][0] - vector) < within * np.linalg.norm(vector)
+            assert np.linalg.norm(state.vectors[layer][0] - vector) < within * np.linalg.norm(
+                vector
+            )
             continue
         np.testing.assert_allclose(state.vectors[layer][0], vector, atol=1e-5, rtol=0)
         assert (state.prompt_tokens, state.truncated) == (
@@ -231,7 +246,9 @@ def check_same_store(store: Store, expected: Store) -> None:
     documents = [s.documents.drop(columns="query_perplexity") for s in (store, expected)]
     pd.testing.assert_frame_equal(*documents, rtol=1e-12)
     for layer in store.layers:
-        np.testing.assert_allclose(store.vectors(layer), expected.vectors(layer), atol=1e-3)  # float16
+        np.testing.assert_allclose(
+            store.vectors(layer), expected.vectors(layer), atol=1e-3
+        )  # float16
         np.testing.assert_allclose(store.norms(layer), expected.norms(layer), rtol=1e-4)
     assert store.manifest["identity"] == expected.manifest["identity"]
 
@@ -252,7 +269,10 @@ def check_stored_run(out: Path, task: str, documents: int = 8) -> None:
     expected = dispersion_estimate(store.vectors())
     for figure in (figures["dispersion,none"], summary["layers"]["last"]["dispersion"]):
         assert figure == pytest.approx(expected.mean, abs=1e-4)
-    for error in (figures["dispersion_stderr,none"], summary["layers"]["last"]["dispersion_stderr"]):
+    for error in (
+        figures["dispersion_stderr,none"],
+        summary["layers"]["last"]["dispersion_stderr"],
+    ):
         assert error == pytest.approx(expected.se, abs=1e-4)
     assert summary["documents"] == documents
     assert figures["acc,none"] == store.documents["correct"].mean()

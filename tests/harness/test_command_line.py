@@ -23,7 +23,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_world")]
 
 TASK = "mmlu_stem_dispersion"
 MODEL = data_folder("demo") / "sums-20"
-LM_EVAL = [str(Path(sys.executable).parent / "lm_eval"), "--model", "hf", "--device", "cpu", "--tasks", TASK]
+LM_EVAL = [
+    str(Path(sys.executable).parent / "lm_eval"),
+    "--model",
+    "hf",
+    "--device",
+    "cpu",
+    "--tasks",
+    TASK,
+]
 LM_EVAL += ["--model_args", f"pretrained={MODEL},dtype=float32", "--output_path"]
 
 
@@ -37,7 +45,9 @@ def site(in_world, harness_copy):
 def test_the_stock_command_runs_mmlu(site, tmp_path):
     # One category rather than all 57 subjects, for time; test_task_metrics.py runs the whole group.
     more = ("--log_samples", "--limit", "3", "--num_fewshot", "1", "--batch_size", "16")
-    done = child(*LM_EVAL, tmp_path, *more, "--metadata", "dispersion_layers=last+layer.-1.attn", path=site)
+    done = child(
+        *LM_EVAL, tmp_path, *more, "--metadata", "dispersion_layers=last+layer.-1.attn", path=site
+    )
     stores = next(tmp_path.glob("*/dispersion_*"))
     last = done.stderr.splitlines()[-2:]
     assert last == [f"vectors of 19 tasks: {stores}", f"next: dispersion audit {stores}"]
@@ -54,7 +64,9 @@ def test_the_stock_command_runs_mmlu(site, tmp_path):
     noted = results["configs"]["mmlu_anatomy_dispersion"]["metadata"]["dispersion"]
     assert Path(noted["store"]).is_dir()
     assert noted["layers"]["layer.2.attn"]["dispersion_n"] == 3
-    samples = next(stores.parent.glob("samples_mmlu_anatomy_dispersion_*.jsonl")).read_text().splitlines()
+    samples = (
+        next(stores.parent.glob("samples_mmlu_anatomy_dispersion_*.jsonl")).read_text().splitlines()
+    )
     assert json.loads(samples[0])["dispersion"] == "<state of document 0>"
     assert max(map(len, samples)) < 8000
 
@@ -120,7 +132,9 @@ def test_two_processes_give_the_figures_of_one(world, model_folder, tmp_path):
     launch += ["--standalone", "--nproc-per-node=2"]
     child(*launch, tmp_path / "two.py", model_folder, tmp_path, NLTK_DATA=str(nltk.data.path[0]))
     two = json.loads((tmp_path / "results.json").read_text())
-    lm = world.lm(transformers.AutoModelForCausalLM.from_pretrained(model_folder).float(), batch_size=3)
+    lm = world.lm(
+        transformers.AutoModelForCausalLM.from_pretrained(model_folder).float(), batch_size=3
+    )
     results = world.run(lm, *two, store=tmp_path / "one", gen_kwargs={"max_gen_toks": 4}, limit=7)
     for task, figures in results["results"].items():
         for key, value in figures.items():
@@ -136,7 +150,9 @@ def test_two_processes_give_the_figures_of_one(world, model_folder, tmp_path):
 def test_the_emitted_script_evaluates_what_has_no_results_and_can_be_verified(in_world, tmp_path):
     def run(*words):
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return child(*words, cwd=tmp_path, PATH=path, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
+        return child(
+            *words, cwd=tmp_path, PATH=path, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1"
+        )
 
     screen = (sys.executable, "-m", "lmeval_screener")
     chosen = (

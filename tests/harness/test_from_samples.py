@@ -16,17 +16,25 @@ from lmeval_dispersion.store.samples import LoggedRun
 
 def test_a_group_keeps_its_categories_and_the_judge_can_be_chosen(stock, from_samples):
     logged, _ = stock("mmlu_stem", families=("mmlu",), limit=2)
-    assert set(from_samples(logged, "stem", tasks=["mmlu_anatomy"]).documents["category"]) == {"stem"}
+    assert set(from_samples(logged, "stem", tasks=["mmlu_anatomy"]).documents["category"]) == {
+        "stem"
+    }
     with pytest.raises(UsageError, match="has no samples of 'mmlu_law'; it has mmlu_"):
         from_samples(logged, tasks=["mmlu_law"])
-    logged, _ = stock("gsm8k", families=("gsm8k",), out="gsm", gen_kwargs={"max_gen_toks": 8}, limit=3)
-    with pytest.raises(HarnessError, match="it has strict-match/exact_match, flexible-extract/exact_match"):
+    logged, _ = stock(
+        "gsm8k", families=("gsm8k",), out="gsm", gen_kwargs={"max_gen_toks": 8}, limit=3
+    )
+    with pytest.raises(
+        HarnessError, match="it has strict-match/exact_match, flexible-extract/exact_match"
+    ):
         from_samples(logged, judge="exact-match")
     store = from_samples(logged, judge="flexible-extract/exact_match")
     assert store.manifest["figures"]["correct_by"] == "flexible-extract/exact_match"
 
 
-def test_a_killed_run_goes_on_and_equal_prompts_run_once(stock, from_samples, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_and_equal_prompts_run_once(
+    stock, from_samples, tmp_path, monkeypatch
+):
     logged, _ = stock("arc_easy", families=("arc",))
     file = next(logged.rglob("samples_*.jsonl"))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -60,7 +68,9 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(stock, from_samples, tm
         from_samples(logged, layers="layer.0")
 
 
-def test_samples_that_are_not_whole_are_refused_or_noted(stock, from_samples, tmp_path, monkeypatch):
+def test_samples_that_are_not_whole_are_refused_or_noted(
+    stock, from_samples, tmp_path, monkeypatch
+):
     logged, _ = stock("arc_easy", families=("arc",), limit=4)
     file, results_file = next(logged.rglob("samples_*.jsonl")), next(logged.rglob("results_*.json"))
     whole, results = file.read_text().splitlines(), json.loads(results_file.read_text())
@@ -82,17 +92,26 @@ def test_samples_that_are_not_whole_are_refused_or_noted(stock, from_samples, tm
         assert not (tmp_path / "samples").exists()
 
     results |= dict.fromkeys(("max_length", "tokenizer_eos_token", "tokenizer_bos_token"))
-    results["configs"]["arc_easy"]["doc_to_text"] = "def doc_to_text(doc):\n    return doc['question']\n"
+    results["configs"]["arc_easy"]["doc_to_text"] = (
+        "def doc_to_text(doc):\n    return doc['question']\n"
+    )
     results_file.write_text(json.dumps(results))
     store = from_samples(logged, force=True)
     assert store.documents["doc_id"].tolist() == [0, 1, 3]
     assert store.documents["text"].isna().all()
-    parts = ("from a function", r"1 of 4 documents .* \(2\)", "do not name the tokenizer", "context length")
+    parts = (
+        "from a function",
+        r"1 of 4 documents .* \(2\)",
+        "do not name the tokenizer",
+        "context length",
+    )
     for note, part in zip(store.manifest["samples"]["notes"], parts, strict=True):
         assert re.search(part, note)
 
     stock("arc_easy", families=("arc",), limit=4)
-    with pytest.raises(HarnessError, match=r"holds the samples of 2 runs; name one of them: .*results_"):
+    with pytest.raises(
+        HarnessError, match=r"holds the samples of 2 runs; name one of them: .*results_"
+    ):
         from_samples(logged, "two")
     latest = max(logged.rglob("results_*.json"))
     from_samples(latest, "two")
@@ -114,9 +133,15 @@ def test_samples_without_results_get_their_vectors(stock, from_samples):
         assert store.documents["correct"].tolist() == whole.documents["correct"].tolist()
 
 
-def test_names_of_digits_stay_names_and_other_arguments_become_numbers(monkeypatch, tmp_path, model_folder):
-    with pytest.raises(HarnessError, match=r"cannot be loaded: .* unexpected keyword argument 'dtipe'"):
-        module._model(LoggedRun(tmp_path, {}, {}), {"pretrained": str(model_folder), "dtipe": "float32"})
+def test_names_of_digits_stay_names_and_other_arguments_become_numbers(
+    monkeypatch, tmp_path, model_folder
+):
+    with pytest.raises(
+        HarnessError, match=r"cannot be loaded: .* unexpected keyword argument 'dtipe'"
+    ):
+        module._model(
+            LoggedRun(tmp_path, {}, {}), {"pretrained": str(model_folder), "dtipe": "float32"}
+        )
 
     def refuse(**options):
         raise ValueError(repr(options))
@@ -144,5 +169,7 @@ def test_samples_of_another_model_or_tokenizer_are_refused(
     renamed = transformers.AutoTokenizer.from_pretrained(model_folder)
     renamed.eos_token = "<|end|>"
     renamed.save_pretrained(other)
-    with pytest.raises(HarnessError, match="the samples come from another tokenizer: its eos token is"):
+    with pytest.raises(
+        HarnessError, match="the samples come from another tokenizer: its eos token is"
+    ):
         from_samples(logged, "renamed", other)

@@ -71,7 +71,11 @@ def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metric
     def read(text):
         return yaml.safe_load(text.replace("!function ", ""))
 
-    files = {name: read(text) for name, text in install.task_files().items() if name != "quail/quail.yaml"}
+    files = {
+        name: read(text)
+        for name, text in install.task_files().items()
+        if name != "quail/quail.yaml"
+    }
     tasks = {name: config for name, config in files.items() if "group" not in config}
     for config in tasks.values():
         assert config["task"] == f"{Path(config['include']).stem}_dispersion"
@@ -98,7 +102,10 @@ def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metric
     ("error", "expected"),
     [
         (MemoryError("4 GB"), "out of memory: 4 GB; lower batch_size"),
-        (RuntimeError("CUDA out of memory. Tried 2 GiB.\nmore"), "out of memory: CUDA out of memory"),
+        (
+            RuntimeError("CUDA out of memory. Tried 2 GiB.\nmore"),
+            "out of memory: CUDA out of memory",
+        ),
         (ValueError("Tasks not found: mmlu_dispertion"), "did you mean mmlu_dispersion"),
         (ValueError("Tasks not found: qqq"), "`dispersion run ls tasks` lists them"),
         (ValueError("Duplicate task 'a': found in both 'g' and 'a'"), "'g' and 'a'; name it once"),

@@ -44,7 +44,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, share in (("near", 0.2), ("far", 0.9), ("untrained", 0.0), ("strays", 0.9)):
         lora(folder / name, share)
     weights = folder / "strays" / "adapter_model.safetensors"
-    renamed = {name.replace("model.layers", "other.layers"): t for name, t in load_file(weights).items()}
+    renamed = {
+        name.replace("model.layers", "other.layers"): t for name, t in load_file(weights).items()
+    }
     save_file(renamed, weights)
     return folder
 
@@ -153,16 +155,22 @@ def test_adapters_race_in_the_order_of_a_first_block_with_their_base(
     assert result["best"] != base["label"]
     samples = {
         label: [
-            json.loads(line)["doc_id"] for line in next((tmp_path / "out" / folder).glob("samples_*")).open()
+            json.loads(line)["doc_id"]
+            for line in next((tmp_path / "out" / folder).glob("samples_*")).open()
         ]
-        for label, folder in {**{label: label for label in rows}, base["label"]: "sums-20_base_"}.items()
+        for label, folder in {
+            **{label: label for label in rows},
+            base["label"]: "sums-20_base_",
+        }.items()
     }
     blocks = {tuple(sorted(asked[:25])) for asked in samples.values()}
     assert len(blocks) == 1
     assert sum(map(len, samples.values())) == result["questions"]
     monkeypatch.setattr(seams, "loaded_lm", None)
     again = answer(capsys, words)
-    assert [c["outcome"] for c in again["checkpoints"]] == [c["outcome"] for c in result["checkpoints"]]
+    assert [c["outcome"] for c in again["checkpoints"]] == [
+        c["outcome"] for c in result["checkpoints"]
+    ]
     assert answer(capsys, words)["questions"] == result["questions"]
 
 
@@ -194,7 +202,17 @@ def test_one_that_answers_as_its_base_is_named_and_one_that_does_not_reach_it_is
             "other.layers.0.mlp.down_proj, the base has model.layers.0.mlp.down_proj; write the base that it "
             "was trained on into adapter_config.json, or save it again"
         )
-    given = ("probe", adapters, "--task", "sums", "--include_path", tasks, "--format", "json", *QUIET)
+    given = (
+        "probe",
+        adapters,
+        "--task",
+        "sums",
+        "--include_path",
+        tasks,
+        "--format",
+        "json",
+        *QUIET,
+    )
     shutil.rmtree(adapters / "untrained-2")
     probed = answer(capsys, [*map(str, given)], 3)
     assert {c["label"] for c in probed["checkpoints"]} == {"far", "near", "untrained"}
@@ -221,12 +239,21 @@ def test_one_logit_decides_whether_it_answers_as_its_base(tmp_path: Path) -> Non
     rank = {"use_rslora": True, "rank_pattern": {"q_proj": 4}}
     heads = {"target_modules": ["lm_head"]}  # of which no block knows
     for number, (share, settings, same) in enumerate(
-        ((0.0, rank, True), (0.3, rank, False), (0.3, {"use_dora": True}, False), (0.001, heads, False))
+        (
+            (0.0, rank, True),
+            (0.3, rank, False),
+            (0.3, {"use_dora": True}, False),
+            (0.001, heads, False),
+        )
     ):
         place = lora(tmp_path / str(number), share, **settings)
-        lm = seams.loaded_lm("hf", with_base({"pretrained": str(place)}), lambda _: None, device="cpu")
+        lm = seams.loaded_lm(
+            "hf", with_base({"pretrained": str(place)}), lambda _: None, device="cpu"
+        )
         assert answers_as_base(lm, "7+5=12. 13+14=") is same
-    assert not answers_as_base(seams.loaded_lm("hf", {"pretrained": str(BASE)}, lambda _: None), "7+5=")
+    assert not answers_as_base(
+        seams.loaded_lm("hf", {"pretrained": str(BASE)}, lambda _: None), "7+5="
+    )
 
 
 def test_arguments_are_the_bases_with_the_adapter_as_peft(adapters: Path, tmp_path: Path) -> None:
@@ -241,13 +268,18 @@ def test_arguments_are_the_bases_with_the_adapter_as_peft(adapters: Path, tmp_pa
         shutil.copy(BASE / name, far / name)
     assert with_base({"pretrained": str(far)}) == plain | {"tokenizer": str(far)}
     assert with_base({"pretrained": str(far), "tokenizer": "mine"}) == plain | {"tokenizer": "mine"}
-    for base, why in (("/none/base", "a path on the machine that trained"), ("", "does not name the base")):
+    for base, why in (
+        ("/none/base", "a path on the machine that trained"),
+        ("", "does not name the base"),
+    ):
         settings = json.loads((far / "adapter_config.json").read_text())
         text = json.dumps(settings | {"base_model_name_or_path": base})
         (far / "adapter_config.json").write_text(text)
         with pytest.raises(DispersionError, match=why):
             with_base({"pretrained": str(far)})
-    shutil.copytree(BASE, far, dirs_exist_ok=True)  # a whole model in the same folder is what counts
+    shutil.copytree(
+        BASE, far, dirs_exist_ok=True
+    )  # a whole model in the same folder is what counts
     assert with_base({"pretrained": str(far)}) == {"pretrained": str(far)}
     with pytest.raises(HarnessError, match="an adapter, which the model dummy does not load"):
         seams.loaded_lm("dummy", plain, lambda _: None)
@@ -269,7 +301,9 @@ def test_those_that_were_probed_race_by_their_block_with_their_base_once(adapter
         (raced, "1 load for 2 checkpoints,"),
         (merged, "5 loads for 3 checkpoints,"),
     ):  # the merge twice, then the base again
-        assert RaceFolder("sums", {}, {}, Path(), lineup, "").forecast(40, 1.0, 0.0).startswith(loads)
+        assert (
+            RaceFolder("sums", {}, {}, Path(), lineup, "").forecast(40, 1.0, 0.0).startswith(loads)
+        )
     assert going_on([*probed.entries] * 12) == 8
 
 
@@ -290,14 +324,21 @@ def test_on_vllm_adapters_share_an_engine_with_room_for_their_ranks(
         return SimpleNamespace(lora_request="none")
 
     request = SimpleNamespace(LoRARequest=lambda *given: given)
-    for name, module in (("vllm", object()), ("vllm.lora", object()), ("vllm.lora.request", request)):
+    for name, module in (
+        ("vllm", object()),
+        ("vllm.lora", object()),
+        ("vllm.lora.request", request),
+    ):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(seams, "loaded_lm", load)
     models, asked = SharedBase(), []
     for place in ("", *places, places[0]):
         given = {"pretrained": "base", "peft": place}
         asked.append(models.loaded("vllm", given, lambda _: None, batch_size="auto").lora_request)
-    assert asked == [None, *((place, number, place) for number, place in enumerate([*places, places[0]], 2))]
+    assert asked == [
+        None,
+        *((place, number, place) for number, place in enumerate([*places, places[0]], 2)),
+    ]
     room = [{"pretrained": "base", "enable_lora": True, "max_lora_rank": rank} for rank in (16, 64)]
     assert engines == [("vllm", given, {"batch_size": "auto"}) for given in room]
 
@@ -381,13 +422,32 @@ def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "dispersion").write_text(f"#!{sys.executable}\n{COMMAND}")
     (tmp_path / "bin" / "dispersion").chmod(0o755)
-    variables = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    variables = {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+    }
     variables["PATH"] = f"{tmp_path}/bin:{bin_folder}:/usr/bin:/bin"
-    all_asked = ("--error", "1e-9", "--include_path", tasks, "--device", "cpu", "--batch_size", 1, "-q")
+    all_asked = (
+        "--error",
+        "1e-9",
+        "--include_path",
+        tasks,
+        "--device",
+        "cpu",
+        "--batch_size",
+        1,
+        "-q",
+    )
     child("bash", lists / "run.sh", *all_asked, **variables)
     assert (lists / "adapters" / "me" / "far" / "adapter_model.safetensors").is_file()
-    raced = {file.parent.name: json.loads(file.read_text()) for file in lists.glob("race/*/results_*.json")}
-    assert raced["me_far"]["config"]["model_args"] == on | {"peft": str(lists / "adapters" / "me" / "far")}
+    raced = {
+        file.parent.name: json.loads(file.read_text())
+        for file in lists.glob("race/*/results_*.json")
+    }
+    assert raced["me_far"]["config"]["model_args"] == on | {
+        "peft": str(lists / "adapters" / "me" / "far")
+    }
     assert raced.keys() == {"me_near", "me_far", "mine", "sums-00"}
     file = next((lists / "models").glob("*far.yaml"))
     words = (
@@ -408,5 +468,7 @@ def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_
         found = {t.label.replace("/", "_"): t.accuracy for t in rated if t.accuracy is not None}
         assert found.keys() == known
         assert found["me_far"] == raced["me_far"]["race"]["score"]
-    done = in_process("verify", lists, lists / "race", "--format", "json", endpoint=hub.endpoint, main=main)
+    done = in_process(
+        "verify", lists, lists / "race", "--format", "json", endpoint=hub.endpoint, main=main
+    )
     assert done.returncode == 0, done.stderr

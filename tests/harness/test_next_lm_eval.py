@@ -70,12 +70,16 @@ def test_the_next_lm_eval_gives_the_same_stores_and_metrics(in_world, model_fold
     assert not now["lm_eval"].startswith(NEXT)
     assert set(now["figures"]) == set(later["figures"])
     for task, metrics in now["figures"].items():
-        assert json.dumps(later["figures"][task], sort_keys=True) == json.dumps(metrics, sort_keys=True), task
+        assert json.dumps(later["figures"][task], sort_keys=True) == json.dumps(
+            metrics, sort_keys=True
+        ), task
     for folder in sorted((tmp_path / "now/store").iterdir()):
         first, second = read_store(folder), read_store(tmp_path / "later/store" / folder.name)
         # 0.5 hashes the prompt of a rolling task otherwise.
         drop = ["prompt_hash"] if folder.name.startswith("wikitext") else []
-        assert first.documents.drop(columns=drop).equals(second.documents.drop(columns=drop)), folder.name
+        assert first.documents.drop(columns=drop).equals(second.documents.drop(columns=drop)), (
+            folder.name
+        )
         for layer in first.layers:
             np.testing.assert_array_equal(first.vectors(layer), second.vectors(layer))
 
@@ -87,10 +91,24 @@ def test_the_next_lm_eval_gives_the_same_stores_and_metrics(in_world, model_fold
         pytest.param({"LMEVAL_DISABLE_MULTIPROC": "1"}, id="bootstrap-in-one-process"),
     ],
 )
-def test_the_command_with_default_options_stores_the_run(variables, in_world, model_folder, tmp_path):
+def test_the_command_with_default_options_stores_the_run(
+    variables, in_world, model_folder, tmp_path
+):
     """As `test_run_command.py` has it of the installed lm-eval."""
-    model = ("--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32", "--device", "cpu")
-    more = ("--output_path", tmp_path / "out", "--metadata", '{"dispersion_layers": "last+layer.0"}')
+    model = (
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={model_folder},dtype=float32",
+        "--device",
+        "cpu",
+    )
+    more = (
+        "--output_path",
+        tmp_path / "out",
+        "--metadata",
+        '{"dispersion_layers": "last+layer.0"}',
+    )
     command = (sys.executable, "-W", "ignore", "-c", COMMAND, "run", *model, "--tasks", ARC)
     done = child(*command, *more, path=NEXT, cwd=in_world, **variables)
     assert "ootstrapping" not in done.stdout + done.stderr
@@ -99,12 +117,20 @@ def test_the_command_with_default_options_stores_the_run(variables, in_world, mo
 
 def test_plain_samples_of_both_are_one_run(in_world, model_folder, stock, tmp_path):
     """Kinds of tasks and a group, the later ones by the stock command; read without vectors, and compared."""
-    names, families = ("arc_easy", "mmlu_stem", "gsm8k", "wikitext"), ("arc", "mmlu", "gsm8k", "wikitext")
+    names, families = (
+        ("arc_easy", "mmlu_stem", "gsm8k", "wikitext"),
+        ("arc", "mmlu", "gsm8k", "wikitext"),
+    )
     now, _ = stock(*names, families=families, gen_kwargs={"max_gen_toks": 8}, limit=5)
     for family in ("arc", "mmlu/default", "gsm8k", "wikitext"):
         shutil.copytree(Path(NEXT, "lm_eval", "tasks", family), tmp_path / "tasks" / family)
     command = (sys.executable, "-W", "ignore", "-c", LM_EVAL, "--model", "hf", "--device", "cpu")
-    model = ("--model_args", f"pretrained={model_folder},dtype=float32,max_length=512", "--num_fewshot", "0")
+    model = (
+        "--model_args",
+        f"pretrained={model_folder},dtype=float32,max_length=512",
+        "--num_fewshot",
+        "0",
+    )
     tasks = ("--tasks", ",".join(names), "--include_path", tmp_path / "tasks", "--limit", "5")
     more = ("--log_samples", "--gen_kwargs", "max_gen_toks=8", "--output_path", tmp_path / "later")
     child(*command, *model, *tasks, *more, path=NEXT, cwd=in_world, LMEVAL_DISABLE_MULTIPROC="1")

@@ -60,7 +60,10 @@ def test_the_documents_are_those_of_a_store_from_the_same_samples(logged, from_s
     for frame in frames:
         frame["logprobs"] = [list(values) for values in frame["logprobs"]]
     pd.testing.assert_frame_equal(*frames, check_dtype=False)
-    facts = {row.doc_id: row.probability for row in documents[documents["task"] == "arc_easy"].itertuples()}
+    facts = {
+        row.doc_id: row.probability
+        for row in documents[documents["task"] == "arc_easy"].itertuples()
+    }
     for line in next(logged.rglob("samples_arc_easy_*.jsonl")).read_text().splitlines():
         sample = json.loads(line)
         shares = [math.exp(float(answer[0])) for answer in sample["filtered_resps"]]
@@ -69,7 +72,10 @@ def test_the_documents_are_those_of_a_store_from_the_same_samples(logged, from_s
     assert found.documents["task"].isin(["wikitext", "mmlu_astronomy"]).any()
     notes = " ".join(read_run(logged).notes)
     assert "gsm8k: answers are judged by strict-match/exact_match." in notes
-    assert "wikitext: no metric judges single documents, so they have no label: word_perplexity, " in notes
+    assert (
+        "wikitext: no metric judges single documents, so they have no label: word_perplexity, "
+        in notes
+    )
 
 
 def test_two_runs_are_paired_document_by_document(logged):
@@ -81,7 +87,8 @@ def test_two_runs_are_paired_document_by_document(logged):
     found = compare([logged, other])
     whole = found.others[0].slices[0]
     frames = [
-        read_logged(place).documents.set_index(["task", "doc_id"])["correct"] for place in (logged, other)
+        read_logged(place).documents.set_index(["task", "doc_id"])["correct"]
+        for place in (logged, other)
     ]
     difference = (frames[1] - frames[0]).dropna()
     gained = int((difference > 0).sum())
@@ -92,15 +99,24 @@ def test_two_runs_are_paired_document_by_document(logged):
         "tuned and tiny do not differ clearly in accuracy in the mean over 4 tasks"
     )
     once = next(sentence for sentence in found.answer() if "counted once" in sentence)
-    assert f"exact McNemar p {'< 0.001' if whole.accuracy_p < 0.001 else f'= {whole.accuracy_p:.3f}'}" in once
-    assert {row.slice for row in found.others[0].slices} >= {"arc_easy", "anatomy", "gsm8k", "wikitext"}
+    assert (
+        f"exact McNemar p {'< 0.001' if whole.accuracy_p < 0.001 else f'= {whole.accuracy_p:.3f}'}"
+        in once
+    )
+    assert {row.slice for row in found.others[0].slices} >= {
+        "arc_easy",
+        "anatomy",
+        "gsm8k",
+        "wikitext",
+    }
     assert found.notes[0].startswith(
         "Dispersion is not compared: samples of lm-eval hold no vectors; `dispersion"
     )
     assert "│" in render(found.document(), "table", width=80)
     page = render(found.document(), "html")
     assert (
-        re.findall(r'<button type="button">([^<]*)</button><span class="dots', page) == ["Δ accuracy"] * 2
+        re.findall(r'<button type="button">([^<]*)</button><span class="dots', page)
+        == ["Δ accuracy"] * 2
     )  # tasks, slices
     compared = found.others[0]
     rows = [
@@ -119,11 +135,14 @@ def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
 
     found = compare([logged, changed(logged, "targets", other_target)])
     assert any(
-        "documents have another target in org/targets and are left out" in note for note in found.notes
+        "documents have another target in org/targets and are left out" in note
+        for note in found.notes
     )
     assert found.left_out[0] == found.left_out[1] > 0
     with pytest.raises(HarnessError, match="its doc_hash differs"):
-        read_logged(changed(logged, "edited", lambda sample, _: sample["doc"].update(question="another?")))
+        read_logged(
+            changed(logged, "edited", lambda sample, _: sample["doc"].update(question="another?"))
+        )
     with pytest.raises(HarnessError, match="holds document 0 twice"):
         read_logged(changed(logged, "twice", lambda sample, _: sample.update(doc_id=0)))
     fewshot, _ = stock("arc_easy", families=("arc",), out="fewshot", num_fewshot=2, limit=5)
@@ -161,7 +180,9 @@ def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_r
     assert "Logs hold no vectors" in report.answer()[1]
     assert "dispersion embed org/good --from-samples" in report.missing["mixtures"]
     assert set(report.missing) == {"mixtures", "calibration", "ranking"}
-    assert main(["audit", str(logged.parent / "good")]) == 0  # all that a run without vectors can show
+    assert (
+        main(["audit", str(logged.parent / "good")]) == 0
+    )  # all that a run without vectors can show
     assert "ranking not available: samples of lm-eval hold no vectors" in capsys.readouterr().err
     assert report.reliability.documents == report.answers.with_choices
     shown = render(report.document(), "table", width=80)
@@ -170,7 +191,10 @@ def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_r
     pages = [audit(logged.parent / "good", details=True), audit(logged, short=True)]
     whole, cautious = (render(page.document(), "table", details=True, width=80) for page in pages)
     assert pages[1].cautions
-    for text in (whole, cautious):  # the missing vectors are said once, and no more of what needs them
+    for text in (
+        whole,
+        cautious,
+    ):  # the missing vectors are said once, and no more of what needs them
         assert text.count("dispersion embed") == (text is whole)
         assert "correlation" not in text
         assert "Left out" not in text
@@ -186,6 +210,8 @@ def test_neither_torch_nor_lm_eval_is_imported(logged):
     )
     for words in (["compare", logged, logged], ["audit", logged]):
         command = [sys.executable, "-c", script, *map(str, words)]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, check=False
+        )
         assert done.stderr.strip().endswith("[]"), done.stderr
         assert done.stdout

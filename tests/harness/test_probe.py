@@ -56,10 +56,14 @@ class Asked:
         results = self.evaluation.ask(lm, range(count))
         given = load_answers(str(answers)) if answers else UsageError("no set")
         complete(self.evaluation, lm, results, given)
-        samples = {(task, s["doc_id"]): s for task, each in results["samples"].items() for s in each}
+        samples = {
+            (task, s["doc_id"]): s for task, each in results["samples"].items() for s in each
+        }
         self.samples = [samples[question] for question in self.evaluation.questions]
         self.blocks = [sample.get("block", {}) for sample in self.samples]
-        self.squares = [float(np.square(block["tokens"]).sum()) for block in self.blocks if "tokens" in block]
+        self.squares = [
+            float(np.square(block["tokens"]).sum()) for block in self.blocks if "tokens" in block
+        ]
         self.questions = [
             question_of(*self.evaluation.requests_of(question), bool(self.evaluation.chat))
             for question in self.evaluation.questions
@@ -73,20 +77,25 @@ def probabilities(lm, ids):
 
 
 @pytest.mark.parametrize(
-    ("task", "shots"), [("arc_easy", 0), ("arc_easy", 2), ("mmlu_anatomy", 1), ("truthfulqa_mc1", 0)]
+    ("task", "shots"),
+    [("arc_easy", 0), ("arc_easy", 2), ("mmlu_anatomy", 1), ("truthfulqa_mc1", 0)],
 )
 def test_answers_are_those_of_lm_eval(task, shots, in_world, model_folder, task_manager, stock):
     lm = from_folder(model_folder)
     lm.batch_size_per_gpu = 1  # sums of a batch are rounded by its shape
     asked = Asked(lm, task, 3, num_fewshot=shots, include_path=stock, seed=3)
-    samples = evaluate(lm, [task], task_manager(*FAMILIES), num_fewshot=shots, log_samples=True)["samples"]
+    samples = evaluate(lm, [task], task_manager(*FAMILIES), num_fewshot=shots, log_samples=True)[
+        "samples"
+    ]
     by_document = {sample["doc_id"]: sample for sample in samples[task]}
     assert len(asked.questions) < asked.evaluation.available == len(by_document)
     order = [doc_id for _, doc_id in asked.evaluation.questions]
     assert {*order} < {*by_document}
     assert sorted(order) != order
     lines = "".join(map(logged_line, asked.samples))
-    found = asked.evaluation.scores("", None, {task: lines}, {task: {"output_type": "multiple_choice"}})
+    found = asked.evaluation.scores(
+        "", None, {task: lines}, {task: {"output_type": "multiple_choice"}}
+    )
     for doc_id, right, probability, question in zip(
         order, found.score, found.probability, asked.questions, strict=True
     ):
@@ -117,7 +126,10 @@ def test_squares_are_those_of_the_softmax(in_world, model_folder, tasks, stock):
             place = probabilities(demo, demo.tok_encode(question.context))
             assert squares == pytest.approx(np.square(place[digits]).sum(), rel=1e-4)
     for question, block in zip(written.questions, written.blocks, strict=True):
-        ids, target = demo.tok_encode(question.context), demo.tok_encode(question.requests[0].args[1])
+        ids, target = (
+            demo.tok_encode(question.context),
+            demo.tok_encode(question.requests[0].args[1]),
+        )
         steps = [probabilities(demo, [*ids, *target[:i]])[token] for i, token in enumerate(target)]
         assert block["probability"] == pytest.approx(np.prod(steps), rel=1e-4)
 
@@ -163,7 +175,10 @@ def test_prompts_are_built_for_each_chat_template(in_world, model_folder, stock)
     other = from_folder(model_folder)
     other.tokenizer.chat_template = other.tokenizer.chat_template.replace("assistant", "robot")
     asked.evaluation.ask(other, range(3))
-    again = [asked.evaluation.requests_of(question)[1][0].args[0] for question in asked.evaluation.questions]
+    again = [
+        asked.evaluation.requests_of(question)[1][0].args[0]
+        for question in asked.evaluation.questions
+    ]
     assert all("<|robot|>" in context for context in again)
     assert [context.replace("robot", "assistant") for context in again] == first
 
@@ -175,7 +190,12 @@ def test_the_demo_family_is_ordered_with_labels_and_without(run, in_world, tasks
     assert run(*models, broken, "--format", "json") == 3
     result = json.loads(capsys.readouterr().out)
     assert faults(result) == []
-    assert [c["label"] for c in result["checkpoints"]] == ["sums-80", "sums-30", "sums-10", "sums-00"]
+    assert [c["label"] for c in result["checkpoints"]] == [
+        "sums-80",
+        "sums-30",
+        "sums-10",
+        "sums-00",
+    ]
     assert result["answer"][0].startswith("Best: sums-80 (highest")
     assert result["answer"][0].endswith(", clearly ahead of sums-30.")
     assert result["answer"][-1] == "1 of 5 checkpoints could not be probed."
@@ -189,7 +209,9 @@ def test_the_demo_family_is_ordered_with_labels_and_without(run, in_world, tasks
     assert said.err == ""  # nothing of lm-eval's
     written = json.loads(said.out)["checkpoints"]
     assert [c["label"] for c in written] == ["sums-80", "sums-30", "sums-10", "sums-00"]
-    assert {c["accuracy"] for c in written} == {0}  # generated up to the full stop, which the target has
+    assert {c["accuracy"] for c in written} == {
+        0
+    }  # generated up to the full stop, which the target has
 
 
 @pytest.mark.parametrize("task", ["sums", "sums_written"])
@@ -210,9 +232,21 @@ def test_a_probe_is_the_first_block_of_a_later_race(
     assert run(*models, *form, task=task) == 0  # nothing is loaded again
     assert json.loads(capsys.readouterr().out)["checkpoints"] == probed
     assert run(models[0], DEMO / "sums-30", *form, task=task) == 0
-    assert {c["label"] for c in json.loads(capsys.readouterr().out)["checkpoints"]} == {"sums-10", "sums-30"}
+    assert {c["label"] for c in json.loads(capsys.readouterr().out)["checkpoints"]} == {
+        "sums-10",
+        "sums-30",
+    }
     assert loaded == ["10", "80", "30"]
-    shared = ("--tasks", task, "--include_path", tasks, "--output_path", tmp_path / "out", *form, "-q")
+    shared = (
+        "--tasks",
+        task,
+        "--include_path",
+        tasks,
+        "--output_path",
+        tmp_path / "out",
+        *form,
+        "-q",
+    )
     more = ("--device", "cpu", "--batch_size", 16, "--all", *shared)
     assert main(["race", *map(str, (*models, DEMO / "sums-30", *more))]) == 0
     raced = json.loads(capsys.readouterr().out)
@@ -223,7 +257,9 @@ def test_a_probe_is_the_first_block_of_a_later_race(
     assert main(["race", *map(str, (*models, DEMO / "sums-30", *more, *fresh))]) == 0
     alone = json.loads(capsys.readouterr().out)
     keys = ("label", "questions", "score", "status")
-    rows = [{tuple(c[key] for key in keys) for c in result["checkpoints"]} for result in (raced, alone)]
+    rows = [
+        {tuple(c[key] for key in keys) for c in result["checkpoints"]} for result in (raced, alone)
+    ]
     assert rows[0] == rows[1]
     assert run(*models, "--num_fewshot", 2, task=task) == 2
     assert "with other prompts or examples; name another folder" in capsys.readouterr().err
@@ -266,7 +302,10 @@ def test_one_checkpoint_copies_and_all_questions(run, in_world, tmp_path, capsys
             ["--model", "openai-chat-completions", "--apply_chat_template"],
             "needs log-likelihoods, which OpenAIChatCompletion",
         ),
-        (["--model", "nothing"], "--model: expected a model of `lm_eval run --help`, got 'nothing'"),
+        (
+            ["--model", "nothing"],
+            "--model: expected a model of `lm_eval run --help`, got 'nothing'",
+        ),
         (["--questions", "4"], "--questions: expected at least 5, got 4"),
         (
             ["--rank-by", "squares"],
@@ -285,7 +324,13 @@ def test_what_cannot_be_probed_is_one_sentence(more, sentence, run, in_world, ca
 
 def test_an_encoder_decoder_has_no_squares(run, in_world, tmp_path, capsys):
     t5 = transformers.T5Config(
-        vocab_size=999, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+        vocab_size=999,
+        d_model=16,
+        d_kv=8,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
     )
     transformers.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -336,7 +381,15 @@ def test_the_next_lm_eval_gives_the_same_figures(in_world, tasks, tmp_path, task
     results = []
     for path in ("", NEXT):
         command = [sys.executable, "-W", "ignore", "-m", "lmeval_dispersion", "probe"]
-        words = [*command, DEMO / "sums-80", DEMO / "sums-10", "--task", task, "--include_path", tasks]
+        words = [
+            *command,
+            DEMO / "sums-80",
+            DEMO / "sums-10",
+            "--task",
+            task,
+            "--include_path",
+            tasks,
+        ]
         more = ["--answers", tasks / "digits.yaml", "--num_fewshot", 2]
         file = tmp_path / f"{len(results)}.json"
         more += [

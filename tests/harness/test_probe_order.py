@@ -85,7 +85,9 @@ def test_overlaps_are_the_runs_of_ranks_that_hang_together(count, seed):
         ]
     )
     # Between two neighbours of one run some tie crosses; between two runs none does.
-    crossed = [any(not apart[i, j] for i in range(k) for j in range(k, count)) for k in range(1, count)]
+    crossed = [
+        any(not apart[i, j] for i in range(k) for j in range(k, count)) for k in range(1, count)
+    ]
     runs, begin = [], 0
     for k, over in enumerate([*crossed, False], start=1):
         if not over:

@@ -37,7 +37,9 @@ def trained(file):
         core.pre_tokenizer = real.pre_tokenizer
     if real.post_processor is not None and type(real.post_processor).__name__ == "ByteLevel":
         core.post_processor = real.post_processor
-    texts = [*json.dumps(json.loads((DATA / "excerpts.json").read_text("utf-8"))).split("\\n")[:400]]
+    texts = [
+        *json.dumps(json.loads((DATA / "excerpts.json").read_text("utf-8"))).split("\\n")[:400]
+    ]
     texts += [before + query + after for before, query, after in PROMPTS.values()] * 3
     special = ["<unk>", *(f"<0x{i:02X}>" for i in range(256))] if bytes_too else []
     core.train_from_iterator(

@@ -53,14 +53,28 @@ def are_samples(number: int) -> bool:
     return bool(fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND)
 
 
-def words(tasks: Path, out: Path, *models: object, task: str = "sums", batch: int = 16) -> list[str]:
+def words(
+    tasks: Path, out: Path, *models: object, task: str = "sums", batch: int = 16
+) -> list[str]:
     """A race of models, by the last parts of their folders, in that order."""
     places = [DEMO / model if isinstance(model, str) else model for model in models]
     given = ("--tasks", task, "--include_path", tasks, "--batch_size", batch, "--output_path", out)
     return [
         *map(
             str,
-            ("race", *places, "--all", "--by", "rows", *given, "--device", "cpu", "--format", "json", "-q"),
+            (
+                "race",
+                *places,
+                "--all",
+                "--by",
+                "rows",
+                *given,
+                "--device",
+                "cpu",
+                "--format",
+                "json",
+                "-q",
+            ),
         )
     ]
 
@@ -75,20 +89,29 @@ def raced(capsys: pytest.CaptureFixture[str], *given: str, code: int = 0) -> dic
 
 def standing(result: dict[str, Any]) -> list[tuple[Any, ...]]:
     """All of a race but its time."""
-    return [tuple(c[key] for key in ("label", "questions", "score", "status")) for c in result["checkpoints"]]
+    return [
+        tuple(c[key] for key in ("label", "questions", "score", "status"))
+        for c in result["checkpoints"]
+    ]
 
 
 def samples(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """The logged samples of one checkpoint, by task and document."""
     files = {file.name.split("_2")[0]: file for file in folder.glob("samples_*.jsonl")}
     lines = [
-        (name, json.loads(line)) for name, file in files.items() for line in file.read_text().splitlines()
+        (name, json.loads(line))
+        for name, file in files.items()
+        for line in file.read_text().splitlines()
     ]
     return {(name.removeprefix("samples_"), line["doc_id"]): line for name, line in lines}
 
 
 def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
-    in_world: Path, tasks: Path, task_manager: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_world: Path,
+    tasks: Path,
+    task_manager: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Choices and generation, with two examples that lm-eval draws document by document."""
     import lm_eval
@@ -96,8 +119,15 @@ def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
 
     both = ("sums", "sums_written")
     given = words(tasks, tmp_path / "out", "sums-80", "sums-00", task=",".join(both), batch=1)
-    result = raced(capsys, *given, "--num_fewshot", "2", "--model_args", "dtype=float32, max_length=512")
-    assert (result["best"], result["questions"], result["of"], result["loaded"]) == ("sums-80", 105, 2, 2)
+    result = raced(
+        capsys, *given, "--num_fewshot", "2", "--model_args", "dtype=float32, max_length=512"
+    )
+    assert (result["best"], result["questions"], result["of"], result["loaded"]) == (
+        "sums-80",
+        105,
+        2,
+        2,
+    )
     assert (result["task"], result["metric"]) == ("sums,sums_written", "acc, exact_match")
     lm = from_folder(DEMO / "sums-80")
     lm.batch_size_per_gpu = 1
@@ -115,7 +145,9 @@ def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
         [plain["results"]["sums"]["acc,none"], plain["results"]["sums_written"]["exact_match,none"]]
     )
     assert result["checkpoints"][0]["score"] == pytest.approx(score, abs=1e-12)
-    assert [len(read_logged(tmp_path / "out" / name).documents) for name in ("sums-80", "sums-00")] == [
+    assert [
+        len(read_logged(tmp_path / "out" / name).documents) for name in ("sums-80", "sums-00")
+    ] == [
         80,
         25,
     ]
@@ -131,17 +163,24 @@ def test_the_same_command_goes_on_after_kill_9(
     again = words(tasks, tmp_path / "out", "sums-80", "sums-30", task="sums,sums_written")
     for blocks in range(1, kills + 1):
         killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *again]
-        done = subprocess.run(killed, env=environment(), cwd=in_world, capture_output=True, timeout=250)
+        done = subprocess.run(
+            killed, env=environment(), cwd=in_world, capture_output=True, timeout=250
+        )
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
         results = json.loads(next((tmp_path / "out" / "sums-80").glob("results_*")).read_text())
         assert results["race"]["questions"] == 25 * blocks
-        sizes = {f.name.split("_2")[0]: f.stat().st_size for f in (tmp_path / "out/sums-80").glob("samples*")}
+        sizes = {
+            f.name.split("_2")[0]: f.stat().st_size
+            for f in (tmp_path / "out/sums-80").glob("samples*")
+        }
         assert sum(sizes.values()) > sum(results["race"]["bytes"].values())  # half a block
     result = raced(capsys, *again)
     assert standing(result) == standing(expected)
     for name in ("sums-80", "sums-30"):
         assert samples(tmp_path / "out" / name) == samples(tmp_path / "whole" / name)
-    assert standing(raced(capsys, *again)) == standing(expected)  # of what is there, no model is loaded
+    assert standing(raced(capsys, *again)) == standing(
+        expected
+    )  # of what is there, no model is loaded
     (samples_file,) = (tmp_path / "out" / "sums-30").glob("samples_sums_2*")
     samples_file.write_text(samples_file.read_text()[:-9])
     assert main(again) == 1
@@ -200,7 +239,10 @@ def test_a_name_on_the_hub_goes_on_with_the_commit_that_was_loaded_first(
         raced(capsys, *given, code=130)
     main_branch.write_text("b" * 40)
     assert raced(capsys, *given)["checkpoints"][0]["score"] == 1
-    assert json.loads(next(tmp_path.glob("out/*/results_*")).read_text())["config"]["model_sha"] == "a" * 40
+    assert (
+        json.loads(next(tmp_path.glob("out/*/results_*")).read_text())["config"]["model_sha"]
+        == "a" * 40
+    )
 
 
 @pytest.fixture(scope="module")
@@ -213,12 +255,16 @@ def recorded(tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "class: !function lmeval_dispersion.harness.DispersionTask\n"
         )
         (folder / f"my_{task}.yaml").write_text(text)
-    (folder / "mine.yaml").write_text("group: mine\ngroup_alias: Mine\ntask: [my_sums, my_sums_written]\n")
+    (folder / "mine.yaml").write_text(
+        "group: mine\ngroup_alias: Mine\ntask: [my_sums, my_sums_written]\n"
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
-def check_stores(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
+def check_stores(
+    recorded: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Path], None]:
     """A checkpoint's folder holds what lm-eval's run of the dispersion tasks keeps of the same documents."""
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -230,7 +276,9 @@ def check_stores(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         lm.batch_size_per_gpu = 1
         place = tmp_path_factory.mktemp(model)
         manager = TaskManager(
-            include_path=str(recorded), include_defaults=False, metadata={"dispersion_store": str(place)}
+            include_path=str(recorded),
+            include_defaults=False,
+            metadata={"dispersion_store": str(place)},
         )
         lm_eval.simple_evaluate(lm, tasks=["mine"], samples=asked, task_manager=manager)
         return read_store(place)
@@ -259,7 +307,9 @@ def test_dispersion_tasks_leave_the_stores_of_lm_eval(
     given += ["--model_args", "dtype=float32"]
     if how == "kill -9":
         killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *given]
-        done = subprocess.run(killed, env=environment(), cwd=in_world, capture_output=True, timeout=250)
+        done = subprocess.run(
+            killed, env=environment(), cwd=in_world, capture_output=True, timeout=250
+        )
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
         assert not [*tmp_path.glob("out/*/dispersion_*")]
     else:
@@ -269,7 +319,10 @@ def test_dispersion_tasks_leave_the_stores_of_lm_eval(
         # As a kill leaves it while the states of a block are written.
         (tmp_path / "out" / "sums-80" / ".states" / ".000025.safetensors.7").write_bytes(b"half")
     result = raced(capsys, *given)
-    assert [(c["label"], c["questions"]) for c in result["checkpoints"]] == [("sums-80", 80), ("sums-00", 25)]
+    assert [(c["label"], c["questions"]) for c in result["checkpoints"]] == [
+        ("sums-80", 80),
+        ("sums-00", 25),
+    ]
     assert "warning" not in capsys.readouterr().err
     for name in ("sums-80", "sums-00"):
         check_stores(tmp_path / "out" / name)
@@ -301,7 +354,9 @@ def test_a_checkpoint_that_fails_costs_no_other_its_race(
 
     sizes = dict[str, int]()
     monkeypatch.setattr(seams, "evaluated", full)
-    result = raced(capsys, *words(tasks, tmp_path / "out", broken, "sums-80", "sums-30", "sums-00"), code=3)
+    result = raced(
+        capsys, *words(tasks, tmp_path / "out", broken, "sums-80", "sums-30", "sums-00"), code=3
+    )
     assert result["best"] == "sums-80"
     assert {c["label"]: c["message"] for c in result["checkpoints"] if c["status"] == "failed"}.keys() == {
         "broken", "sums-30"
@@ -372,7 +427,10 @@ def test_a_full_disk_is_a_sentence_and_loses_no_block(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         assert main(given) == 1
-    assert "No space left on device; free some space, and the same command goes on" in capsys.readouterr().err
+    assert (
+        "No space left on device; free some space, and the same command goes on"
+        in capsys.readouterr().err
+    )
     assert raced(capsys, *given)["questions"] == 40
     assert len(samples(tmp_path / "out" / "sums-80")) == 40
 
@@ -419,11 +477,15 @@ def test_a_block_that_breaks_off_as_it_is_written_is_asked_again(
         write(file, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, "write_whole", unwritten) if full else patch.setattr(os, "fsync", interrupted)
+        patch.setattr(records, "write_whole", unwritten) if full else patch.setattr(
+            os, "fsync", interrupted
+        )
         assert main(given) == (1 if full else 130)
     assert ("could not write: no space left" in capsys.readouterr().err) is full
     assert raced(capsys, *given)["questions"] == 80
-    lines = [file.read_text().splitlines() for file in (tmp_path / "out" / "sums-80").glob("samples_*")]
+    lines = [
+        file.read_text().splitlines() for file in (tmp_path / "out" / "sums-80").glob("samples_*")
+    ]
     assert [len(found) for found in lines] == [40, 40]
     check_stores(tmp_path / "out" / "sums-80")
 
@@ -478,21 +540,29 @@ def test_a_folder_that_grew_names_the_best_of_one_race_of_all_and_loads_newcomer
     note = "Checkpoints joined this race later; the error holds for each time by itself."
     assert grown["notes"] == [note]
     assert (grown["of"], grown["loaded"]) == (4, 4)
-    whole = raced(capsys, *words(tasks, tmp_path / "whole", "sums-20", "sums-10", "sums-45", "sums-30"))
+    whole = raced(
+        capsys, *words(tasks, tmp_path / "whole", "sums-20", "sums-10", "sums-45", "sums-30")
+    )
     assert grown["best"] == whole["best"] == "sums-45"
     assert whole["notes"] == []
     # Another margin is judged by the answers that are there; who needs more is asked on, or undecided.
     monkeypatch.setattr(seams, "loaded_lm", None)
     wide = words(tasks, tmp_path / "out", "sums-30")
     found = raced(capsys, *wide, "--margin", "0.2")
-    assert found["notes"] == [note, "The margin of 0.2 was chosen after the answers were seen (first 0.01)."]
+    assert found["notes"] == [
+        note,
+        "The margin of 0.2 was chosen after the answers were seen (first 0.01).",
+    ]
     assert found["questions"] == grown["questions"]
     judged = raced(capsys, "race", "--replay", str(tmp_path / "out"), "--format", "json", "-q")
     assert standing(judged) == standing(grown)
     assert judged["notes"][-1] == "Judged by the folder's answers; no model was loaded."
     results = next((tmp_path / "out").glob("sums-30/results_*"))
     samples_file = next((tmp_path / "out").glob("sums-30/samples_*"))
-    content, lines = json.loads(results.read_text()), samples_file.read_bytes().splitlines(keepends=True)
+    content, lines = (
+        json.loads(results.read_text()),
+        samples_file.read_bytes().splitlines(keepends=True),
+    )
     content["race"] |= {"questions": 5, "bytes": {"sums": sum(map(len, lines[:5]))}}
     results.write_text(json.dumps(content))
     judged = raced(capsys, "race", "--replay", str(tmp_path / "out"), "--format", "json", "-q")
@@ -525,7 +595,9 @@ def test_a_budget_ends_a_race_with_what_is_known_and_the_same_command_goes_on(
     assert main(["race", "--replay", str(tmp_path / "out"), "--metric", "acc"]) == 2
     assert "judged by the race's own metric" in capsys.readouterr().err
     samples = json.loads((tmp_path / "out" / "samples.json").read_text())
-    assert samples["sums"] == [*range(40)]  # in order: lm-eval numbers an unsorted list wrongly (issue 4084)
+    assert samples["sums"] == [
+        *range(40)
+    ]  # in order: lm-eval numbers an unsorted list wrongly (issue 4084)
     two = raced(capsys, *given, "--top", "2")
     assert two["top"] == ["sums-45", "sums-30"]
 
@@ -537,10 +609,19 @@ def test_a_dry_run_says_what_would_be_loaded_and_keeps_nothing(
     monkeypatch.setattr(seams, "loaded_lm", None)
     given = words(tasks, tmp_path / "out", "sums-30", "sums-45", "sums-20")
     result = raced(capsys, *given, "--dry-run")
-    assert result["plan"] == "Nothing was loaded (dry run): 3 would be, and asked 90 to 120 questions."
+    assert (
+        result["plan"] == "Nothing was loaded (dry run): 3 would be, and asked 90 to 120 questions."
+    )
     assert result["answer"] == [result["plan"]]
     assert {c["status"] for c in result["checkpoints"]} == {"undecided"}
-    screen = ["race", str(DEMO / "sums-*"), "--domain", "math", *given[given.index("--tasks") :], "--dry-run"]
+    screen = [
+        "race",
+        str(DEMO / "sums-*"),
+        "--domain",
+        "math",
+        *given[given.index("--tasks") :],
+        "--dry-run",
+    ]
     about = (planned := raced(capsys, *screen))["plan"]
     cheap = "Where loading is cheap, as here, a first block of all is the better screen (by block)."
     assert planned["notes"] == [cheap]
@@ -567,7 +648,11 @@ def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     twin, out = shutil.copytree(DEMO / "sums-80", tmp_path / "a twin"), tmp_path / "out"
-    both = [*words(tasks, out, "sums-80", "sums-00", twin, task="sums,sums_written"), "--margin", "0"]
+    both = [
+        *words(tasks, out, "sums-80", "sums-00", twin, task="sums,sums_written"),
+        "--margin",
+        "0",
+    ]
     raced(capsys, *both)
     content = json.loads((out / "race.json").read_text())
     del content["schema"]
@@ -584,7 +669,9 @@ def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not
     assert f"expected a race of this version in {out}, got an older one" in capsys.readouterr().err
     shutil.rmtree(out / "a_twin")
     assert main(["race", "--replay", str(out)]) == 2
-    assert f"that were asked everything in {out}, got 1 of 2; name finished" in capsys.readouterr().err
+    assert (
+        f"that were asked everything in {out}, got 1 of 2; name finished" in capsys.readouterr().err
+    )
 
 
 def test_the_screen_comes_first_and_verify_judges_it(
@@ -593,11 +680,20 @@ def test_the_screen_comes_first_and_verify_judges_it(
     options = {"include_path": str(tasks), "device": "cpu", "batch_size": 16, "quiet": True}
     out = tmp_path / "out"
     found = lmeval_dispersion.race(
-        [str(DEMO / "sums-*")], tasks="sums", domain="math", audit_sample=2, output_path=out, **options
+        [str(DEMO / "sums-*")],
+        tasks="sums",
+        domain="math",
+        audit_sample=2,
+        output_path=out,
+        **options,
     )
     assert (found.best, found.of, len(found.audit_sample)) == ("sums-80", 9, 2)
     ranks = {c.label: c.rank for c in found.checkpoints}
-    assert sorted(label for label, rank in ranks.items() if rank <= 3) == ["sums-30", "sums-45", "sums-80"]
+    assert sorted(label for label, rank in ranks.items() if rank <= 3) == [
+        "sums-30",
+        "sums-45",
+        "sums-80",
+    ]
     assert {c.label for c in found.checkpoints if c.status == "not loaded"} <= {
         label for label, rank in ranks.items() if rank > 3
     }
@@ -606,7 +702,9 @@ def test_the_screen_comes_first_and_verify_judges_it(
     assert points == {c.label: c.score for c in found.checkpoints if c.questions == 40}
     # The list of a folder, and that of a screening, are taken as they are.
     screened = lmeval_dispersion.screen([str(DEMO / "sums-*")], domain="math")
-    short = screened.shown(screened.shortlist(1)).race("sums", output_path=tmp_path / "short", **options)
+    short = screened.shown(screened.shortlist(1)).race(
+        "sums", output_path=tmp_path / "short", **options
+    )
     assert {c.label for c in short.checkpoints if c.questions} == {
         c.label for c in screened.shortlist(1).chosen
     }
@@ -621,22 +719,40 @@ def test_the_screen_comes_first_and_verify_judges_it(
     [
         (["--tasks", "none"], "lm-eval has no task 'none'"),
         (["--metric", "f1"], "sums has no 'f1' to judge answers by; it has acc"),
-        (["--tasks", "lengths"], "--metric: lengths: expected a score from 0 to 1 for each question"),
-        (["--tasks", "lengths", "--metric", "characters"], "expected scores from 0 to 1, got characters"),
+        (
+            ["--tasks", "lengths"],
+            "--metric: lengths: expected a score from 0 to 1 for each question",
+        ),
+        (
+            ["--tasks", "lengths", "--metric", "characters"],
+            "expected scores from 0 to 1, got characters",
+        ),
         (["--error", "1"], "--error: expected above 0 and below 1, got 1.0"),
         (["--margin", "1"], "--margin: expected from 0 to below 1, got 1.0"),
         (["--base", "base"], "--base: needs a screen, which a list and all checkpoints go without"),
         (["--limit", "0"], "--limit: expected at least 1, got 0"),
         (["--seed", "-1"], "--seed: expected at least 0, got -1"),
         (["--output_path", "{tasks}/other"], "expected a race in"),
-        (["--model", "nothing"], "--model: expected a model of `lm_eval run --help`, got 'nothing'"),
-        (["--model_args", "dtype=float32, pretrained=a"], "got pretrained, which is each one's own"),
+        (
+            ["--model", "nothing"],
+            "--model: expected a model of `lm_eval run --help`, got 'nothing'",
+        ),
+        (
+            ["--model_args", "dtype=float32, pretrained=a"],
+            "got pretrained, which is each one's own",
+        ),
         (
             ["--metric", "characters", "--tasks", "lengths", "--model", "local-chat-completions"],
             "add apply_chat_template",
         ),
-        (["--tasks", "states", "--model", "local-completions"], "which LocalCompletionsAPI does not give"),
-        (["--tasks", "sums_dispersion"], "lm-eval has no task 'sums_dispersion'; did you mean sums"),
+        (
+            ["--tasks", "states", "--model", "local-completions"],
+            "which LocalCompletionsAPI does not give",
+        ),
+        (
+            ["--tasks", "sums_dispersion"],
+            "lm-eval has no task 'sums_dispersion'; did you mean sums",
+        ),
     ],
 )
 def test_what_cannot_be_raced_is_one_sentence(
@@ -673,7 +789,11 @@ def test_a_folder_of_another_race_is_refused(
     for option, value, sentence in (
         ("--seed", "1", "has answers to another seed (0, now 1)"),
         ("--num_fewshot", "3", "has answers to sums with other prompts or examples;"),
-        ("--by", "block", f"expected rows, by which the race in {tmp_path / 'out'} began, got block"),
+        (
+            "--by",
+            "block",
+            f"expected rows, by which the race in {tmp_path / 'out'} began, got block",
+        ),
         ("--limit", "30", "has answers to another number of questions (25, now 30)"),
     ):
         assert main([*given, option, value]) == 2
@@ -699,9 +819,16 @@ class Server(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-@pytest.mark.parametrize(("kind", "task"), [("completions", "sums"), ("chat-completions", "sums_written")])
+@pytest.mark.parametrize(
+    ("kind", "task"), [("completions", "sums"), ("chat-completions", "sums_written")]
+)
 def test_names_on_a_server_race(
-    kind: str, task: str, in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    task: str,
+    in_world: Path,
+    tasks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Names that no folder and no repository has."""
     chats = kind == "chat-completions"
@@ -808,7 +935,9 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As those of a template with the date do; here it has a token that the second tokenizer renamed."""
-    models = [shutil.copytree(DEMO / "sums-80", tmp_path / name) for name in ("first", "alike", "other")]
+    models = [
+        shutil.copytree(DEMO / "sums-80", tmp_path / name) for name in ("first", "alike", "other")
+    ]
     for model, token in zip(models, ("</s>", "</s>", "<s>"), strict=True):
         config = model / "tokenizer_config.json"
         chat = "{{ eos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -830,11 +959,15 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
         evaluation.scores(label, None, *given)
 
     score("alike")
-    with pytest.raises(HarnessError, match=r"other was asked document .* of sums_written in another prompt"):
+    with pytest.raises(
+        HarnessError, match=r"other was asked document .* of sums_written in another prompt"
+    ):
         score("other")
 
 
-def changed(folder: Path, source: str, change: Callable[[str, Any], tuple[str, Any] | None]) -> Path:
+def changed(
+    folder: Path, source: str, change: Callable[[str, Any], tuple[str, Any] | None]
+) -> Path:
     """A copy of a bundled model, whose named tensors are changed or left out."""
     from safetensors.torch import load_file, save_file
 
@@ -860,7 +993,9 @@ def test_one_whose_weights_would_be_random_fails(
     command: str, in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """https://github.com/pytorch/pytorch/issues/101107: saved from a compiled model, and half of a save."""
-    compiled = changed(tmp_path / "compiled", "sums-80", lambda name, tensor: (f"_orig_mod.{name}", tensor))
+    compiled = changed(
+        tmp_path / "compiled", "sums-80", lambda name, tensor: (f"_orig_mod.{name}", tensor)
+    )
     half = changed(
         tmp_path / "half",
         "sums-80",
@@ -872,8 +1007,18 @@ def test_one_whose_weights_would_be_random_fails(
         sentences = failures(result)
     else:
         places = (compiled, DEMO / "sums-00", DEMO / "sums-30", half)
-        given = ("--include_path", tasks, "--output_path", tmp_path / "out", "--format", "json", "-q")
-        assert main([*map(str, ("probe", *places, "--task", "sums", *given, "--device", "cpu"))]) == 3
+        given = (
+            "--include_path",
+            tasks,
+            "--output_path",
+            tmp_path / "out",
+            "--format",
+            "json",
+            "-q",
+        )
+        assert (
+            main([*map(str, ("probe", *places, "--task", "sums", *given, "--device", "cpu"))]) == 3
+        )
         result = json.loads(capsys.readouterr().out)
         sentences = {row["label"]: row["message"] for row in result["failed"]}
         assert {row["label"] for row in result["checkpoints"]} == {"sums-00", "sums-30"}
@@ -893,7 +1038,11 @@ def first_is_right(tasks: Path, folder: Path, **more: Any) -> Path:
     config = yaml.safe_load((tasks / "sums.yaml").read_text())
     file = folder / "first.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config |= {"task": "first", "doc_to_target": 0, "dataset_kwargs": {"data_files": {"test": str(file)}}}
+    config |= {
+        "task": "first",
+        "doc_to_target": 0,
+        "dataset_kwargs": {"data_files": {"test": str(file)}},
+    }
     (folder / "first.yaml").write_text(yaml.safe_dump(config | more))
     return folder
 
@@ -906,7 +1055,9 @@ def test_answers_that_are_no_numbers_never_win(
     folder = first_is_right(tasks, tmp_path)
     damaged = changed(tmp_path / "damaged", "sums-80", lambda name, tensor: (name, tensor * value))
     for _ in range(2):
-        result = raced(capsys, *words(folder, tmp_path / "out", damaged, "sums-30", task="first"), code=3)
+        result = raced(
+            capsys, *words(folder, tmp_path / "out", damaged, "sums-30", task="first"), code=3
+        )
         assert result["best"] == "sums-30"
         sentence = failures(result)["damaged"]
         assert "the log-probabilities of 25 questions are not finite" in sentence
@@ -970,7 +1121,9 @@ def test_who_is_right_by_a_rule_of_the_tasks_own_has_no_probability(
 
 
 @pytest.mark.parametrize(
-    "questions", [["02", "03", "x"], ["x", "02", "03"], ["x", "12", "13"]], ids=["first", "later", "index"]
+    "questions",
+    [["02", "03", "x"], ["x", "02", "03"], ["x", "12", "13"]],
+    ids=["first", "later", "index"],
 )
 def test_a_question_of_digits_alone_is_a_sentence(
     questions: list[str], in_world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -1013,9 +1166,14 @@ def test_an_unusable_metric_is_refused_before_a_model_is_loaded(
     (tmp_path / "sums_written.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.setattr(seams, "loaded_lm", None)
     for more in ([], ["--metric", metrics[0]["metric"]]):
-        assert main([*words(tmp_path, tmp_path / "out", "sums-80", task="sums_written"), *more]) == 2
+        assert (
+            main([*words(tmp_path, tmp_path / "out", "sums-80", task="sums_written"), *more]) == 2
+        )
         said = capsys.readouterr().err
-        assert "--metric: sums_written: expected a score from 0 to 1 for each question, the higher" in said
+        assert (
+            "--metric: sums_written: expected a score from 0 to 1 for each question, the higher"
+            in said
+        )
         assert f"it has {', '.join(m['metric'] for m in metrics)}" in said
 
 
@@ -1045,7 +1203,9 @@ def test_a_tasks_template_is_compiled_once(in_world: Path, tasks: Path) -> None:
     assert Evaluation("sums", include_path=str(tasks)).identity() == requests
     assert env.from_string.cache_info().misses == before.misses
     for template in ("{{q}} ", "{{q}}"):
-        assert apply_template(template, {"q": "7+5"}) == Environment().from_string(template).render(q="7+5")
+        assert apply_template(template, {"q": "7+5"}) == Environment().from_string(template).render(
+            q="7+5"
+        )
 
 
 def test_a_race_screens_by_the_answers_of_its_own_task(
@@ -1054,12 +1214,27 @@ def test_a_race_screens_by_the_answers_of_its_own_task(
     """As `dispersion tokens` counts them; lm-eval's prompts and the settings stay as they are without."""
     models = [str(DEMO / f"sums-{name}") for name in ("80", "45", "20", "00")]
     shared = ["--include_path", str(tasks)]
-    backend = ["--device", "cpu", "--batch_size", "16", "--num_fewshot", "2", "--format", "json", "-q"]
+    backend = [
+        "--device",
+        "cpu",
+        "--batch_size",
+        "16",
+        "--num_fewshot",
+        "2",
+        "--format",
+        "json",
+        "-q",
+    ]
     out = [str(tmp_path / name) for name in ("own", "domain", "file")]
-    own = raced(capsys, "race", *models, "--task", "sums", *shared, *backend, "--output_path", out[0])
+    own = raced(
+        capsys, "race", *models, "--task", "sums", *shared, *backend, "--output_path", out[0]
+    )
     note = next(note for note in own["notes"] if note.startswith("Screened by the "))
     counted, tokens = note.removesuffix(".").split(": ")
-    assert counted == f"Screened by the {len(tokens.split())} tokens of the answers of sums (40 documents)"
+    assert (
+        counted
+        == f"Screened by the {len(tokens.split())} tokens of the answers of sums (40 documents)"
+    )
     assert {*"0123456789"} <= {*tokens.split()}
     settings = [json.loads(Path(place, "race.json").read_text()) for place in out[:1]]
     given = ["race", *models, "--domain", "math", "--tasks", "sums", *shared, *backend]
@@ -1070,12 +1245,16 @@ def test_a_race_screens_by_the_answers_of_its_own_task(
     assert main(["tokens", "sums", *shared, "-o", str(tmp_path / "sums.yaml"), "-q"]) == 0
     capsys.readouterr()
     file = str(tmp_path / "sums.yaml")
-    by_file = raced(capsys, "race", *models, "--task", file, *shared, *backend, "--output_path", out[2])
+    by_file = raced(
+        capsys, "race", *models, "--task", file, *shared, *backend, "--output_path", out[2]
+    )
     assert by_file["task"] == "sums"
     shown = [{c["label"]: c["rank"] for c in result["checkpoints"]} for result in (own, by_file)]
     assert shown[0] == shown[1]
     # What goes on is not counted again.
-    again = raced(capsys, "race", *models, "--task", "sums", *shared, *backend, "--output_path", out[0])
+    again = raced(
+        capsys, "race", *models, "--task", "sums", *shared, *backend, "--output_path", out[0]
+    )
     assert (again["notes"], standing(again)) == (own["notes"], standing(own))
     assert main([*given, "--domain", file, "--output_path", str(tmp_path / "none")]) == 2
     assert "sums.yaml holds answers of a task: give it as the task" in capsys.readouterr().err
@@ -1084,22 +1263,39 @@ def test_a_race_screens_by_the_answers_of_its_own_task(
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("one two {i} {i} three four five six seven eight nine ten", "100% of its answers are sentences"),
+        (
+            "one two {i} {i} three four five six seven eight nine ten",
+            "100% of its answers are sentences",
+        ),
         ("{i} yes", "too many different words"),
     ],
 )
 def test_own_answers_without_tokens_need_a_domain_or_all(
-    answer: str, why: str, in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answer: str,
+    why: str,
+    in_world: Path,
+    tasks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     letters = "".join(chr(97 + i) for i in range(26))
     words = [a + b + c for a in letters for b in letters for c in "mnop"][:600]
     rows = [{"q": word, "answer": answer.replace("{i}", word)} for word in words]
     for row, word in zip(rows, words, strict=True):
-        row["answer"] += "".join(f" {word[::-1]}{letter}" for letter in "abcdefg" if "one" in answer)
+        row["answer"] += "".join(
+            f" {word[::-1]}{letter}" for letter in "abcdefg" if "one" in answer
+        )
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     content = (tasks / "sums_written.yaml").read_text().replace(str(tasks), str(tmp_path))
     (tmp_path / "sums_written.yaml").write_text(content)
-    given = ["race", str(DEMO / "sums-80"), "--tasks", "sums_written", "--include_path", str(tmp_path)]
+    given = [
+        "race",
+        str(DEMO / "sums-80"),
+        "--tasks",
+        "sums_written",
+        "--include_path",
+        str(tmp_path),
+    ]
     assert main([*given, "--output_path", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "--domain: expected the token set to screen by: sums_written: " in error
@@ -1114,9 +1310,13 @@ def test_own_answers_without_tokens_need_a_domain_or_all(
 def test_the_next_lm_eval_races_alike(in_world: Path, recorded: Path, tmp_path: Path) -> None:
     results = []
     for name, path in (("now", ""), ("later", NEXT)):
-        given = words(recorded, tmp_path / name, "sums-80", "sums-20", task="sums_written,mine", batch=1)
+        given = words(
+            recorded, tmp_path / name, "sums-80", "sums-20", task="sums_written,mine", batch=1
+        )
         command = [sys.executable, "-W", "ignore", "-c", COMMAND, *given, "--num_fewshot", "2"]
-        done = subprocess.run(command, env=environment(path), cwd=in_world, capture_output=True, timeout=250)
+        done = subprocess.run(
+            command, env=environment(path), cwd=in_world, capture_output=True, timeout=250
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         results.append(json.loads(done.stdout))
     assert standing(results[0]) == standing(results[1])
@@ -1125,6 +1325,7 @@ def test_the_next_lm_eval_races_alike(in_world: Path, recorded: Path, tmp_path: 
     assert now[keys].equals(later[keys])
     for label in ("sums-80", "sums-20"):
         stores = [
-            read_store(next(tmp_path.glob(f"{name}/{label}/dispersion_*"))) for name in ("now", "later")
+            read_store(next(tmp_path.glob(f"{name}/{label}/dispersion_*")))
+            for name in ("now", "later")
         ]
         check_same_store(*stores)

@@ -85,7 +85,12 @@ def test_an_added_checkpoint_is_left_out_and_its_code_does_not_run(
 
 
 def test_with_trust_remote_code_the_folder_brings_no_other_code(
-    in_world: Path, evil: Path, marker: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_world: Path,
+    evil: Path,
+    marker: Path,
+    tasks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Neither a checkpoint, nor a tokenizer or base of a named one, nor the arguments of earlier answers."""
     out = tmp_path / "trusting"
@@ -97,7 +102,9 @@ def test_with_trust_remote_code_the_folder_brings_no_other_code(
     def change(race: dict[str, Any]) -> None:
         race["checkpoints"][1][1] = {"pretrained": str(evil), "peft": place, "tokenizer": str(evil)}
         race["checkpoints"].append(["friend", {"pretrained": str(evil)}, None, "named"])
-        race["checkpoints"].append(["friend (base)", {"pretrained": str(evil), "peft": ""}, None, "base"])
+        race["checkpoints"].append(
+            ["friend (base)", {"pretrained": str(evil), "peft": ""}, None, "base"]
+        )
 
     changed(out, change)
     for file in out.glob("sums-30/*"):
@@ -131,7 +138,10 @@ def test_an_unnamed_checkpoint_with_answers_counts_and_is_asked_no_more(
     ("key", "value"),
     [
         *(("date", value) for value in ("../x", "a/b", "..", "", ".x", "x" * 300, 7, None, "a\0b")),
-        *(("checkpoints", value) for value in (None, {}, [1], [["a"]], [["a", {}, None, "named", 1]])),
+        *(
+            ("checkpoints", value)
+            for value in (None, {}, [1], [["a"]], [["a", {}, None, "named", 1]])
+        ),
         ("checkpoints", [["a", {"pretrained": 1}, None, "named"]]),
         ("checkpoints", [["a", {}, 0, "named"]]),
         ("checkpoints", [["a", {}, None, "mine"]]),

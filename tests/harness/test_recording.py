@@ -14,7 +14,9 @@ from lmeval_dispersion.harness.records import Prompt
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.store import read_store
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")  # peft's
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is:FutureWarning"
+)  # peft's
 
 ARCHITECTURES = (
     "Llama",
@@ -44,7 +46,12 @@ def test_vectors_equal_the_model_alone_whatever_the_batch(batch_size, world):
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "Mixtral", "Qwen2Moe"])
 def test_vectors_equal_the_model_alone_in_every_architecture(architecture, world):
     torch.manual_seed(0)
-    special = {"pad_token_id": 2, "eos_token_id": 1, "bos_token_id": 1, "vocab_size": len(world.tokenizer)}
+    special = {
+        "pad_token_id": 2,
+        "eos_token_id": 1,
+        "bos_token_id": 1,
+        "vocab_size": len(world.tokenizer),
+    }
     heads = {"num_key_value_heads": 2, "head_dim": 8}
     config = getattr(transformers, f"{architecture}Config")(**SIZES, **heads, **MIXTURES, **special)
     lm = world.lm(transformers.AutoModelForCausalLM.from_config(config).eval())
@@ -64,7 +71,9 @@ def test_truncated_few_shot_and_chat_prompts(world, caplog):
     for settings in ({"num_fewshot": 2}, {"apply_chat_template": True, "num_fewshot": 1}):
         results = world.run(lm, task, **settings)
         check_vectors(lm, results, task)
-        assert all(record.columns["text"].endswith("\nAnswer:") for record in records(results, task))
+        assert all(
+            record.columns["text"].endswith("\nAnswer:") for record in records(results, task)
+        )
 
 
 def test_generation_is_seen_after_the_prompt(world):
@@ -94,7 +103,9 @@ def test_rolling_requests_give_every_segments_last_state_and_perplexity(world, t
         assert rows["correct"].isna().all()
         assert len(state.perplexity) == len(state.prompt_tokens) == math.ceil(len(tokens) / 128)
         assert sum(state.prompt_tokens) == len(tokens)
-        total = -sum(n * math.log(p) for n, p in zip(state.prompt_tokens, state.perplexity, strict=True))
+        total = -sum(
+            n * math.log(p) for n, p in zip(state.prompt_tokens, state.perplexity, strict=True)
+        )
         assert total == pytest.approx(sample["resps"][0][0], rel=1e-6)
         first, _ = alone(lm, [lm.prefix_token_id, *tokens][: min(128, len(tokens))])
         np.testing.assert_allclose(state.vectors["last"][0], first, atol=1e-5, rtol=0)
@@ -151,11 +162,17 @@ def test_compiled_models_give_their_states(how, world):
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
 def test_weights_in_few_bits_give_their_own_states(bits, world, tmp_path):
     # The 4-bit kernel of the CPU takes widths that are multiples of 64 only.
-    tiny_llama(world.tokenizer, hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "plain")
+    tiny_llama(world.tokenizer, hidden_size=64, intermediate_size=128).save_pretrained(
+        tmp_path / "plain"
+    )
     world.tokenizer.save_pretrained(tmp_path / "plain")
-    load_model(tmp_path / "plain", quantize=bits, device="cpu").model.save_pretrained(tmp_path / "few")
+    load_model(tmp_path / "plain", quantize=bits, device="cpu").model.save_pretrained(
+        tmp_path / "few"
+    )
     world.tokenizer.save_pretrained(tmp_path / "few")
-    lm = hflm(str(tmp_path / "few"), None, device="cpu", dtype="float32", batch_size=1, max_length=512)
+    lm = hflm(
+        str(tmp_path / "few"), None, device="cpu", dtype="float32", batch_size=1, max_length=512
+    )
     part = lm.model.model.layers[0].mlp.up_proj
     assert "bit" in type(part).__name__
     # In 8 bits, columns with an outlier in any token of a pass stay in 16 bits for all of its tokens: a
@@ -168,7 +185,9 @@ def test_models_with_eyes_read_texts(world, tmp_path):
 
     torch.manual_seed(0)
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=world.tokenizer.backend_tokenizer, eos_token="<|endoftext|>", pad_token="<|pad|>"
+        tokenizer_object=world.tokenizer.backend_tokenizer,
+        eos_token="<|endoftext|>",
+        pad_token="<|pad|>",
     )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     config = transformers.LlavaConfig(
@@ -185,7 +204,9 @@ def test_models_with_eyes_read_texts(world, tmp_path):
     check_vectors(lm, world.run(lm, limit=4))
     arguments = ("<image> What is it?", {"until": ["\n"], "max_gen_toks": 4}, {"visual": [None]})
     for kind in ("loglikelihood", "generate_until"):
-        with pytest.raises(HarnessError, match="t has images in its prompts, whose states cannot be kept"):
+        with pytest.raises(
+            HarnessError, match="t has images in its prompts, whose states cannot be kept"
+        ):
             getattr(lm, f"dispersion_{kind}")([Prompt(arguments, None, "t", ("last",))])
 
 
@@ -200,7 +221,9 @@ def test_runs_that_cannot_work_are_refused_before_the_model_runs(world, tmp_path
     with pytest.raises(UsageError, match="holds a finished store already"):
         world.run(lm, store=tmp_path, limit=2)
     assert not calls
-    with pytest.raises(HarnessError, match="hidden states, which DummyLM does not give; use the model hf"):
+    with pytest.raises(
+        HarnessError, match="hidden states, which DummyLM does not give; use the model hf"
+    ):
         world.run(get_model("dummy")())
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     config = transformers.T5Config(vocab_size=len(world.tokenizer), **sizes)
@@ -216,9 +239,13 @@ def test_an_lm_eval_that_runs_requests_otherwise_or_lacks_a_method_is_refused(wo
 
     lm = world.lm()
     monkeypatch.setattr(HFLM, "_loglikelihood_tokens", without_the_model)
-    with pytest.raises(HarnessError, match=r"8 of 8 requests were not captured: lm-eval .* use lm-eval"):
+    with pytest.raises(
+        HarnessError, match=r"8 of 8 requests were not captured: lm-eval .* use lm-eval"
+    ):
         world.run(lm)
     assert not hooks_left(lm.model)
     monkeypatch.delattr(HFLM, "_select_cont_toks")
-    with pytest.raises(HarnessError, match=r"has no HFLM\._select_cont_toks, which dispersion tasks need"):
+    with pytest.raises(
+        HarnessError, match=r"has no HFLM\._select_cont_toks, which dispersion tasks need"
+    ):
         recording.prepare_lm_eval()

@@ -42,7 +42,14 @@ def _quick_command(monkeypatch, tmp_path):
 
 
 def run(model, tasks, *more, **metadata):
-    arguments = ["--model", "hf", "--model_args", f"pretrained={model},dtype=float32", "--device", "cpu"]
+    arguments = [
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={model},dtype=float32",
+        "--device",
+        "cpu",
+    ]
     given = json.dumps({f"dispersion_{key}": str(value) for key, value in metadata.items()})
     return main(["run", *arguments, "--tasks", tasks, "--metadata", given, *map(str, more)])
 
@@ -60,14 +67,15 @@ def test_weights_that_the_files_lack_are_a_warning(model_folder, tmp_path, capsy
     there = {name: tensor for name, tensor in tensors.items() if "layers.1." not in name}
     save_file(there, half / "model.safetensors", {"format": "pt"})
     assert run(half, ARC, "--limit", 2, store=tmp_path / "store") == 0
-    warning = (
-        f"warning: {half}: {len(tensors) - len(there)} of its {len(tensors)} tensors are not in its files"
-    )
+    warning = f"warning: {half}: {len(tensors) - len(there)} of its {len(tensors)} tensors are not in its files"
     assert warning in capsys.readouterr().err
 
 
 def test_what_concerns_many_tasks_is_one_warning(model_folder, tmp_path, capsys):
-    tasks = [f"{name}_dispersion" for name in ("arc_challenge", "arc_easy", "hellaswag", "truthfulqa_mc1")]
+    tasks = [
+        f"{name}_dispersion"
+        for name in ("arc_challenge", "arc_easy", "hellaswag", "truthfulqa_mc1")
+    ]
     assert run(model_folder, ",".join(tasks), "--limit", 1, store=tmp_path / "store") == 0
     assert "is NaN" not in capsys.readouterr().err
     saving.report_at_exit()
@@ -117,7 +125,9 @@ def refused_models(model_folder, place):
     "which",
     [
         *("template", "t5", "dummy", "api", "unknown"),
-        pytest.param("vllm", marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is here")),
+        pytest.param(
+            "vllm", marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is here")
+        ),
     ],
 )
 def test_a_model_that_cannot_run_our_tasks_is_refused_in_a_sentence_before_its_weights_are_loaded(
@@ -158,7 +168,10 @@ def write_sums(folder):
         a, b = draw.randrange(50), draw.randrange(50)
         choices = [a + b, *draw.sample([n for n in range(99) if n != a + b], 3)]
         draw.shuffle(choices)
-        line = {"question": f"12+30=42. 40-2=38. 7+5=12. {a}+{b}=", "choices": [f"{n}." for n in choices]}
+        line = {
+            "question": f"12+30=42. 40-2=38. 7+5=12. {a}+{b}=",
+            "choices": [f"{n}." for n in choices],
+        }
         lines.append(json.dumps({**line, "answer": choices.index(a + b)}) + "\n")
     folder.mkdir()
     (folder / "sums.jsonl").write_text("".join(lines))
@@ -169,14 +182,19 @@ def test_the_page_on_hidden_states_does_what_it_says_on_the_store_of_a_users_own
     tmp_path, monkeypatch, capsys
 ):
     write_sums(tmp_path / "tasks")
-    more, model = ("--include_path", tmp_path / "tasks", "--batch_size", 32), data_folder("demo") / "sums-10"
+    more, model = (
+        ("--include_path", tmp_path / "tasks", "--batch_size", 32),
+        data_folder("demo") / "sums-10",
+    )
     metadata = {"layers": "last+layer.-2", "store": tmp_path / "runs"}
     assert run(model, f"sums,{ARC}", *more, **metadata) == 0
     assert len(read_store(tmp_path / "runs").documents) == 150 + 8
     capsys.readouterr()
     assert run(model, "sums", *more, **metadata) == 2
     again = capsys.readouterr().err.strip().splitlines()[-1]
-    assert again.startswith(f"dispersion run: {tmp_path / 'runs/sums'} holds a finished store already: ")
+    assert again.startswith(
+        f"dispersion run: {tmp_path / 'runs/sums'} holds a finished store already: "
+    )
 
     store = open_store((tmp_path / "runs/sums").rename(tmp_path / "states"))
     assert repr(store).endswith("sums-10: 150 documents, layers last, layer.1>")

@@ -41,7 +41,9 @@ def test_caches_of_answers_and_of_requests_change_nothing(world, tmp_path, monke
     assert list(tmp_path.glob("answers*.db"))
 
 
-def test_a_run_with_a_cache_says_once_that_it_does_not_go_on_from_a_killed_run(world, tmp_path, caplog):
+def test_a_run_with_a_cache_says_once_that_it_does_not_go_on_from_a_killed_run(
+    world, tmp_path, caplog
+):
     cache, said = str(tmp_path / "answers"), []
     for place, killed, options in (
         ("fresh", "", {"use_cache": cache}),
@@ -55,7 +57,9 @@ def test_a_run_with_a_cache_says_once_that_it_does_not_go_on_from_a_killed_run(w
         world.run(world.lm(), store=tmp_path / place, limit=2, **options)
         said.append([m for m in caplog.messages if "did not finish" in m])
     assert [len(lines) for lines in said] == [0, 0, 1, 1]
-    assert said[2][0].startswith(f"{tmp_path / 'killed' / ARC} comes from a run that did not finish;")
+    assert said[2][0].startswith(
+        f"{tmp_path / 'killed' / ARC} comes from a run that did not finish;"
+    )
 
 
 def test_a_full_disk_costs_the_store_and_not_the_run(world, tmp_path, caplog, monkeypatch):
@@ -129,7 +133,9 @@ OPTIONS = {"fewshot_seed": 1, "chat_template": "c", "multiturn": False, "system"
 
 def asked(**change):
     config = {key: change.get(key, value) for key, value in CONFIG.items()}
-    return prompt_manifest(config, **{key: change.get(key, value) for key, value in OPTIONS.items()})
+    return prompt_manifest(
+        config, **{key: change.get(key, value) for key, value in OPTIONS.items()}
+    )
 
 
 def render(doc):
@@ -175,7 +181,10 @@ def test_the_models_arguments_that_change_vectors_are_in_its_identity(tmp_path):
         (tmp_path / name).write_bytes(name.encode())
     base = model_identity(lm, {})
     assert base.keys() == {"weights"}
-    a, b = (model_identity(lm, f"pretrained={tmp_path},gguf_file={name}") for name in ("a.gguf", "b.gguf"))
+    a, b = (
+        model_identity(lm, f"pretrained={tmp_path},gguf_file={name}")
+        for name in ("a.gguf", "b.gguf")
+    )
     assert (a["gguf"], b["gguf"]) == ("a.gguf", "b.gguf")
     assert len({base["weights"], a["weights"], b["weights"]}) == 3
     assert model_identity(lm, {"tokenizer": "org/other"})["tokenizer"] == "org/other"

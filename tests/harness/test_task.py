@@ -2,7 +2,15 @@
 
 import numpy as np
 import pytest
-from harness_world import ARC, check_same_store, check_vectors, evaluate, from_folder, hooks_left, records
+from harness_world import (
+    ARC,
+    check_same_store,
+    check_vectors,
+    evaluate,
+    from_folder,
+    hooks_left,
+    records,
+)
 
 from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
@@ -14,7 +22,15 @@ OURS = "class: !function lmeval_dispersion.harness.DispersionTask\n"
 def check_same(ours, stock, results, plain):
     """Every answer and metric is the stock task's; the figures are those of the states."""
     for mine, theirs in zip(results["samples"][ours], plain["samples"][stock], strict=True):
-        keys = ("doc_id", "doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps", "filter")
+        keys = (
+            "doc_id",
+            "doc_hash",
+            "prompt_hash",
+            "target_hash",
+            "resps",
+            "filtered_resps",
+            "filter",
+        )
         for key in (*keys, *theirs["metrics"]):
             assert mine[key] == theirs[key], key
         answer = mine["dispersion"].columns
@@ -44,7 +60,11 @@ def check_same(ours, stock, results, plain):
         ("metabench_winogrande", "metabench", {}),
         ("gsm8k", "gsm8k", {"gen_kwargs": {"max_gen_toks": 8}, "num_fewshot": 1}),
         ("ifeval", "ifeval", {"gen_kwargs": {"max_gen_toks": 8}}),
-        ("humaneval", "humaneval", {"gen_kwargs": {"max_gen_toks": 480}, "confirm_run_unsafe_code": True}),
+        (
+            "humaneval",
+            "humaneval",
+            {"gen_kwargs": {"max_gen_toks": 480}, "confirm_run_unsafe_code": True},
+        ),
         ("wikitext", "wikitext", {}),
         ("quail", "", {}),
     ],
@@ -55,15 +75,26 @@ def test_answers_are_the_stock_tasks_own_and_its_samples_give_the_same_store(
     ours, lm, layers = f"{task}_dispersion", from_folder(model_folder), "last+layer.0.attn"
     options = {"families": (family,) if family else (), **settings}
     logged, plain = stock(task, **options)
-    check_same(ours, task, world.run(lm, ours, store=tmp_path / "ours", layers=layers, **options), plain)
+    check_same(
+        ours, task, world.run(lm, ours, store=tmp_path / "ours", layers=layers, **options), plain
+    )
     assert not hooks_left(lm.model)
-    assert not {"_model_call", "_loglikelihood_tokens", "tok_encode", "_model_generate"} & set(lm.__dict__)
+    assert not {"_model_call", "_loglikelihood_tokens", "tok_encode", "_model_generate"} & set(
+        lm.__dict__
+    )
 
     expected, store = read_store(tmp_path / "ours"), from_samples(logged, layers=layers)
     check_same_store(store, expected)
     perplexities = (s.documents["query_perplexity"].tolist() for s in (store, expected))
     np.testing.assert_allclose(*perplexities, rtol=1e-4)
-    for key in ("layers", "prompt_format", "tasks", "num_fewshot", "chat_template", "default_layer"):
+    for key in (
+        "layers",
+        "prompt_format",
+        "tasks",
+        "num_fewshot",
+        "chat_template",
+        "default_layer",
+    ):
         assert store.manifest[key] == expected.manifest[key], key
     assert store.manifest["figures"]["correct_by"] == expected.manifest["figures"]["correct_by"]
     assert expected.documents["truncated"].any() == (task == "humaneval")

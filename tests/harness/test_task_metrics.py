@@ -28,7 +28,10 @@ def matrix(records):
     [
         ("mmlu_stem_dispersion", 19, {"stem"}),
         pytest.param(
-            "mmlu_dispersion", 57, {"stem", "other", "social sciences", "humanities"}, marks=pytest.mark.slow
+            "mmlu_dispersion",
+            57,
+            {"stem", "other", "social sciences", "humanities"},
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -69,10 +72,14 @@ def test_groups_are_pooled_over_all_documents(name, leaves, categories, world, t
 def test_a_group_of_generations_in_chats_is_pooled(world):
     settings = {"gen_kwargs": {"max_gen_toks": 2}, "apply_chat_template": True, "limit": 1}
     group = "mmlu_th_llama_dispersion"
-    thai = world.run(world.lm(batch_size=16), group, families=("llama3/instruct/mmlu_th",), **settings)
+    thai = world.run(
+        world.lm(batch_size=16), group, families=("llama3/instruct/mmlu_th",), **settings
+    )
     assert len(thai["samples"]) == 57
     rows = matrix(record for task in thai["samples"] for record in records(thai, task))
-    assert thai["groups"][group]["dispersion,strict_match"] == pytest.approx(dispersion(rows), rel=1e-9)
+    assert thai["groups"][group]["dispersion,strict_match"] == pytest.approx(
+        dispersion(rows), rel=1e-9
+    )
 
 
 def test_nan_states_are_left_out_and_said(world, caplog):
@@ -88,7 +95,9 @@ def test_nan_states_are_left_out_and_said(world, caplog):
     assert f"{bad} of 8 states of last are zero or not finite and left out" in caplog.text
 
 
-def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(world, tmp_path, monkeypatch):
+def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
+    world, tmp_path, monkeypatch
+):
     lm = world.lm()
     items = records(world.run(lm, store=tmp_path / "plain"), ARC)
     dumped = DispersionTask.dump_config
@@ -97,7 +106,9 @@ def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
         if not self._summary:
             figure = self.aggregation()["dispersion"]
             for sample in (items, random.Random(1).choices(items, k=8)):
-                copied, records = pickle.loads(pickle.dumps((figure, sample)))  # as a bootstrap does
+                copied, records = pickle.loads(
+                    pickle.dumps((figure, sample))
+                )  # as a bootstrap does
                 assert copied.keep is None  # the task stays here
                 assert copied(records) == pytest.approx(figure(sample), rel=1e-12)
         return dumped(self)
@@ -105,7 +116,9 @@ def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
     monkeypatch.setattr(DispersionTask, "dump_config", gathered)
     world.run(lm, store=tmp_path / "gathered", limit=4)
     same = ["doc_id", "doc_hash", "correct"]
-    expected, stored = (read_store(tmp_path / name).documents[same] for name in ("plain", "gathered"))
+    expected, stored = (
+        read_store(tmp_path / name).documents[same] for name in ("plain", "gathered")
+    )
     assert stored.equals(expected)
 
 
@@ -143,7 +156,9 @@ def test_a_groups_figure_is_that_of_all_its_tasks_documents(sizes):
     recording.prepare_lm_eval()
     tasks = task_records(*sizes)
     metrics = [{"metric": name, "weight_by_size": True} for name in ("dispersion", "acc")]
-    inner, group = (Group.from_config({"group": g, "aggregate_metric_list": metrics}) for g in ("in", "out"))
+    inner, group = (
+        Group.from_config({"group": g, "aggregate_metric_list": metrics}) for g in ("in", "out")
+    )
     results = {"other": {"dispersion,none": VALUE(task_records(9)[0])}}
     for i, rows in enumerate(tasks):
         leaf = object.__new__(ConfigurableTask)

@@ -55,7 +55,9 @@ def expected(task):
         numbers = [document["answer"].rpartition("#### ")[2] for document in EXCERPTS["gsm8k"][6:]]
         return Counter(f" {number}" for number in numbers)
     if task == "humaneval":
-        return Counter(word for document in EXCERPTS["humaneval"] for word in names_and_literals(document))
+        return Counter(
+            word for document in EXCERPTS["humaneval"] for word in names_and_literals(document)
+        )
     if task.startswith("mmlu"):
         rows = pd.read_parquet(DATA / "mmlu.parquet")
         asked = rows[(rows.split == "test") & ((task == "mmlu") | ("mmlu_" + rows.subject == task))]
@@ -76,11 +78,15 @@ def tasks(in_world, monkeypatch, task_manager):
 
 
 @pytest.mark.parametrize(
-    "task", ["gsm8k_dispersion", "humaneval", "mmlu_anatomy", "mmlu_dispersion", "arc_easy", "boolq"]
+    "task",
+    ["gsm8k_dispersion", "humaneval", "mmlu_anatomy", "mmlu_dispersion", "arc_easy", "boolq"],
 )
 def test_a_set_holds_the_answers_of_the_tasks_documents(tasks, task, tmp_path, capsys):
     assert main(["tokens", task, "-o", str(tmp_path / "set.yaml")]) == 0
-    made, name = yaml.safe_load((tmp_path / "set.yaml").read_text()), task.removesuffix("_dispersion")
+    made, name = (
+        yaml.safe_load((tmp_path / "set.yaml").read_text()),
+        task.removesuffix("_dispersion"),
+    )
     counted = expected(name)
     assert made["answers"] == counted
     assert list(made["answers"].values()) == sorted(counted.values(), reverse=True)
@@ -120,9 +126,13 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     questions = [q for q, _, _ in FACTS]
-    (tmp_path / "facts.jsonl").write_text("".join(json.dumps({"text": q}) + "\n" for q in questions))
+    (tmp_path / "facts.jsonl").write_text(
+        "".join(json.dumps({"text": q}) + "\n" for q in questions)
+    )
     texts = {
-        "gsm8k": [f"Question: {document['question']}\nAnswer:" for document in EXCERPTS["gsm8k"][6:]],
+        "gsm8k": [
+            f"Question: {document['question']}\nAnswer:" for document in EXCERPTS["gsm8k"][6:]
+        ],
         "arc_easy": [f"Question: {q}\nAnswer:" for q in questions],
         "": questions,
     }[task]
@@ -183,13 +193,20 @@ def test_the_command_says_what_it_does_and_warns_unless_it_is_quiet(
     in_world, model_folder, tmp_path, capfd, caplog, monkeypatch
 ):
     """An own task without a version, whose answers are mostly form."""
-    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")  # not its own 10,000 tasks
+    monkeypatch.setattr(
+        "lm_eval.tasks.manager.__file__", "/none/manager.py"
+    )  # not its own 10,000 tasks
     rows = [
         {"q": str(i), "a": f"SELECT {name} FROM t;"}
         for i, name in enumerate(["ice", "bee", "sun", "fly"] * 9)
     ]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    content = {"task": "mine", "dataset_path": "json", "test_split": "test", "output_type": "generate_until"}
+    content = {
+        "task": "mine",
+        "dataset_path": "json",
+        "test_split": "test",
+        "output_type": "generate_until",
+    }
     content |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "mine.jsonl")}}}
     content |= {"doc_to_text": "{{q}}", "doc_to_target": "{{a}}"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))

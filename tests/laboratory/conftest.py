@@ -33,4 +33,6 @@ def repeating(place):
         return [*rng.integers(0, 90, 9).tolist(), *phrases[rng.integers(4)]]
 
     texts = ([*phrase_at_the_end(), *phrase_at_the_end(), *phrase_at_the_end()] for _ in range(80))
-    return tiny_models.text_file(place / "repeating.jsonl", (" ".join(f"w{i}" for i in ids) for ids in texts))
+    return tiny_models.text_file(
+        place / "repeating.jsonl", (" ".join(f"w{i}" for i in ids) for ids in texts)
+    )

@@ -29,7 +29,9 @@ def plain_distances(x, labels):
 def test_clusters_are_geometrys_distances(model, repeating):
     options = {"ngram": 4, "occurrences": 20, "segment": 6}
     found = clusters(model, repeating, batch=5, layers="layer.1,last", **options)
-    contexts = recurring_contexts(Texts(repeating), tiny_models.tokenizer(), clusters=500, **options)
+    contexts = recurring_contexts(
+        Texts(repeating), tiny_models.tokenizer(), clusters=500, **options
+    )
     plain = load_model(model).model
     states = [slow_pass(plain, context)[1] for context in contexts["tokens"].tolist()]
     labels = np.repeat(np.arange(len(contexts["ngrams"])), 20)
@@ -46,7 +48,9 @@ def test_clusters_are_geometrys_distances(model, repeating):
 
 
 def test_clusters_need_recurrence_and_one_tokenizer(model, repeating, place):
-    with pytest.raises(UsageError, match=r"at least 2 9-grams that occur 20 times .* lower ngram, "):
+    with pytest.raises(
+        UsageError, match=r"at least 2 9-grams that occur 20 times .* lower ngram, "
+    ):
         clusters(model, repeating, ngram=9, occurrences=20, segment=6)
     with pytest.raises(UsageError, match=r"at least 2 occurrences, got 6, 4 and 1"):
         clusters(model, repeating, ngram=4, occurrences=1, segment=6)

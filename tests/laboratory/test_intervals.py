@@ -35,7 +35,12 @@ def test_the_interval_of_r_covers_a_planted_law(kind, bins, rho, studies):
 def tables(x, y, control):
     """Both tables of a law whose bins have a model's and a control's dispersion."""
     about = {"perplexity": SEQUENCE, "layer": "last", "split": "data"}
-    values = {"mean_perplexity": x, "mean_nll": np.log(x), "dispersion": y, "dispersion.shuffled": control}
+    values = {
+        "mean_perplexity": x,
+        "mean_nll": np.log(x),
+        "dispersion": y,
+        "dispersion.shuffled": control,
+    }
     points = pd.DataFrame({**values, **about})
     return [table.iloc[0] for table in correlations(points, ["shuffled"], 0).values()]
 
@@ -101,7 +106,9 @@ def test_the_intervals_of_clusters_cover(true_clusters, count, studies):
     for _ in range(studies):
         within, apart = planted_clusters(rng, count)
         found = within_interval(within), ratio_interval(within, apart)
-        held += [each.low <= truth <= each.high for each, truth in zip(found, true_clusters, strict=True)]
+        held += [
+            each.low <= truth <= each.high for each, truth in zip(found, true_clusters, strict=True)
+        ]
     assert held[1] in nominal(studies)
     # Spreads are skewed, so that a mean over few clusters is held a little less often.
     assert held[0] >= (0.9 if studies == 300 else 0.85) * studies

@@ -31,7 +31,12 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(model, data):
-    options = {"bins": BINS, "bin_size": SIZE, "contexts": (8, 99), "control": ("shuffled", "untrained")}
+    options = {
+        "bins": BINS,
+        "bin_size": SIZE,
+        "contexts": (8, 99),
+        "control": ("shuffled", "untrained"),
+    }
     return law(model, data, segment=LENGTH, layers="all", held_out=data, batch=7, **options)
 
 
@@ -78,7 +83,9 @@ def test_points_are_the_papers_procedure_in_slow_motion(result, slow, kind):
     for depth, (_, found) in enumerate(rows.groupby("layer", sort=False), 1):
         assert found["bin"].tolist() == [j for j, _ in expected]
         for (_, members), row in zip(expected, found.itertuples(), strict=True):
-            assert getattr(row, column) == pytest.approx(np.mean([values[i] for i in members]), rel=1e-4)
+            assert getattr(row, column) == pytest.approx(
+                np.mean([values[i] for i in members]), rel=1e-4
+            )
             vectors = np.array([slow[i][1][depth][position] for i in members])
             assert row.dispersion == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
             unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -103,7 +110,10 @@ def test_correlations_are_those_of_the_points(result):
         assert row.low <= row.pearson <= row.high
         # The second text is the first one here, so the line explains as much of it.
         assert row.line_r2 == pytest.approx(r**2, abs=1e-9)
-    assert set(result.to_frame()["perplexity"]) == {"sequence", "last@8"}  # 99 does not fit into a segment
+    assert set(result.to_frame()["perplexity"]) == {
+        "sequence",
+        "last@8",
+    }  # 99 does not fit into a segment
 
 
 def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
@@ -111,7 +121,9 @@ def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
         vectors = np.array([states[depth][-1] for _, states in slow])
         assert row.dispersion == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
         assert row.texts == COUNT
-        assert row.perplexity == pytest.approx(np.exp(np.mean([nll.mean() for nll, _ in slow])), rel=1e-5)
+        assert row.perplexity == pytest.approx(
+            np.exp(np.mean([nll.mean() for nll, _ in slow])), rel=1e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +137,11 @@ def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
         ({"segment": 24, "bin_size": 8, "segments": 63}, UsageError, "more segments, or"),
         ({}, UsageError, "takes at most 256 tokens, got segments of 512"),
         ({"bins": 7}, UsageError, "bins: expected at least 8, got 7"),
-        ({"segment": 24, "bin_size": 8, "layers": "layer.9"}, UsageError, r"layer\.2.*got 'layer\.9'"),
+        (
+            {"segment": 24, "bin_size": 8, "layers": "layer.9"},
+            UsageError,
+            r"layer\.2.*got 'layer\.9'",
+        ),
     ],
 )
 def test_too_little_and_too_long_is_told_before_the_work(model, data, options, error, message):
@@ -135,7 +151,9 @@ def test_too_little_and_too_long_is_told_before_the_work(model, data, options, e
 
 @pytest.mark.parametrize("control", ["untrained", "shuffled"])
 @pytest.mark.parametrize(("kind", "length"), [("sequence", LENGTH), ("last@8", 8)])
-def test_controls_change_the_states_and_nothing_else(result, slow, model, data, kind, length, control):
+def test_controls_change_the_states_and_nothing_else(
+    result, slow, model, data, kind, length, control
+):
     loaded = load_model(model)
     other = loaded.model
     if control == "untrained":

@@ -14,7 +14,11 @@ import pytest
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, recommendation
-from lmeval_dispersion.laboratory.token_condensation import CondensationResult, rows_of, shape_of_curve
+from lmeval_dispersion.laboratory.token_condensation import (
+    CondensationResult,
+    rows_of,
+    shape_of_curve,
+)
 from lmeval_dispersion.report import render
 
 MANIFEST = {
@@ -26,7 +30,9 @@ MANIFEST = {
 }
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 BINS = 30
-NO_CONTROL = "No control was run; `--control untrained --control shuffled` shows effects without training."
+NO_CONTROL = (
+    "No control was run; `--control untrained --control shuffled` shows effects without training."
+)
 
 
 def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
@@ -47,7 +53,9 @@ def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
                 "dispersion": 0.5 + slope * hard + shared + rng.normal(size=BINS) * noise / 2,
             }
             for name, steep in (control or {}).items():
-                columns[f"dispersion.{name}"] = 0.5 + steep * hard + rng.normal(size=BINS) * noise / 2**0.5
+                columns[f"dispersion.{name}"] = (
+                    0.5 + steep * hard + rng.normal(size=BINS) * noise / 2**0.5
+                )
             frames.append(pd.DataFrame(columns))
     return law_of(pd.concat(frames), list(control or {}))
 
@@ -67,13 +75,22 @@ SHARED, OWN = {"untrained": -1.5, "shuffled": 0.0}, {"untrained": 0.0, "shuffled
     [
         (-1.5, SOME, None, "negative at 4 of 8 layers (layer.3 to layer.5, last) (r -0"),
         (1.5, SOME, None, "positive at 4 of 8 layers (layer.3 to layer.5, last) (r +0"),
-        (-1.5, ALL, SHARED, "negative at all 8 layers, but not clearly more so than untrained (r -0"),
+        (
+            -1.5,
+            ALL,
+            SHARED,
+            "negative at all 8 layers, but not clearly more so than untrained (r -0",
+        ),
         (-1.5, ALL, OWN, "negative at all 8 layers, more so than untrained and shuffled (r -0"),
     ],
 )
-def test_a_planted_law_is_the_models_where_it_is_and_no_control_shows_it(slope, layers, controls, words):
+def test_a_planted_law_is_the_models_where_it_is_and_no_control_shows_it(
+    slope, layers, controls, words
+):
     rng, kinds = np.random.default_rng(0), ("sequence", "last@16", "last@32")
-    whole, tokens, *others = law_result(rng, [slope * there for there in layers], controls, kinds).answer()
+    whole, tokens, *others = law_result(
+        rng, [slope * there for there in layers], controls, kinds
+    ).answer()
     assert whole.startswith(f"Whole segments: r of perplexity and dispersion is {words}")
     assert tokens.startswith(f"Single tokens: after 16, r of log perplexity is {words}")
     assert f"; after 32, r of log perplexity is {words}" in tokens
@@ -82,7 +99,9 @@ def test_a_planted_law_is_the_models_where_it_is_and_no_control_shows_it(slope, 
     assert others == ([] if controls else [NO_CONTROL])
 
 
-@pytest.mark.parametrize(("kinds", "layers"), [(("sequence",), 1), (("sequence", "last@16"), 1), (KINDS, 4)])
+@pytest.mark.parametrize(
+    ("kinds", "layers"), [(("sequence",), 1), (("sequence", "last@16"), 1), (KINDS, 4)]
+)
 def test_the_interval_beside_a_claim_is_that_of_the_claim(kinds, layers):
     """At a slope of the border: it leaves out 0 where r is called negative, and nowhere else."""
     said = {False: 0, True: 0}
@@ -95,7 +114,9 @@ def test_the_interval_beside_a_claim_is_that_of_the_claim(kinds, layers):
             row = rows.loc[(kind, "last")]
             low, high = (f"{row[f'all_{end}']:+.2f}" for end in ("low", "high"))
             assert f", 95 % {low} to {high}" in sentence
-            assert (f" counting all {len(kinds) * layers} r" in sentence) == (len(kinds) * layers > 1)
+            assert (f" counting all {len(kinds) * layers} r" in sentence) == (
+                len(kinds) * layers > 1
+            )
             claims = (
                 re.search(r"negative at (all|\d of \d layers \([^)]*last)", sentence)
                 if layers > 1
@@ -129,7 +150,9 @@ def sublayer_draws(rng, lead, noise=0.01):
 def sublayer_result(rng, lead, pool=500, noise=0.01):
     draws = sublayer_draws(rng, lead, noise)
     chosen = pd.DataFrame([recommendation(draws, pool)])
-    summary = draws.groupby(["layer", "segments"])["dispersion"].agg(mean="mean", sd="std", draws="count")
+    summary = draws.groupby(["layer", "segments"])["dispersion"].agg(
+        mean="mean", sd="std", draws="count"
+    )
     return SublayersResult(MANIFEST, summary.reset_index(), chosen, draws)
 
 
@@ -162,7 +185,9 @@ def condensation_of(means):
         names = ["embeddings", *(f"layer.{k}" for k in range(depths - 2)), "last"]
         for table, row in rows_of(names, of_texts, np.ones((depths, 4))):
             tables.setdefault(table, []).append({"model": model, "control": control, **row})
-    return CondensationResult(MANIFEST, **{table: pd.DataFrame(rows) for table, rows in tables.items()})
+    return CondensationResult(
+        MANIFEST, **{table: pd.DataFrame(rows) for table, rows in tables.items()}
+    )
 
 
 def condensation_result(rng, slopes, noise=0.05, texts=40):
@@ -180,7 +205,10 @@ def condensation_result(rng, slopes, noise=0.05, texts=40):
     [
         ({("m", ""): 0.3}, "alike with depth: similarity rises from 0."),
         ({("m", ""): -0.3}, "apart with depth: similarity falls from 0."),
-        ({("m", ""): 0.2, ("m", "shuffled"): 0.2}, "alike, but no more than shuffled, with depth: "),
+        (
+            {("m", ""): 0.2, ("m", "shuffled"): 0.2},
+            "alike, but no more than shuffled, with depth: ",
+        ),
         ({("m", ""): 0.2, ("m", "shuffled"): -0.1}, "alike, more so than shuffled, with depth: "),
         (
             {("a", ""): 0.2, ("b", ""): -0.2, ("c", ""): 0.2},
@@ -198,19 +226,40 @@ def test_condensation_is_claimed_where_planted_and_beside_its_controls(slopes, w
 
 DEPTH = np.linspace(0, 1, 12)
 HILL = 0.7 * np.minimum(DEPTH, 1.4 * (1 - DEPTH))  # 0.38 at depth 6
-STEADY, ALIKE, APART, NONE = "show no steady trend", "grow alike", "grow apart", "show no clear trend"
+STEADY, ALIKE, APART, NONE = (
+    "show no steady trend",
+    "grow alike",
+    "grow apart",
+    "show no clear trend",
+)
 SHAPES = {
     "rises": (0.4 * DEPTH, ALIKE, "similarity rises from 0.30 to 0.70; Spearman"),
     "falls": (-0.2 * DEPTH, APART, "similarity falls from 0.30 to 0.10; Spearman"),
-    "hill": (HILL, STEADY, "rises from 0.30 to 0.68 at depth 6 of 11, then falls to 0.30; Spearman"),
-    "valley": (-HILL / 2, STEADY, "falls from 0.30 to 0.11 at depth 6 of 11, then rises to 0.30; Spearman"),
-    "late": (HILL * (DEPTH > 0.7), STEADY, "rises from 0.30 to 0.57 at depth 8 of 11, then falls to 0.30; S"),
+    "hill": (
+        HILL,
+        STEADY,
+        "rises from 0.30 to 0.68 at depth 6 of 11, then falls to 0.30; Spearman",
+    ),
+    "valley": (
+        -HILL / 2,
+        STEADY,
+        "falls from 0.30 to 0.11 at depth 6 of 11, then rises to 0.30; Spearman",
+    ),
+    "late": (
+        HILL * (DEPTH > 0.7),
+        STEADY,
+        "rises from 0.30 to 0.57 at depth 8 of 11, then falls to 0.30; S",
+    ),
     "dented": (
         np.where(DEPTH == 6 / 11, 0.0, 0.4 * DEPTH),
         STEADY,
         "rises from 0.30 to 0.48 at depth 5 of 11, then falls to 0.30 at depth 6 of 11, then rises to 0.70",
     ),
-    "wobbles": (0.4 * DEPTH + 0.01 * np.cos(20 * DEPTH), ALIKE, "similarity rises from 0.31 to 0.70; S"),
+    "wobbles": (
+        0.4 * DEPTH + 0.01 * np.cos(20 * DEPTH),
+        ALIKE,
+        "similarity rises from 0.31 to 0.70; S",
+    ),
     "flat": (0 * DEPTH, NONE, "depth: Spearman"),
 }
 
@@ -254,7 +303,9 @@ def clusters_result(rng, ratios, clusters=60):
         ratio = {"ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
         others = dict.fromkeys(("within", "between", "between_se", "perplexity"), 1.0)
         summaries.append({"model": model, "layer": "last", "clusters": clusters, **ratio, **others})
-        each.append(pd.DataFrame({"model": model, "layer": "last", "within": within, "apart": apart}))
+        each.append(
+            pd.DataFrame({"model": model, "layer": "last", "within": within, "apart": apart})
+        )
     ngrams = pd.DataFrame({"cluster": [0], "ngram": ["a b"], "occurrences": [9]})
     return ClustersResult(MANIFEST, pd.DataFrame(summaries), pd.concat(each), ngrams)
 
@@ -270,7 +321,9 @@ def test_clusters_are_compared_with_the_first_model():
     assert alone.startswith(
         "Clusters lie further apart than their members lie from their centre: between over"
     )
-    assert clusters_result(rng, {"a": 0.5}).answer()[0].startswith("Clusters lie closer together than")
+    assert (
+        clusters_result(rng, {"a": 0.5}).answer()[0].startswith("Clusters lie closer together than")
+    )
 
 
 def false_claim(what, rng):
@@ -302,7 +355,10 @@ def false_claim(what, rng):
     ],
 )
 def test_noise_is_rarely_a_claim(what, draws, most):
-    assert sum(bool(false_claim(what, np.random.default_rng([7, seed]))) for seed in range(draws)) <= most
+    assert (
+        sum(bool(false_claim(what, np.random.default_rng([7, seed]))) for seed in range(draws))
+        <= most
+    )
 
 
 @pytest.mark.parametrize(
@@ -310,7 +366,9 @@ def test_noise_is_rarely_a_claim(what, draws, most):
     [
         lambda rng: law_result(rng, [-1.5] * 4, SHARED, kinds=("sequence", "last@16")),
         lambda rng: sublayer_result(rng, 0.1),
-        lambda rng: condensation_result(rng, {("a", ""): 0.2, ("b", ""): 0.3, ("b", "shuffled"): 0.0}),
+        lambda rng: condensation_result(
+            rng, {("a", ""): 0.2, ("b", ""): 0.3, ("b", "shuffled"): 0.0}
+        ),
         lambda rng: clusters_result(rng, {"a": 1.0, "b": 1.5}),
     ],
 )

@@ -30,7 +30,9 @@ def source(tmp_path):
 
 def cut(source, tokenizer=None, **options):
     """Origin and words of every segment, in order."""
-    drawn = draw_segments(source, tokenizer or tiny_models.tokenizer(), length=3, most=99, **options)
+    drawn = draw_segments(
+        source, tokenizer or tiny_models.tokenizer(), length=3, most=99, **options
+    )
     pairs = zip(drawn["origins"].tolist(), drawn["tokens"].tolist(), strict=True)
     return sorted((*origin, *(token - 3 for token in tokens)) for origin, tokens in pairs)
 
@@ -55,15 +57,24 @@ def test_a_segment_begins_as_the_tokenizer_begins_a_text(source):
 
 
 def test_the_draw_is_even_and_repeats_with_its_seed(source):
-    texts, tokenizer, hits = source(*([n, n] for n in range(40))), tiny_models.tokenizer(), Counter()
+    texts, tokenizer, hits = (
+        source(*([n, n] for n in range(40))),
+        tiny_models.tokenizer(),
+        Counter(),
+    )
     for seed in range(200):
-        drawn = draw_segments(texts, tokenizer, length=2, most=10, seed=seed)["tokens"][:, 0].tolist()
+        drawn = draw_segments(texts, tokenizer, length=2, most=10, seed=seed)["tokens"][
+            :, 0
+        ].tolist()
         assert len(set(drawn)) == 10
         hits.update(drawn)
     assert len(hits) == 40
     assert min(hits.values()) > 20
     assert max(hits.values()) < 85  # 50 expected, sd 6
-    assert draw_segments(texts, tokenizer, length=2, most=10, seed=199)["tokens"][:, 0].tolist() == drawn
+    assert (
+        draw_segments(texts, tokenizer, length=2, most=10, seed=199)["tokens"][:, 0].tolist()
+        == drawn
+    )
 
 
 def test_what_cannot_be_tokenised_is_counted(tmp_path):
@@ -95,7 +106,9 @@ def test_states_that_are_no_numbers_are_named_by_layer_and_text(tmp_path, data):
         first.model.embed_tokens.weight[tiny_models.VOCABULARY["w1"], 0] = float("inf")
         later.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
     path = tiny_models.saved(tmp_path / "first", first)
-    with pytest.raises(NonFiniteStateError, match=r"at embeddings in text \d+ of .*; check the checkpoint"):
+    with pytest.raises(
+        NonFiniteStateError, match=r"at embeddings in text \d+ of .*; check the checkpoint"
+    ):
         condensation(path, data, segment=30, segments=20)
     path = tiny_models.saved(tmp_path / "later", later)
     with pytest.raises(NonFiniteStateError, match=r"at layer\.1 in text \d+ of .*text\.jsonl"):
@@ -115,7 +128,9 @@ def test_a_model_that_reads_both_ways_is_refused(data):
             return out
 
     peeking, device = Peeking(tiny_models.llama()), torch.device("cpu")
-    loaded = LoadedModel(peeking, tiny_models.tokenizer(), "peeking", None, device, ModelChoice("peeking"))
+    loaded = LoadedModel(
+        peeking, tiny_models.tokenizer(), "peeking", None, device, ModelChoice("peeking")
+    )
     with pytest.raises(UsageError, match="left-to-right language model, got peeking"):
         law(loaded, data, segment=30, bins=8, bin_size=3)
 
@@ -129,7 +144,9 @@ EVERY = np.arange(5)
     "error",
     [
         torch.cuda.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+        ),
         MemoryError(),
     ],
     ids=["cuda", "cpu", "python"],
@@ -169,7 +186,12 @@ def test_a_batch_that_does_not_fit_is_run_in_halves(model, monkeypatch, error):
 def capped():
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     shape |= {"num_key_value_heads": 2, "head_dim": 8, "final_logit_softcapping": 1.0}
     return tiny_models.model(Gemma2Config, Gemma2ForCausalLM, **shape)
 
@@ -178,7 +200,9 @@ def capped():
 def test_losses_are_those_of_the_models_own_logits_which_nothing_else_computes(tmp_path, build):
     causal = CausalModel(tiny_models.saved(tmp_path / "model", build()), batch=2)
     rows = []
-    count = causal.decoder.head.register_forward_hook(lambda _m, given, _o: rows.append(given[0].shape[1]))
+    count = causal.decoder.head.register_forward_hook(
+        lambda _m, given, _o: rows.append(given[0].shape[1])
+    )
     seen = causal.run(SEGMENTS, EVERY, ["layer.0", "last"], lambda states: states.numpy())
     assert seen["last"].shape == (5, 12, causal.width)
     assert rows == [0, 0, 0]

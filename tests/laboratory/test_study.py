@@ -46,7 +46,9 @@ def test_a_study_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
     for stop in (0, 5, 6, 22):
         with pytest.raises(KeyboardInterrupt):
             worked(tmp_path / "stopped", stop, done)
-    (tmp_path / "stopped" / "units" / "squares" / ".23.npz.1").write_bytes(b"PK")  # as a kill leaves it
+    (tmp_path / "stopped" / "units" / "squares" / ".23.npz.1").write_bytes(
+        b"PK"
+    )  # as a kill leaves it
     units = worked(tmp_path / "stopped", done=done)
     assert done == list(range(UNITS))  # each once
     assert [unit["square"] for unit in units] == [unit**2 for unit in range(UNITS)]
@@ -63,7 +65,9 @@ def test_a_full_disk_is_a_sentence_and_what_was_done_stays(tmp_path, monkeypatch
         worked(tmp_path / "r", 3)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(DispersionError, match=r"could not write .*: No space left on device; free some"):
+        with pytest.raises(
+            DispersionError, match=r"could not write .*: No space left on device; free some"
+        ):
             worked(tmp_path / "r")
     worked(tmp_path / "r", done=done)
     assert done == list(range(3, UNITS))
@@ -80,7 +84,9 @@ def test_a_measure_s_options_are_its_parameters_with_the_defaults_of_the_help(me
                 default = parameters[name].default
                 numbers = str(default).lower().strip("()").replace(" ", "")
                 words = default.split(",") if isinstance(default, str) else [numbers]
-                assert all(word in settings["help"].partition("(default: ")[2] for word in words), option
+                assert all(word in settings["help"].partition("(default: ")[2] for word in words), (
+                    option
+                )
 
 
 OPTIONS = {"segment": 12, "segments": 10}
@@ -104,7 +110,9 @@ def test_results_replace_the_work_in_a_folder_of_the_study(inputs, tmp_path):
     assert made.manifest == json.loads((place / "manifest.json").read_text())
     assert made.manifest["tables"] == tables
     pd.testing.assert_frame_equal(pd.read_parquet(place / "texts.parquet"), made.texts)
-    with pytest.raises(DispersionError, match="cannot be written: Not a directory; choose another place"):
+    with pytest.raises(
+        DispersionError, match="cannot be written: Not a directory; choose another place"
+    ):
         condensation(*inputs, folder=tmp_path / "thesis.txt", **OPTIONS)
 
 
@@ -201,12 +209,16 @@ def test_batches_are_sized_where_the_system_does_not_tell_its_free_memory(inputs
     """macOS has `os.sysconf`, and not this name."""
     names = {name: number for name, number in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
     monkeypatch.setattr(os, "sysconf_names", names)
-    monkeypatch.setattr(os, "sysconf", Mock(side_effect=ValueError("unrecognized configuration name")))
+    monkeypatch.setattr(
+        os, "sysconf", Mock(side_effect=ValueError("unrecognized configuration name"))
+    )
     assert causal_model.CausalModel(inputs[0]).batch_size(512, 1, losses=False) == 64
 
 
 def test_the_commit_of_a_hub_that_cannot_be_reached_is_unknown(monkeypatch):
-    refused = Mock(side_effect=Exception("Connection refused"))  # the HTTP library's, which is no OSError
+    refused = Mock(
+        side_effect=Exception("Connection refused")
+    )  # the HTTP library's, which is no OSError
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", refused)
     assert data_settings(Texts("org/name:wiki"))["commit"] is None
     refused.assert_called_once()

@@ -28,7 +28,9 @@ def test_condensation_is_the_mean_over_pairs_of_different_tokens(model, data):
         assert (density["density"] * middle).sum() * 2 / 128 == pytest.approx(row.mean, abs=1 / 128)
     assert found.layers["layer"].tolist() == ["embeddings", "layer.0", "layer.1", "last"]
     wide = found.texts.pivot(index="text", columns="depth", values="mean")
-    assert found.summary["last_mean"].item() == pytest.approx(wide.to_numpy()[:, -3:].mean(), abs=1e-9)
+    assert found.summary["last_mean"].item() == pytest.approx(
+        wide.to_numpy()[:, -3:].mean(), abs=1e-9
+    )
 
 
 def test_histograms_count_every_pair_once():
@@ -42,7 +44,9 @@ def test_histograms_count_every_pair_once():
     assert np.abs(got - expected).sum() <= 4
     same = similarity_counts(torch.ones(6, 3))
     assert same[-1] == 15
-    assert similarity_counts(torch.tensor([[1.0, 0], [0, 0], [-1, 0]]))[0] == 1  # a zero row has no direction
+    assert (
+        similarity_counts(torch.tensor([[1.0, 0], [0, 0], [-1, 0]]))[0] == 1
+    )  # a zero row has no direction
 
 
 def test_half_precision_is_the_same_study_within_its_rounding(model, data):

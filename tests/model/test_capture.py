@@ -24,8 +24,16 @@ CASES = {
     "Qwen3": (SIZES | KV | {"head_dim": 8}, "self_attn", "mlp"),
     "Mistral": (SIZES | KV, "self_attn", "mlp"),
     "Gemma": (SIZES | KV | {"head_dim": 8}, "self_attn", "mlp"),
-    "Gemma2": (SIZES | KV | {"head_dim": 8}, "post_attention_layernorm", "post_feedforward_layernorm"),
-    "Gemma3Text": (SIZES | KV | {"head_dim": 8}, "post_attention_layernorm", "post_feedforward_layernorm"),
+    "Gemma2": (
+        SIZES | KV | {"head_dim": 8},
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    "Gemma3Text": (
+        SIZES | KV | {"head_dim": 8},
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+    ),
     "Olmo": (SIZES, "self_attn", "mlp"),
     "Olmo2": (SIZES, "post_attention_layernorm", "post_feedforward_layernorm"),
     "Phi": (SIZES, "self_attn", "mlp"),
@@ -38,9 +46,17 @@ CASES = {
     "GPTJ": (GPT | {"rotary_dim": 4}, "attn", "mlp"),
     "GPTNeo": (SIZES | {"attention_types": [[["global", "local", "global"], 1]]}, "attn", "mlp"),
     "Bloom": (SIZES, "self_attention.dense", "mlp.x"),
-    "Mpt": ({"d_model": 32, "n_layers": 3, "n_heads": 4, "vocab_size": 97}, "attn", "ffn.down_proj"),
+    "Mpt": (
+        {"d_model": 32, "n_layers": 3, "n_heads": 4, "vocab_size": 97},
+        "attn",
+        "ffn.down_proj",
+    ),
     "Falcon": (SIZES | {"parallel_attn": True}, "self_attention", "mlp.x"),
-    "Falcon-sequential": (SIZES | {"parallel_attn": False, "bias": True}, "self_attention", "mlp.x"),
+    "Falcon-sequential": (
+        SIZES | {"parallel_attn": False, "bias": True},
+        "self_attention",
+        "mlp.x",
+    ),
     "OPT": (SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}, "self_attn", "fc2"),
     "Mixtral": (SIZES | KV | {"num_local_experts": 4}, "self_attn", "mlp"),
     "Qwen2Moe": (SIZES | KV | EXPERTS, "self_attn", "mlp"),
@@ -101,20 +117,26 @@ def test_every_layer_is_the_models_own_hidden_state_and_attn_the_sum_between(arc
     x, attn, ffn = (states[name] for name in ("layer.0", "layer.1.attn", "layer.1.ffn"))
     close = {"atol": 1e-5, "rtol": 1e-5}
     torch.testing.assert_close(attn, x + output_of(blocks[1], attention, run), **close)
-    if not feed_forward.endswith(".x"):  # Bloom and Falcon add inside or in place: no module's output is left
+    if not feed_forward.endswith(
+        ".x"
+    ):  # Bloom and Falcon add inside or in place: no module's output is left
         put_out = output_of(blocks[1], feed_forward, run).reshape(ffn.shape)
         torch.testing.assert_close(ffn, attn + put_out, **close)
     assert (ffn - attn).abs().max() > 1e-4
 
 
 def test_post_norm_opt_adds_before_its_norm():
-    config = transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=16, do_layer_norm_before=False)
+    config = transformers.OPTConfig(
+        **SIZES, ffn_dim=48, word_embed_proj_dim=16, do_layer_norm_before=False
+    )
     model = transformers.OPTForCausalLM(config).eval()
     with torch.no_grad(), capture(model, ["layer.0", "layer.1.attn", "last"]) as states:
         hidden = model(IDS, output_hidden_states=True)
     with torch.no_grad():
         put_out = output_of(Decoder.of(model).blocks[1], "self_attn", lambda: model(IDS))
-    torch.testing.assert_close(states["layer.1.attn"], states["layer.0"] + put_out, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        states["layer.1.attn"], states["layer.0"] + put_out, atol=1e-5, rtol=1e-5
+    )
     assert states["last"].shape == (2, 7, 16)
     assert torch.equal(model.lm_head(states["last"]), hidden.logits)
 
@@ -139,7 +161,9 @@ def test_recurrent_models_name_the_embeddings_and_count_blocks_from_0(arch):
         hidden = model(IDS, output_hidden_states=True).hidden_states
         embedded = model.get_input_embeddings()(IDS)
     assert len(hidden) == 4
-    assert set(Decoder.of(model).names()) == set(names) or arch == "Rwkv"  # a block of one part has no others
+    assert (
+        set(Decoder.of(model).names()) == set(names) or arch == "Rwkv"
+    )  # a block of one part has no others
     assert torch.equal(states["embeddings"], embedded)
     assert not any(torch.allclose(embedded, state) for state in hidden)
     for k in range(3):
@@ -151,17 +175,25 @@ def test_recurrent_models_name_the_embeddings_and_count_blocks_from_0(arch):
 
 def test_names_resolve_to_one_place_or_are_refused_with_what_there_is():
     model = tiny("Llama")
-    names = [site.name for site in resolve(model, ["layer.-1", "layer.2.ffn", "layer.-3.attn", "last"])]
+    names = [
+        site.name for site in resolve(model, ["layer.-1", "layer.2.ffn", "layer.-3.attn", "last"])
+    ]
     assert names == ["layer.2", "layer.2", "layer.0.attn", "last"]
     for name in ("layer.3", "layer.-4", "layer", "attn", "layer.1.mlp", "layer.1.attn.x", ""):
-        with pytest.raises(UsageError, match=r"embeddings, layer\.0 \.\.\. layer\.2 .*\.attn and \.ffn; got"):
+        with pytest.raises(
+            UsageError, match=r"embeddings, layer\.0 \.\.\. layer\.2 .*\.attn and \.ffn; got"
+        ):
             resolve(model, ["last", name])
 
 
 def test_models_without_blocks_are_refused_in_one_sentence():
-    with pytest.raises(CaptureError, match="expected a model with a list of decoder blocks, got Sequential"):
+    with pytest.raises(
+        CaptureError, match="expected a model with a list of decoder blocks, got Sequential"
+    ):
         Decoder.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    config = transformers.T5Config(vocab_size=97, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    config = transformers.T5Config(
+        vocab_size=97, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2
+    )
     with pytest.raises(CaptureError, match="encoder-decoder T5ForConditionalGeneration"):
         Decoder.of(transformers.T5ForConditionalGeneration(config))
 

@@ -36,7 +36,9 @@ def test_a_folder_loads_ready_to_run(folder):
     loaded = load_model(folder)
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
-    assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id  # it was saved without one
+    assert (
+        loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id
+    )  # it was saved without one
     ids = torch.tensor([loaded.tokenizer("w1 w2").input_ids], device=loaded.device)
     expected = tiny_models.llama()(ids).logits
     assert torch.allclose(loaded.model(ids).logits, expected, atol=1e-5)
@@ -52,7 +54,9 @@ def test_a_folder_loads_ready_to_run(folder):
 
 
 def test_a_model_is_chosen_by_the_words_of_lm_eval(folder):
-    given = "dtype=float16, load_in_8bit=true,peft=org/lora,trust_remote_code=True,load_in_4bit=False"
+    given = (
+        "dtype=float16, load_in_8bit=true,peft=org/lora,trust_remote_code=True,load_in_4bit=False"
+    )
     expected = ModelChoice("org/m", "1000", "float16", "8bit", "org/lora", "cpu", True)
     assert chosen_model("org/m@1000", given, "cpu") == expected
     assert chosen_model("org/m", f"revision=1000,{given}", "cpu") == expected
@@ -84,7 +88,12 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("tiny-llama", {"dtype": "int3"}, UsageError, "auto, float32, float16, bfloat16, got 'int3'"),
+        (
+            "tiny-llama",
+            {"dtype": "int3"},
+            UsageError,
+            "auto, float32, float16, bfloat16, got 'int3'",
+        ),
         # No name of a repository either: the Hub is not asked for it.
         (
             "tiny-llama",
@@ -92,9 +101,15 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
             UsageError,
             "the adapter no/such/adapter does not fit or",
         ),
-        ("tiny-llama", {"quantize": "4bit"}, MissingExtraError, r"'lmeval-dispersion\[quantized\]'"),
+        (
+            "tiny-llama",
+            {"quantize": "4bit"},
+            MissingExtraError,
+            r"'lmeval-dispersion\[quantized\]'",
+        ),
         pytest.param(
-            *("tiny-llama", {"device": "cuda:0"}, UsageError, "'cuda:0' cannot be used"), marks=NO_CUDA
+            *("tiny-llama", {"device": "cuda:0"}, UsageError, "'cuda:0' cannot be used"),
+            marks=NO_CUDA,
         ),
         ("tiny-lama", {}, UsageError, "did you mean .*tiny-llama"),
         (".", {}, UsageError, "it holds the models .*tiny-llama"),
@@ -147,7 +162,9 @@ def test_an_adapter_changes_the_output_and_the_identity(folder, tmp_path):
     assert not torch.allclose(joined.model(ids).logits, plain.model(ids).logits, atol=1e-3)
 
 
-def test_what_the_hub_refuses_has_a_sentence_of_its_own(hub, folder, tmp_path, in_process, monkeypatch):
+def test_what_the_hub_refuses_has_a_sentence_of_its_own(
+    hub, folder, tmp_path, in_process, monkeypatch
+):
     hub.add("org/gated", folder, gated=True)
     hub.add("org/old", folder)
     (tmp_path / "hf" / "hub" / "models--org--missinf").mkdir(parents=True)
@@ -167,7 +184,9 @@ def test_what_the_hub_refuses_has_a_sentence_of_its_own(hub, folder, tmp_path, i
     assert old.startswith("org/old has no revision 'v9'")
 
 
-def test_a_folder_is_its_weights_configuration_and_tokenizer_whatever_it_is_called(folder, tmp_path):
+def test_a_folder_is_its_weights_configuration_and_tokenizer_whatever_it_is_called(
+    folder, tmp_path
+):
     before = weights_identity(folder)
     assert before.startswith("sha256:")
     copy = tmp_path / "renamed"

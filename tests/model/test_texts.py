@@ -30,14 +30,24 @@ def test_every_kind_of_file_gives_the_same_texts(tmp_path):
 
 
 def test_skipped_texts_are_counted_and_keep_the_others_ids(tmp_path):
-    rows = [b'{"text": "good"}', b'{"text": "  "}', b"\xff\xfe", b"[1]", b'{"text": 3}', b'{"text": "last"}']
+    rows = [
+        b'{"text": "good"}',
+        b'{"text": "  "}',
+        b"\xff\xfe",
+        b"[1]",
+        b'{"text": 3}',
+        b'{"text": "last"}',
+    ]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(rows))
     source = Texts(tmp_path / "a.jsonl")
     assert [(item.id, item.text) for item in source] == [(0, "good"), (5, "last")]
     assert source.skipped == {"empty": 1, "undecodable": 3}
     assert "1 empty and 3 undecodable of 6" in source.report()
     (tmp_path / "a.txt").write_bytes(b"good\n\n\xff\xfe bad\n\nlast")
-    assert [(item.id, item.text) for item in Texts(tmp_path / "a.txt")] == [(0, "good"), (2, "last")]
+    assert [(item.id, item.text) for item in Texts(tmp_path / "a.txt")] == [
+        (0, "good"),
+        (2, "last"),
+    ]
     pq.write_table(pa.table({"body": ["good", None, ""]}), tmp_path / "a.parquet")
     table = Texts(tmp_path / "a.parquet", column="body")
     assert [item.text for item in table] == ["good"]
@@ -63,7 +73,10 @@ def test_mistakes_are_told_with_the_next_step(tmp_path):
         ("a.jsonl", "under 'text' in .*, which has body; name the column"),
         ("a.parquet", "under 'text' in .*, which has body; name the column"),
         ("b.parquet", "expected a parquet file"),
-        ("cut.jsonl.gz", "cannot be read: Compressed file ended before .*; check it or fetch it anew"),
+        (
+            "cut.jsonl.gz",
+            "cannot be read: Compressed file ended before .*; check it or fetch it anew",
+        ),
         ("plain.jsonl.gz", "cannot be read: Not a gzipped file"),
         (".", "the folder"),
     ):

@@ -85,7 +85,9 @@ class RaceFolder:
         return Entrant(self.path, entry.label)
 
     def going(self, contest: Contest) -> list[str]:
-        return [label for label in self.labels if contest.standing.get(label, "running") == "running"]
+        return [
+            label for label in self.labels if contest.standing.get(label, "running") == "running"
+        ]
 
     def ended(self, entrant: Entrant) -> None:
         self.seconds[entrant.label] = entrant.seconds
@@ -97,7 +99,12 @@ def main(path: Path, gpus: float | None, labels: list[str]) -> None:
     asked = {label: len(scores.score) for label, scores in contest.answered.items()}
     print(
         json.dumps(
-            {"best": contest.best, "standing": contest.standing, "asked": asked, "failed": folder.failed}
+            {
+                "best": contest.best,
+                "standing": contest.standing,
+                "asked": asked,
+                "failed": folder.failed,
+            }
         )
     )
 

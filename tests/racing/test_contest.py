@@ -36,7 +36,9 @@ PLANTED: dict[str, Table] = {
     "rarely right, then far ahead": lambda rng: (
         (
             np.where(
-                rng.random((6, N)) < np.array([[0.0]] * 5 + [[0.04]]), 1.0, np.array([[0.02]] * 5 + [[0.0]])
+                rng.random((6, N)) < np.array([[0.0]] * 5 + [[0.04]]),
+                1.0,
+                np.array([[0.02]] * 5 + [[0.0]]),
             ),
         )
         * 2
@@ -45,7 +47,11 @@ PLANTED: dict[str, Table] = {
 
 
 # Where a rule that errs ten times as often loses the best in sixty races; the slow tests have all.
-TELLING = ("each a little better than the one before", "alike, the best last", "alike, the best second")
+TELLING = (
+    "each a little better than the one before",
+    "alike, the best last",
+    "alike, the best second",
+)
 TELLING += ("alike, a chain", "answers turned round", "rarely wrong")
 
 
@@ -62,7 +68,9 @@ def _alike(gains: Any) -> Table:
     def table(rng: np.random.Generator) -> tuple[Array, Array]:
         scores = np.repeat(1.0 * (rng.permutation(N) < 0.6 * N)[None], len(gains), axis=0)
         for mine in scores[1:]:
-            right, wrong = (rng.choice(np.flatnonzero(mine == x), N // 20, replace=False) for x in (1, 0))
+            right, wrong = (
+                rng.choice(np.flatnonzero(mine == x), N // 20, replace=False) for x in (1, 0)
+            )
             mine[right], mine[wrong] = 0, 1
         return _moved(scores, gains, rng)
 
@@ -87,7 +95,12 @@ PLANTED |= {
 
 
 def _raced(
-    score: Array, probability: Array, rng: np.random.Generator, *, side_by_side: bool = False, **settings: Any
+    score: Array,
+    probability: Array,
+    rng: np.random.Generator,
+    *,
+    side_by_side: bool = False,
+    **settings: Any,
 ) -> Contest:
     if not side_by_side:
         answers = {str(i): Scores(score[i], probability[i]) for i in range(len(score))}
@@ -168,7 +181,9 @@ def test_no_order_depends_on_who_else_races() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.03, 0.3, 0.6, 0.97])
 @pytest.mark.parametrize("known", ["alike", "independent", "turned round"])
-def test_who_reaches_the_level_is_dropped_at_most_as_often_as_the_error(rate: float, known: str) -> None:
+def test_who_reaches_the_level_is_dropped_at_most_as_often_as_the_error(
+    rate: float, known: str
+) -> None:
     """At the boundary any drop is an error; whatever those asked everything answered."""
     rng, dropped, races = np.random.default_rng(9), 0, 1000
     for _ in range(races):
@@ -240,7 +255,9 @@ def test_a_first_block_orders_the_turns_and_counts() -> None:
         for label in "05"
     ]
     shown = {label: mine.probability[:25].mean() for label, mine in contest.answered.items()}
-    assert contest.turns([*answers]) == sorted(shown, key=lambda label: -shown[label]) == [*"543210"]
+    assert (
+        contest.turns([*answers]) == sorted(shown, key=lambda label: -shown[label]) == [*"543210"]
+    )
     assert contest.best == "5"
     assert contest.standing["0"] == "not better"
     assert len(contest.answered["0"].score) == 25
@@ -316,5 +333,10 @@ def test_the_level_holds_for_the_best_three(name: str, block: int) -> None:
 def test_nobody_is_dropped_before_as_many_as_wanted_were_asked_everything() -> None:
     score, probability = _drawn([0.9, 0.1, 0.2, 0.1], np.random.default_rng(3))
     contest = _raced(score, probability, np.random.default_rng(4), top=2)
-    assert [contest.standing[label] for label in "0123"] == ["complete", "complete", "complete", "not better"]
+    assert [contest.standing[label] for label in "0123"] == [
+        "complete",
+        "complete",
+        "complete",
+        "not better",
+    ]
     assert contest.ranked[:2] == ["0", "2"]

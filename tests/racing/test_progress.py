@@ -13,7 +13,11 @@ from lmeval_dispersion.racing.folder import progress
 def test_the_total_falls_with_each_that_is_dropped() -> None:
     contest, right = Contest(400), np.ones(400)
     contest.add("a", Scores(right, right))
-    assert progress(contest, 3, "b") == (400, 1200, "b at 0 of 400 questions, 2 of 3 checkpoints, best a")
+    assert progress(contest, 3, "b") == (
+        400,
+        1200,
+        "b at 0 of 400 questions, 2 of 3 checkpoints, best a",
+    )
     contest.add("b", Scores(right[:50] - 1, right[:50]))
     assert contest.standing["b"] == "not better"
     assert progress(contest, 3, "c") == (

@@ -41,7 +41,9 @@ def race(
         contest.answered[label] = Scores(score, score if choices else np.full(asked, np.nan))
         contest.standing[label] = standing  # type: ignore[assignment]
         contest.levels[label] = 0.96
-    others, waiting, sample = (more.pop(key, ()) for key in ("not_loaded", "waiting", "audit_sample"))
+    others, waiting, sample = (
+        more.pop(key, ()) for key in ("not_loaded", "waiting", "audit_sample")
+    )
     ranks, failed = more.pop("ranks", {}), more.get("failed", {})
 
     def chosen(label: str) -> str | None:
@@ -149,7 +151,9 @@ def test_a_sentence_stands_on_its_data_and_on_no_other(sentence: str, races: str
 def test_the_cost_of_the_rest_is_said_where_it_was_measured_and_a_screen_left_some_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sentence = "In our studies not loading the rest cost 0.003 of accuracy (0.001 to 0.006) on 8 groups."
+    sentence = (
+        "In our studies not loading the rest cost 0.003 of accuracy (0.001 to 0.006) on 8 groups."
+    )
     monkeypatch.setattr(report, "LOST", None)
     assert "not loading the rest" not in said(ALL["listed"])  # not measured
     monkeypatch.setattr(report, "LOST", (0.003, 0.001, 0.006, "8 groups"))
@@ -164,7 +168,9 @@ def test_the_most_that_a_sample_leaves_possible_is_the_one_of_counted_draws() ->
         better for better in range(10)
         if sum(min(draw) >= better for draw in combinations(range(9), 3)) / comb(9, 3) > 0.05
     )  # fmt: skip
-    assert f"of the 9 that the screen left out at most {most} would (95 % confidence)" in said(result)
+    assert f"of the 9 that the screen left out at most {most} would (95 % confidence)" in said(
+        result
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -209,8 +215,14 @@ def test_what_was_below_a_level_is_behind_a_best_above_it(last: float, status: s
 
 def test_twelve_checkpoints_fit_into_one_look_and_long_lists_are_cut() -> None:
     labels = [f"org/sums-{i:02d}" for i in range(40)]
-    planted = {labels[0]: WON["a"], labels[1]: CLOSE["b"], **dict.fromkeys(labels[2:4], (30, 75, "behind"))}
-    lines = render(race(planted, not_loaded=labels[4:12]).document(), "table", width=80).splitlines()
+    planted = {
+        labels[0]: WON["a"],
+        labels[1]: CLOSE["b"],
+        **dict.fromkeys(labels[2:4], (30, 75, "behind")),
+    }
+    lines = render(
+        race(planted, not_loaded=labels[4:12]).document(), "table", width=80
+    ).splitlines()
     assert len(lines) <= 26
     assert max(map(len, lines)) <= 80
     assert all(any(label in line for line in lines) for label in labels[:12])
@@ -231,11 +243,15 @@ def test_the_best_ones_score_on_a_losers_own_questions_stands_beside_the_losers(
         contest.standing[label] = "complete" if asked == N else "not better"
         contest.levels[label] = 0.5
     result = race_of(
-        contest, [Entry(label, {}, None, "rank") for label in contest.answered], task="t", metric="acc"
+        contest,
+        [Entry(label, {}, None, "rank") for label in contest.answered],
+        task="t",
+        metric="acc",
     )
     there = {row.label: row.best_there for row in result.checkpoints}
     expected = {
-        label: right[contest.order(label)[:n]].mean() for label, n in (("b", 75), ("c", 25), ("base", N))
+        label: right[contest.order(label)[:n]].mean()
+        for label, n in (("b", 75), ("c", 25), ("base", N))
     }
     assert there == {"a": None} | expected
     assert {row.best_there for row in race(NEVER).checkpoints} == {None}  # without a best

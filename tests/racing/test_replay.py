@@ -31,7 +31,9 @@ def planted(rng: np.random.Generator, chances: Any, n: int) -> dict[str, Scores]
     hard, own = rng.random(n), rng.random((len(chances), n))
     mixed = np.where(rng.random(own.shape) < 0.6, hard, own)
     likely = np.clip(np.asarray(chances)[:, None] + 0.3 * (own - 0.5), 0, 1)
-    return {str(i): Scores(1.0 * (mixed[i] < chance), likely[i]) for i, chance in enumerate(chances)}
+    return {
+        str(i): Scores(1.0 * (mixed[i] < chance), likely[i]) for i, chance in enumerate(chances)
+    }
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.01, 0.05])
@@ -52,13 +54,20 @@ def test_a_replay_asks_what_a_race_asks(margin: float) -> None:
 @pytest.mark.parametrize(
     ("chances", "shuffled", "stands", "not_there"),
     [
-        ([0.9, 0.3, 0.2], False, "would have named the same best, 0, in 40 of 40 orders", "Where it named"),
+        (
+            [0.9, 0.3, 0.2],
+            False,
+            "would have named the same best, 0, in 40 of 40 orders",
+            "Where it named",
+        ),
         ([0.9, 0.3, 0.2], False, "They were raced in the order given.", "alphabetical"),
         ([0.9, 0.3, 0.2], True, "The results came in alphabetical order", "order given"),
         ([0.6, 0.6, 0.6, 0.6], True, "Where it named another, that was worse by", "in 40 of 40"),
     ],
 )
-def test_the_sentences_of_a_replay(chances: list[float], shuffled: bool, stands: str, not_there: str) -> None:
+def test_the_sentences_of_a_replay(
+    chances: list[float], shuffled: bool, stands: str, not_there: str
+) -> None:
     answers = planted(np.random.default_rng(5), chances, 200)
     result = replay(answers, ["sums"], orders=40, shuffled=shuffled, margin=0.2)
     text = " ".join(render(result.document(), "markdown").split())
@@ -75,7 +84,10 @@ def test_the_sentences_of_a_replay(chances: list[float], shuffled: bool, stands:
 @pytest.mark.parametrize(
     ("listed", "sentence"),
     [
-        (["0", "2"], "in 40 of 40 orders, with 38 % of the questions (median; 38 to 38) and 2 of 3 loaded."),
+        (
+            ["0", "2"],
+            "in 40 of 40 orders, with 38 % of the questions (median; 38 to 38) and 2 of 3 loaded.",
+        ),
         (["2", "1"], "another best than 0 in 40 of 40 orders"),
     ],
 )
@@ -134,7 +146,9 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     assert found["checkpoints"][0]["label"].endswith("sums-80")
     assert (found["same"], found["questions"], found["shuffled"]) == (200, asked, False)
     with np.load(data_folder("demo") / "answers.npz") as file:
-        known = dict(zip(file["label"].tolist(), file["score"][:, :asked].mean(axis=1), strict=True))
+        known = dict(
+            zip(file["label"].tolist(), file["score"][:, :asked].mean(axis=1), strict=True)
+        )
     for row in found["checkpoints"]:
         assert row["score"] == pytest.approx(known[Path(row["label"]).name])
     assert main(["race", "--replay", *sorted(names), "--format", "json", "-q"]) == 0
@@ -162,7 +176,10 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     samples = next(fewer.rglob("samples_*.jsonl"))
     samples.write_text("".join(samples.read_text().splitlines(keepends=True)[:55]))
     assert main(["race", "--replay", names[1], str(fewer), "-q"]) == 0
-    assert f"55 of {asked} questions are in all results; the others are left out." in capsys.readouterr().out
+    assert (
+        f"55 of {asked} questions are in all results; the others are left out."
+        in capsys.readouterr().out
+    )
     samples.write_text("".join(samples.read_text().splitlines(keepends=True)[:30]))
     for given, sentence in [
         (
@@ -191,7 +208,9 @@ def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime - before.ru_utime < 2  # on a machine that does other work too
     text = " ".join(done.stdout.split())
-    assert text.startswith("Best: sums-80, 100.0 % of sums; no other raced is better by more than 0.01 ")
+    assert text.startswith(
+        "Best: sums-80, 100.0 % of sums; no other raced is better by more than 0.01 "
+    )
     assert "3 of 11 checkpoints loaded, " in text
     assert len(done.stdout.splitlines()) <= 26
 
@@ -218,7 +237,13 @@ def test_a_race_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_race_of_version_0_2_is_read_but_not_continued(tmp_path):
-    kept = {"named": ["a", "b"], "prompts": {}, "date": "2026-10-01", "checkpoints": [], "notes": []}
+    kept = {
+        "named": ["a", "b"],
+        "prompts": {},
+        "date": "2026-10-01",
+        "checkpoints": [],
+        "notes": [],
+    }
     (tmp_path / "race.json").write_text(json.dumps(kept))
     assert kept_race(tmp_path, older=True) == kept
     with pytest.raises(UsageError, match="got an older one"):

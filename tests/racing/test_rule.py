@@ -19,7 +19,9 @@ def _won(scores: Array, of: int, level: float, **more: Any) -> list[float]:
     return [math.exp(bets.take(scores[i : i + 1])) for i in range(len(scores))]
 
 
-def _slow(scores: list[Fraction], of: int, level: Fraction, expected: list[Fraction]) -> list[float]:
+def _slow(
+    scores: list[Fraction], of: int, level: Fraction, expected: list[Fraction]
+) -> list[float]:
     """The same with fractions and loops; ``expected`` are predictions of all, in order."""
     purses = [Fraction(1)] * len(_STAKES)
     made, past = [], Fraction(0)
@@ -48,7 +50,9 @@ def test_the_bets_on_a_first_block_equal_a_slow_count_with_predictions() -> None
     rng = np.random.default_rng(3)
     known = [Fraction(int(x), 4) for x in rng.integers(0, 5, 100)]
     mean = sum(known) / len(known)
-    expected = [min(max(mean + (x - mean) * Fraction(3, 5), Fraction(0)), Fraction(1)) for x in known]
+    expected = [
+        min(max(mean + (x - mean) * Fraction(3, 5), Fraction(0)), Fraction(1)) for x in known
+    ]
     scores = [Fraction(int(x), 4) for x in rng.integers(0, 5, BLOCK)]
     bets = Bets(100, 0.5, np.array(known, float)[:, None])
     assert math.exp(bets.take(np.array(scores, float))) == pytest.approx(

@@ -22,7 +22,11 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="without the extra [ray]"),
     pytest.mark.timeout(900),
 ]
-NODE = {"num_cpus": 2, "num_gpus": 1, "object_store_memory": 100 * 2**20}  # no GPU is there, or touched
+NODE = {
+    "num_cpus": 2,
+    "num_gpus": 1,
+    "object_store_memory": 100 * 2**20,
+}  # no GPU is there, or touched
 PATIENCE = 240  # seconds for what takes a few on an idle machine
 LABELS = ("a80", "b90", "c40", "d30")
 
@@ -87,7 +91,10 @@ def test_a_lost_node_and_failing_checkpoints_cost_nobody_else_an_answer(cluster,
     labels = ("a80", "b90", "broken50", "midway95", "defect50", "c40", "d30")
     race = begin(tmp_path, labels, address=cluster.address)
     wait_for(lambda: len({(label, node) for label, _, node in asked(tmp_path)}) == 2)
-    assert {label for label, *_ in asked(tmp_path)} == {"a80", "b90"}  # a GPU each, in the order of the list
+    assert {label for label, *_ in asked(tmp_path)} == {
+        "a80",
+        "b90",
+    }  # a GPU each, in the order of the list
     assert len({node for *_, node in asked(tmp_path)}) == 2
     kill(cluster.list_all_nodes()[-1])
     (tmp_path / "race" / "hold").unlink()

@@ -69,9 +69,18 @@ def test_every_form_comes_from_it():
     content = json.loads(render(document, "json"))
     assert content["schema"] == "ranked/1"
     assert content["answer"] == document.answer
-    assert content["ranking"][0] == {"name": "a", "G": 1.25, "G_se": 0.01, "note": None, "hidden": 0.5}
+    assert content["ranking"][0] == {
+        "name": "a",
+        "G": 1.25,
+        "G_se": 0.01,
+        "note": None,
+        "hidden": 0.5,
+    }
     assert content["ranking"][2]["G_se"] is None
-    assert render(document, "csv").splitlines()[:2] == ["name,G,G_se,note,hidden", "a,1.25,0.01,,0.5"]
+    assert render(document, "csv").splitlines()[:2] == [
+        "name,G,G_se,note,hidden",
+        "a,1.25,0.01,,0.5",
+    ]
     assert "| a | 1.250 ± 0.010 |" in result.to_markdown()
     assert "<h3>Checkpoints for math</h3>" in result._repr_html_()
     assert list(result.to_frame().columns) == ["name", "G", "G_se", "note", "hidden"]
@@ -89,7 +98,9 @@ def test_a_repr_is_the_title_and_an_answer_of_short_lines():
 
 def test_a_terminal_shows_the_answer_and_no_details():
     document = Ranked("math", ROWS).document()
-    short, whole = (render(document, "table", width=80, details=details) for details in (False, True))
+    short, whole = (
+        render(document, "table", width=80, details=details) for details in (False, True)
+    )
     assert short.splitlines()[0] == "Best: a."
     assert short.splitlines()[-1] == "More: --details, or -o page.html."
     assert "--details" not in whole
@@ -100,10 +111,14 @@ def test_a_terminal_shows_the_answer_and_no_details():
 @pytest.mark.parametrize(("encoding", "dot"), [("utf-8", "●"), ("ascii", "o")])
 def test_dots_stand_on_one_axis(encoding, dot):
     wide, narrow = (
-        render(Ranked("math", ROWS).document(), "table", width=width, encoding=encoding).splitlines()
+        render(
+            Ranked("math", ROWS).document(), "table", width=width, encoding=encoding
+        ).splitlines()
         for width in (80, 24)
     )
-    places = [line.index(dot) for line in wide if line.startswith(("a ", "b ", "c ")) and dot in line]
+    places = [
+        line.index(dot) for line in wide if line.startswith(("a ", "b ", "c ")) and dot in line
+    ]
     assert len(places) == 3
     assert places[0] - places[1] == pytest.approx(places[1] - places[2], abs=1)
     assert not any(dot in line for line in narrow if line.startswith(("b ", "c ")))
@@ -117,7 +132,9 @@ def test_an_axis_needs_spread_and_room():
     assert axis is not None
     assert (axis.low, axis.high, axis.heading) == (-1.0, 3.0, "-1.00           3.00")
     ends = Column("x", "X", ".2f", dots="both", reach="low high")
-    assert axis_of([{"x": 0.5, "low": -1.0, "high": 0.75}, {"x": 3.0, "low": None}], ends, 20) == axis
+    assert (
+        axis_of([{"x": 0.5, "low": -1.0, "high": 0.75}, {"x": 3.0, "low": None}], ends, 20) == axis
+    )
     assert axis.drawn(3, 0, 0) == "     │             ●"
     assert axis.drawn(0.5, 1.5, 1.5) == "───────●───────     "
     # A row aside does not stretch it and is an arrow at its edge.
@@ -152,7 +169,12 @@ def test_a_result_has_length_items_names_and_files(tmp_path):
     empty = Ranked("math", [])
     assert bool(empty)
     assert len(empty) == 0
-    for suffix, form in ((".md", "markdown"), (".json", "json"), (".csv", "csv"), (".txt", "table")):
+    for suffix, form in (
+        (".md", "markdown"),
+        (".json", "json"),
+        (".csv", "csv"),
+        (".txt", "table"),
+    ):
         result.save(tmp_path / f"x{suffix}")
         assert (tmp_path / f"x{suffix}").read_text("utf-8") == render(result.document(), form)
     with pytest.raises(UsageError, match="suffix"):

@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given
 from markdown_it import MarkdownIt
 
-from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Section, Table, Text, render
+from lmeval_dispersion.report import (
+    Chart,
+    Column,
+    Document,
+    Facts,
+    Note,
+    Section,
+    Table,
+    Text,
+    render,
+)
 from lmeval_dispersion.report.cells import cell, guarded, is_numeric, shown, unguarded
 from lmeval_dispersion.report.declared import nullable
 from lmeval_dispersion.report.html_page import html_fragment
@@ -28,7 +38,14 @@ COLUMNS = [
 ]
 ROWS = [
     {"name": "org/a", "gap": 1.25, "se": 0.021, "accuracy": 0.5, "tied": "2, 3", "cost": 802_344},
-    {"name": "org/[bold]b[/] | c\nd", "gap": -0.125, "se": None, "accuracy": None, "tied": "", "cost": 0},
+    {
+        "name": "org/[bold]b[/] | c\nd",
+        "gap": -0.125,
+        "se": None,
+        "accuracy": None,
+        "tied": "",
+        "cost": 0,
+    },
 ]
 
 
@@ -91,13 +108,20 @@ def test_values(value, spec, text):
 
 def test_an_error_stands_beside_a_number_only():
     column = Column("gap", "Gap", ".2f", error="se")
-    cells = {"1.00 ± 0.50": (1.0, 0.5), "1.00": (1.0, float("nan")), "undefined": (float("nan"), 0.5)}
+    cells = {
+        "1.00 ± 0.50": (1.0, 0.5),
+        "1.00": (1.0, float("nan")),
+        "undefined": (float("nan"), 0.5),
+    }
     assert [cell({"gap": gap, "se": se}, column) for gap, se in cells.values()] == list(cells)
     assert cell({}, column) == ""
 
 
 def test_columns_of_numbers():
-    rows = [{"a": 1, "b": "1", "c": None, "d": True, "e": float("nan"), "f": 1}, {"a": None, "f": "x"}]
+    rows = [
+        {"a": 1, "b": "1", "c": None, "d": True, "e": float("nan"), "f": 1},
+        {"a": None, "f": "x"},
+    ]
     columns = {key: Column(key, key) for key in "abcdef"}
     table = Table(rows, list(columns.values()), "c")
     assert [key for key, column in columns.items() if is_numeric(table, column)] == ["a"]
@@ -107,7 +131,9 @@ def test_columns_of_numbers():
 
 values = st.fixed_dictionaries(
     {
-        "name": st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=12),
+        "name": st.text(
+            st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=12
+        ),
         "gap": st.floats(allow_infinity=False),
         "flag": st.booleans(),
         "count": st.integers(-(2**53), 2**53),
@@ -139,25 +165,53 @@ def test_formulas_of_csv_are_texts_and_numbers_stay_numbers():
 
 
 def test_csv_of_holes_of_a_table_and_of_nothing():
-    rows = [{"a": None, "b": float("nan"), "c": np.float64(0.1), "d": pd.NA}, {"e": np.int64(3), "a": "x,y"}]
+    rows = [
+        {"a": None, "b": float("nan"), "c": np.float64(0.1), "d": pd.NA},
+        {"e": np.int64(3), "a": "x,y"},
+    ]
     assert render(Document("t", rows=rows), "csv") == 'a,b,c,d,e\n,,0.1,,\n"x,y",,,,3\n'
-    table = Table([{"a": 1, "b": 0.5, "se": 0.25}], [Column("a", "A"), Column("b", "B", error="se")], "c")
+    table = Table(
+        [{"a": 1, "b": 0.5, "se": 0.25}], [Column("a", "A"), Column("b", "B", error="se")], "c"
+    )
     first = Section("s", [table, Table([], [Column("z", "Z")], "other")])
     assert render(Document("t", sections=[first]), "csv") == "a,b,se\n1,0.5,0.25\n"
     assert render(Document("t", sections=[Section("s", [])]), "csv") == "\n"
 
 
 def test_frames_have_nullable_types_and_floats_stay():
-    columns = {"i": [1, 2], "f": [1.0, float("nan")], "t": ["a", None], "b": [True, None], "n": [None, None]}
+    columns = {
+        "i": [1, 2],
+        "f": [1.0, float("nan")],
+        "t": ["a", None],
+        "b": [True, None],
+        "n": [None, None],
+    }
     frame = nullable(pd.DataFrame(columns))
-    assert [str(kind) for kind in frame.dtypes] == ["Int64", "float64", "string", "boolean", "string"]
+    assert [str(kind) for kind in frame.dtypes] == [
+        "Int64",
+        "float64",
+        "string",
+        "boolean",
+        "string",
+    ]
     assert frame["b"].isna().tolist() == [False, True]
 
 
 def test_json_is_the_contract_or_tables_by_name_with_null_for_what_is_undefined():
     assert render(Document("t", contract=lambda: '{"a": 1}\n'), "json") == '{"a": 1}\n'
-    rows = [{"a": np.float32(0.5), "b": float("nan"), "c": [1, float("inf")], "d": {"x": None}, "é": True}]
-    tables = [Table(rows, [Column("a", "A")], "Same name"), Table([], [Column("a", "A")], "Same name")]
+    rows = [
+        {
+            "a": np.float32(0.5),
+            "b": float("nan"),
+            "c": [1, float("inf")],
+            "d": {"x": None},
+            "é": True,
+        }
+    ]
+    tables = [
+        Table(rows, [Column("a", "A")], "Same name"),
+        Table([], [Column("a", "A")], "Same name"),
+    ]
     text = render(Document("T", ["A."], [Section("s", tables)], ["L."], "cmd"), "json")
     assert "é" in text
     plain = [{"a": 0.5, "b": None, "c": [1, None], "d": {"x": None}, "é": True}]
@@ -178,7 +232,9 @@ def test_json_is_the_contract_or_tables_by_name_with_null_for_what_is_undefined(
 
 
 def test_a_name_that_looks_like_html_stays_text_in_markdown():
-    text = render(replace(document(), answer=["Best: <img src=x onerror=a()>.", "p < 0.01"]), "markdown")
+    text = render(
+        replace(document(), answer=["Best: <img src=x onerror=a()>.", "p < 0.01"]), "markdown"
+    )
     assert "Best: &lt;img src=x" in text
     assert "p < 0.01" in text
 
@@ -186,7 +242,9 @@ def test_a_name_that_looks_like_html_stays_text_in_markdown():
 def test_markdown_is_read_back_by_a_parser():
     text = render(document(columns=COLUMNS[:2]), "markdown")
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
-    cells = [token.content for before, token in pairwise(tokens) if before.type in ("td_open", "th_open")]
+    cells = [
+        token.content for before, token in pairwise(tokens) if before.type in ("td_open", "th_open")
+    ]
     assert cells[:4] == ["Checkpoint", "Gap", "org/a", "1.250 ± 0.021"]
     assert cells[4].endswith("| c d")
     (fence,) = [token.content for token in tokens if token.type == "fence"]
@@ -198,8 +256,12 @@ def test_markdown_is_read_back_by_a_parser():
     assert "> **Note:** Two\n> \n> parts" in text
     assert "- No accuracy follows." in text
     end = text.rpartition("### How this was made")[2]
-    assert re.search(r"^- How to read it: https://lmeval-dispersion\S+/reference/reports/$", end, re.M)
-    assert re.search(r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M)
+    assert re.search(
+        r"^- How to read it: https://lmeval-dispersion\S+/reference/reports/$", end, re.M
+    )
+    assert re.search(
+        r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M
+    )
 
 
 def test_a_notebook_gets_text_and_tables_without_scripts_styles_or_charts():
@@ -233,7 +295,9 @@ def test_the_answer_is_the_first_line_and_an_empty_table_says_so():
 
 
 def test_a_text_moves_no_cursor_and_breaks_no_line():
-    table = Table([{"a": "x\x1b[31my\u2028z\x85", "b": 1}], [Column("a", "A"), Column("b", "B")], "c")
+    table = Table(
+        [{"a": "x\x1b[31my\u2028z\x85", "b": 1}], [Column("a", "A"), Column("b", "B")], "c"
+    )
     text = render(Document("t", sections=[Section("s", [table])]), "table")
     assert text.splitlines()[-1].split() == ["x", "[31my", "z", "1"]
 
@@ -257,7 +321,9 @@ def test_columns_go_whole_in_their_order_and_numbers_stay_whole(width):
 def test_long_names_are_folded_not_cut():
     rows = [{"name": "organisation/" + "x" * 80 + "END", "gap": 1.25, "se": 0.021}]
     text = render(document(rows, COLUMNS[:2]), "table", width=60)
-    parts = [line.split(" ")[0] for line in text.splitlines() if re.match("organisation|x|END", line)]
+    parts = [
+        line.split(" ")[0] for line in text.splitlines() if re.match("organisation|x|END", line)
+    ]
     assert "".join(parts) == 2 * rows[0]["name"]
     assert max(map(len, text.splitlines())) <= 60
 
@@ -270,13 +336,17 @@ def test_a_name_is_whole_while_a_column_can_be_left_out_and_an_error_stays_with_
     assert f"{name}0" in text
     assert "802 kB" not in text  # the first to go
     for width in range(30, 60):
-        text = render(Document(f"It is higher by {'x' * 20} 0.5 ± 0.1 (95 % of draws)"), "table", width=width)
+        text = render(
+            Document(f"It is higher by {'x' * 20} 0.5 ± 0.1 (95 % of draws)"), "table", width=width
+        )
         assert "0.5 ± 0.1" in text
         assert "95 %" in text
 
 
 def test_colour_is_escape_sequences_and_nothing_else():
-    plain, coloured = (render(document(), "table", width=80, colour=colour) for colour in (False, True))
+    plain, coloured = (
+        render(document(), "table", width=80, colour=colour) for colour in (False, True)
+    )
     assert "\x1b[" in coloured
     assert "\x1b[" not in plain
     assert "org/[bold]b[/]" in plain  # a name is no markup
@@ -290,7 +360,9 @@ def test_what_an_encoding_lacks_is_spelled_out_and_columns_stay_aligned(encoding
     text.encode(encoding)
     lines = text.splitlines()
     (end,) = {line.index("0.500") + 5 for line in lines if "0.500" in line}
-    assert {line[:end].endswith("Accuracy") for line in lines if line.startswith("Checkpoint ")} == {True}
+    assert {
+        line[:end].endswith("Accuracy") for line in lines if line.startswith("Checkpoint ")
+    } == {True}
 
 
 @pytest.mark.parametrize(

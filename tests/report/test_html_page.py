@@ -7,7 +7,17 @@ import re
 import pytest
 from browser import Browser
 
-from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Section, Table, Text, render
+from lmeval_dispersion.report import (
+    Chart,
+    Column,
+    Document,
+    Facts,
+    Note,
+    Section,
+    Table,
+    Text,
+    render,
+)
 from lmeval_dispersion.report.charts import WIDTHS, chart_spec, chart_svg
 from lmeval_dispersion.report.html_page import html_fragment
 
@@ -29,7 +39,8 @@ def chart(values, mark, **encoding):
     """A specification; ``x="gap:Q"`` is the field gap, a quantity."""
     kinds = {"Q": "quantitative", "N": "nominal"}
     channels = {
-        channel: {"field": field[:-2], "type": kinds[field[-1]]} for channel, field in encoding.items()
+        channel: {"field": field[:-2], "type": kinds[field[-1]]}
+        for channel, field in encoding.items()
     }
     return {"data": {"values": values}, "mark": mark, "encoding": channels}
 
@@ -107,7 +118,10 @@ def test_a_chart_is_two_small_pictures():
 
 
 def test_tables_sort_where_there_are_rows_and_tell_a_hint_once():
-    empty, single = page(Table([], [Column("a", "A")], "c")), page(Table([{"a": 1}], [Column("a", "A")], "c"))
+    empty, single = (
+        page(Table([], [Column("a", "A")], "c")),
+        page(Table([{"a": 1}], [Column("a", "A")], "c")),
+    )
     assert '<td colspan="1">none</td>' in empty
     several = page(Table(ROWS, COLUMNS, "first"), Table(ROWS, COLUMNS, "second"))
     button = '<button type="button">'
@@ -125,7 +139,10 @@ def test_values_are_dots_on_the_axis_of_their_column_and_rows_are_marked():
         {"name": "none", "gain": None, "low": None, "high": None},
         {"name": "all", "gain": 90.0, "low": 80.0, "high": 99.0, "aside": True},
     ]
-    columns = [Column("name", "Name"), Column("gain", "Gain", "+.1f", dots="both", reach="low high")]
+    columns = [
+        Column("name", "Name"),
+        Column("gain", "Gain", "+.1f", dots="both", reach="low high"),
+    ]
     table = Table(rows, columns, "c", marks={0: "pick", 3: "control"})
     text = page(table)
     assert re.findall(r'<tr(?: class="(\w+)")?>', text) == ["", "pick", "", "", "control"]
@@ -134,14 +151,18 @@ def test_values_are_dots_on_the_axis_of_their_column_and_rows_are_marked():
     numbers = [[float(value) for value in re.findall(r'"([\d.]+)%"', cell)] for cell in drawn]
     # Zero, the whisker and the dot, in per cent of 4 to 96; 90 is beyond the axis and has none.
     zero = 4 + 92 / 5
-    assert numbers[0] == pytest.approx([zero, zero, 100, 4 + 3 * 18.4, 96, 50, 50, 4 + 4 * 18.4, 50], abs=0.1)
+    assert numbers[0] == pytest.approx(
+        [zero, zero, 100, 4 + 3 * 18.4, 96, 50, 50, 4 + 4 * 18.4, 50], abs=0.1
+    )
     assert numbers[1][-2:] == [4, 50]
     assert numbers[2:] == [[], []]
     assert "<svg" not in html_fragment(Document("t", sections=[Section("", [table])]))
 
 
 def test_the_answer_is_the_heading_and_the_footer_has_the_day():
-    text = render(Document("Kind", answer=["3.5B: First. More.", "Second."], made="2026-02-03"), "html")
+    text = render(
+        Document("Kind", answer=["3.5B: First. More.", "Second."], made="2026-02-03"), "html"
+    )
     assert (
         '<p class="kind">Kind</p><h1>3.5B: First.</h1><div class="lead"><p>More.</p><p>Second.</p></div>'
         in text
@@ -153,7 +174,9 @@ def test_the_answer_is_the_heading_and_the_footer_has_the_day():
 def test_a_narrow_picture_has_no_names_beside_its_points():
     labelled = {"layer": [BARS, BARS | {"mark": {"type": "text"}}]}
     assert len(chart_spec(Chart(labelled, "c", "d"), "wide")["layer"]) == 2
-    assert [layer["mark"] for layer in chart_spec(Chart(labelled, "c", "d"), "narrow")["layer"]] == ["bar"]
+    assert [
+        layer["mark"] for layer in chart_spec(Chart(labelled, "c", "d"), "narrow")["layer"]
+    ] == ["bar"]
     lines = {"layer": [BARS | {"mark": "line"}, BARS | {"mark": "text"}]}
     assert len(chart_spec(Chart(lines, "c", "d"), "narrow")["layer"]) == 2  # a line keeps its name
 
@@ -175,7 +198,11 @@ def test_narrow_pages_hide_columns_by_their_drop_and_an_interval_as_a_whole():
         Column("gap", "Bound", ".9f"),
     ]
     text = page(
-        Table([{"key": "abstract_algebra", "n": 1.0, "low": 0.1, "high": 0.2, "gap": 0.5}], columns, "x")
+        Table(
+            [{"key": "abstract_algebra", "n": 1.0, "low": 0.1, "high": 0.2, "gap": 0.5}],
+            columns,
+            "x",
+        )
     )
     heads = re.findall(r'<th scope="col"( class="[^"]*")?', text)
     assert heads == [' class="short"', *(' class="number spare"',) * 3, ' class="number"']
@@ -201,13 +228,21 @@ def test_charts_are_drawn_and_nothing_is_asked_for_or_said(browser):
     assert browser.value("document.querySelectorAll('.chart .wide svg').length") == 5
     assert browser.value("document.querySelectorAll('.chart svg .mark-line path').length") >= 1
     assert browser.console == []
-    assert [url.partition(":")[0] for url in browser.requests if not url.startswith("data:")] == ["file"]
+    assert [url.partition(":")[0] for url in browser.requests if not url.startswith("data:")] == [
+        "file"
+    ]
     assert browser.value("document.querySelector('#hostile + p').textContent") == HOSTILE
-    elements = "document.querySelectorAll('img, iframe, object, embed, base, form, main script').length"
+    elements = (
+        "document.querySelectorAll('img, iframe, object, embed, base, form, main script').length"
+    )
     assert browser.value(elements) == 0
-    attributes = "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).filter(a => %s)"
+    attributes = (
+        "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).filter(a => %s)"
+    )
     guide = "a.ownerElement.closest('footer') && a.value.endsWith('/reference/reports/')"  # on a click only
-    leads_away = "/^(src|href|action|data|poster)$/.test(a.localName) && !/^(#|data:,$|$)/.test(a.value)"
+    leads_away = (
+        "/^(src|href|action|data|poster)$/.test(a.localName) && !/^(#|data:,$|$)/.test(a.value)"
+    )
     leads_away += f" && !({guide})"
     assert browser.value(attributes % leads_away + ".length") == 0
     assert browser.value(attributes % "a.name.startsWith('on')" + ".length") == 0
@@ -224,8 +259,12 @@ def test_the_policy_allows_exactly_the_script_that_is_there(browser):
 def test_anchors_occur_once_and_one_opens_its_details(browser):
     names = browser.value("[...document.querySelectorAll('[id]')].map(element => element.id)")
     assert len(names) == len(set(names))
-    assert {"table", "checkpoints", "a-line", "side-by-side", "hostile", "cost", "limits"} <= set(names)
-    links = browser.value("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
+    assert {"table", "checkpoints", "a-line", "side-by-side", "hostile", "cost", "limits"} <= set(
+        names
+    )
+    links = browser.value(
+        "[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))"
+    )
     assert links == ["#table", "#charts", "#hostile", "#cost", "#limits"]
     assert browser.value("document.getElementById('cost').open") is False
     browser.value("document.querySelector('nav a[href=\"#cost\"]').click()")
@@ -246,7 +285,10 @@ def test_heads_sort_by_keyboard_and_say_so(browser):
     assert browser.value(f"{head}.parentElement.getAttribute('aria-sort')") == "ascending"
     browser.press(" ", 32, " ")
     assert column(browser, 1) == ["10.00 ± 0.50", "9.25", "−1.50 ± 0.25", "undefined"]
-    assert browser.value("document.getElementById('status').textContent") == "Sorted by Gap, descending"
+    assert (
+        browser.value("document.getElementById('status').textContent")
+        == "Sorted by Gap, descending"
+    )
     browser.value("document.querySelectorAll('th > button')[2].click()")
     assert column(browser, 2) == ["0.5B", "1.5B", "7B", "14B"]
     sorted_heads = "[...document.querySelectorAll('table')[0].querySelectorAll('th[aria-sort]')]"
@@ -255,7 +297,11 @@ def test_heads_sort_by_keyboard_and_say_so(browser):
 
 def test_names_are_accessible_and_the_guide_is_named(browser):
     tree = browser.call("Accessibility.getFullAXTree")["nodes"]
-    named = {(node["role"]["value"], node.get("name", {}).get("value")) for node in tree if "role" in node}
+    named = {
+        (node["role"]["value"], node.get("name", {}).get("value"))
+        for node in tree
+        if "role" in node
+    }
     assert named >= {
         ("table", "Checkpoints"),
         ("rowheader", "a/ten"),
@@ -306,7 +352,10 @@ def test_a_table_and_a_chart_can_be_saved(browser):
 def test_colours_follow_the_scheme_also_in_charts(browser):
     ground = "getComputedStyle(document.body).backgroundColor"
     line = "getComputedStyle(document.querySelector('.wide .mark-line path')).stroke"
-    light, dark = ["rgb(255, 255, 255)", "rgb(43, 108, 176)"], ["rgb(20, 23, 27)", "rgb(106, 169, 236)"]
+    light, dark = (
+        ["rgb(255, 255, 255)", "rgb(43, 108, 176)"],
+        ["rgb(20, 23, 27)", "rgb(106, 169, 236)"],
+    )
     for scheme, kind, colours in (
         ("dark", "screen", dark),
         ("dark", "print", light),
@@ -318,7 +367,9 @@ def test_colours_follow_the_scheme_also_in_charts(browser):
 
 def test_phone_width_scrolls_tables_not_the_page(browser):
     browser.size(360, 740)
-    browser.wait("document.querySelector('#a-line .narrow svg').getBoundingClientRect().width > 300")
+    browser.wait(
+        "document.querySelector('#a-line .narrow svg').getBoundingClientRect().width > 300"
+    )
     assert browser.value("document.querySelector('#a-line .wide').offsetWidth") == 0
     assert browser.value("document.documentElement.scrollWidth") == 360
     browser.size(1100, 900)
@@ -328,13 +379,17 @@ def test_phone_width_scrolls_tables_not_the_page(browser):
 def test_a_long_table_can_be_searched_and_a_short_one_needs_no_field(built, tmp_path):
     assert 'type="search"' not in built.replace("[type", "")
     long = [{"repo": f"Org/m{i}", "gap": i} for i in range(30)]
-    (tmp_path / "page.html").write_text(page(Table(long, COLUMNS[:2], "Long"), Table(ROWS, COLUMNS, "Short")))
+    (tmp_path / "page.html").write_text(
+        page(Table(long, COLUMNS[:2], "Long"), Table(ROWS, COLUMNS, "Short"))
+    )
     with Browser() as tab:
         tab.open(tmp_path / "page.html")
         field = "document.querySelectorAll('input[type=search]')"
         assert tab.value(f"[{field}.length, {field}[0].placeholder]") == [1, "Search 30 rows"]
         tab.value(f"{field}[0].value = 'org/M2'; {field}[0].dispatchEvent(new Event('input')) && 0")
-        shown = "[...document.querySelectorAll('tbody tr')].filter(row => row.checkVisibility()).length"
+        shown = (
+            "[...document.querySelectorAll('tbody tr')].filter(row => row.checkVisibility()).length"
+        )
         assert tab.value(shown) == 11 + len(ROWS)
         assert tab.value("document.getElementById('status').textContent") == "11 of 30 rows"
         assert len(saved(tab, "document.querySelector('.save button')")[1].splitlines()) == 12

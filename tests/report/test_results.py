@@ -28,7 +28,9 @@ def results() -> dict[str, Report]:
     }
 
 
-@pytest.mark.parametrize("name", ["screening", "audit", "comparison", "calibration", "predictions", "worst"])
+@pytest.mark.parametrize(
+    "name", ["screening", "audit", "comparison", "calibration", "predictions", "worst"]
+)
 def test_a_result_is_short_in_python_and_whole_in_every_form(results, name):
     result = results[name]
     assert len(repr(result)) < 1000
@@ -48,7 +50,11 @@ def test_a_screening_has_a_page_a_chart_and_what_was_read(results):
     assert len(repr(screened.groups)) < 1000
     assert max(len(repr(c)) for c in screened.checkpoints) < 400
     kinds = screened.to_frame().dtypes
-    assert [str(kinds[name]) for name in ("rank", "tied", "revision")] == ["Int64", "boolean", "string"]
+    assert [str(kinds[name]) for name in ("rank", "tied", "revision")] == [
+        "Int64",
+        "boolean",
+        "string",
+    ]
     tables = screened.document().tables()
     assert [row["label"] for row in tables["read"].rows] == [c.label for c in screened.checkpoints]
     assert [len(row["tokens"].split()) for row in tables["tokens"].rows] == [10, 78]

@@ -46,7 +46,8 @@ def write_safetensors(place: Path, tensors: Mapping[str, tuple[str, Matrix]]) ->
     """A safetensors file of matrices, each with its dtype."""
     bodies = {name: stored(matrix, dtype) for name, (dtype, matrix) in tensors.items()}
     head = header(
-        [(name, dtype, m.shape, len(bodies[name])) for name, (dtype, m) in tensors.items()], format="pt"
+        [(name, dtype, m.shape, len(bodies[name])) for name, (dtype, m) in tensors.items()],
+        format="pt",
     )
     place.write_bytes(head + b"".join(bodies.values()))
 
@@ -116,7 +117,12 @@ def write_qwen_7b(folder: Path, *, rows: Mapping[int, Matrix]) -> Path:
     The last shard holds the last six blocks, and `rows` of lm_head.weight; all else is zero.
     """
     v, d, inner, kv, blocks = 152_064, 3584, 18_944, 512, 28
-    config = {"model_type": "qwen2", "hidden_size": d, "vocab_size": v, "tie_word_embeddings": False}
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": d,
+        "vocab_size": v,
+        "tie_word_embeddings": False,
+    }
     parts: dict[str, Sequence[int]] = {
         "input_layernorm.weight": (d,),
         "mlp.down_proj.weight": (d, inner),

@@ -26,13 +26,24 @@ class FaultyProxy(Loopback):
         """The answer of the server behind."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         # As it came, the Host too: signatures cover it.
-        connection.putrequest(request.method, request.target, skip_host=True, skip_accept_encoding=True)
+        connection.putrequest(
+            request.method, request.target, skip_host=True, skip_accept_encoding=True
+        )
         for name, value in request.headers.items():
             connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()
-        dropped = ("content-length", "transfer-encoding", "connection", "keep-alive", "date", "server")
-        headers = {name: value for name, value in answer.getheaders() if name.lower() not in dropped}
+        dropped = (
+            "content-length",
+            "transfer-encoding",
+            "connection",
+            "keep-alive",
+            "date",
+            "server",
+        )
+        headers = {
+            name: value for name, value in answer.getheaders() if name.lower() not in dropped
+        }
         length = answer.getheader("Content-Length")
         body = answer.read()
         connection.close()

@@ -12,7 +12,11 @@ from gguf.quants import dequantize, quantize
 from lmeval_screener.tokens.sets import load_token_set
 
 WIDTH = 256
-WORDS = [text for group in load_token_set("reference", "reference").groups.values() for text in group.texts()]
+WORDS = [
+    text
+    for group in load_token_set("reference", "reference").groups.values()
+    for text in group.texts()
+]
 
 
 # A control token, a byte piece, one that is unused, the ten digits, every reference word, filling.
@@ -35,14 +39,18 @@ def write(
     writer.add_tokenizer_pre("default")
     writer.add_array("tokenizer.ggml.scores", [0.5] * len(tokens))
     writer.add_token_list(tokens)
-    writer.add_token_types([3, 6, 5, *[1] * (len(tokens) - 3)] if tokens is TOKENS else [1] * len(tokens))
+    writer.add_token_types(
+        [3, 6, 5, *[1] * (len(tokens) - 3)] if tokens is TOKENS else [1] * len(tokens)
+    )
     writer.add_token_merges([f"a b{n}" for n in range(500)])
     for key, value in pairs.items():
         writer.add_string(key, value)
     for name, (dtype, matrix) in tensors.items():
         kind = GGMLQuantizationType[dtype]
         if dtype in ("F32", "F16", "F64"):
-            writer.add_tensor(name, matrix.astype({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[dtype]))
+            writer.add_tensor(
+                name, matrix.astype({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[dtype])
+            )
         else:
             raw = matrix if matrix.dtype == np.uint8 else quantize(matrix, kind)
             writer.add_tensor(name, raw, raw_dtype=kind)

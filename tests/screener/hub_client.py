@@ -114,7 +114,9 @@ def read_folder(folder: Path, ids: tuple[int, ...] = IDS) -> Read:
 
 def truth(folder: Path, ids: tuple[int, ...] = IDS) -> NDArray[np.float64]:
     """The same rows by the whole matrix of a folder, whichever file has it."""
-    (file,) = (place for place in folder.glob("*.safetensors") if HEAD.encode() in place.read_bytes())
+    (file,) = (
+        place for place in folder.glob("*.safetensors") if HEAD.encode() in place.read_bytes()
+    )
     return full_matrix(file, HEAD)[list(ids)]
 
 
@@ -128,7 +130,10 @@ def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
     width = (1 + exponent_bits + mantissa_bits) // 8
     code = np.frombuffer(raw[begin:end], f"<u{width}").astype(np.int64).reshape(entry["shape"])
     sign = 1 - 2.0 * (code >> (exponent_bits + mantissa_bits) & 1)
-    exponent, mantissa = code >> mantissa_bits & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
+    exponent, mantissa = (
+        code >> mantissa_bits & (2**exponent_bits - 1),
+        code & (2**mantissa_bits - 1),
+    )
     # A subnormal number has no leading one, and the exponent of the smallest normal one.
     significand = np.where(exponent == 0, mantissa, mantissa + 2**mantissa_bits).astype(float)
     bias = 2 ** (exponent_bits - 1) - 1

@@ -12,7 +12,9 @@ HTML = b"<!doctype html><title>Please wait</title><h1>Something is being checked
 
 def status(code: int, headers: dict[str, str] | None = None, body: bytes = HTML) -> Change:
     """Another status, an HTML page for a body."""
-    return lambda reply, request: Reply(code, {"Content-Type": "text/html", **(headers or {})}, body)
+    return lambda reply, request: Reply(
+        code, {"Content-Type": "text/html", **(headers or {})}, body
+    )
 
 
 def closed(*, reset: bool = False) -> Change:
@@ -76,7 +78,9 @@ def zipped(reply: Reply, request: Request) -> Reply:
     with reply.place.open("rb") as file:
         file.seek(reply.begin)
         body = gzip.compress(file.read(reply.end - reply.begin))
-    return replace(reply, headers={**reply.headers, "Content-Encoding": "gzip"}, body=body, place=None)
+    return replace(
+        reply, headers={**reply.headers, "Content-Encoding": "gzip"}, body=body, place=None
+    )
 
 
 def content(body: bytes) -> Change:

@@ -69,7 +69,9 @@ class Quotas:
         left = most - self.used[name]
         if left < 0:
             self.refusals[name] += 1
-            reply = Reply(429, {"Content-Type": "text/html"}, b"<!doctype html><h1>429</h1>Too many requests")
+            reply = Reply(
+                429, {"Content-Type": "text/html"}, b"<!doctype html><h1>429</h1>Too many requests"
+            )
         limits = {
             "RateLimit": f'"{name}";r={max(left, 0)};t={math.ceil(self.begun[name] + window - now)}',
             "RateLimit-Policy": f'"fixed window";"{name}";q={most};w={math.ceil(window)}',
@@ -83,12 +85,16 @@ class HubServer(Loopback):
     ports = 2
     token = "hf_opensesame"  # opens private and gated repositories
     expired = "hf_yesterday"  # opens nothing, not even public ones
-    any_range = True  # whether an address resolved without Range serves every range, as the Hub's do
+    any_range = (
+        True  # whether an address resolved without Range serves every range, as the Hub's do
+    )
     page = 1000  # files per page of the tree, repositories per page of a list
     # Whether the listing has sizes, and small files lie behind a redirect: not with all mirrors.
     blobs_in_api = texts_apart = True
 
-    def __init__(self, *, quotas: Mapping[str, tuple[int, float]] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *, quotas: Mapping[str, tuple[int, float]] | None = None, **settings: Any
+    ) -> None:
         super().__init__()
         for name, value in settings.items():
             assert hasattr(self, name), name
@@ -100,7 +106,13 @@ class HubServer(Loopback):
         self._delivered: dict[str, Path] = {}
 
     def add(
-        self, name: str, folder: Path, *, branch: str = "main", tag: str | None = None, **settings: Any
+        self,
+        name: str,
+        folder: Path,
+        *,
+        branch: str = "main",
+        tag: str | None = None,
+        **settings: Any,
     ) -> str:
         """Serve a folder as the head of a branch, or as a tag; the commit, 40 hex digits.
 
@@ -109,7 +121,9 @@ class HubServer(Loopback):
         before = self.repositories.get(name, Repository())
         repository = Repository(before.commits, before.branches, before.tags, **settings)
         self.repositories[name] = repository
-        commit = hashlib.sha1(f"{name} {branch} {tag} {len(repository.commits)}".encode()).hexdigest()
+        commit = hashlib.sha1(
+            f"{name} {branch} {tag} {len(repository.commits)}".encode()
+        ).hexdigest()
         repository.commits[commit] = Path(folder)
         (repository.tags if tag else repository.branches)[tag or branch] = commit
         return commit
@@ -144,7 +158,9 @@ class HubServer(Loopback):
         part = "api" if is_api else verb or "page"
         name = self.renamed.get(asked) or asked
         if name not in self.repositories:
-            name = next((known for known in self.repositories if known.lower() == name.lower()), name)
+            name = next(
+                (known for known in self.repositories if known.lower() == name.lower()), name
+            )
         if name != asked:
             # Percent-escapes stay as they came: a revision may hold an escaped slash.
             return part, Reply(307, {"Location": request.target.replace(asked, name, 1)})
@@ -156,14 +172,19 @@ class HubServer(Loopback):
             return part, Reply(401, {}, b"Invalid username or password.")
         if verb == "refs":
             refs = {
-                kind: [{"name": n, "ref": f"refs/{kind}/{n}", "targetCommit": c} for n, c in pairs.items()]
+                kind: [
+                    {"name": n, "ref": f"refs/{kind}/{n}", "targetCommit": c}
+                    for n, c in pairs.items()
+                ]
                 for kind, pairs in (("branches", repository.branches), ("tags", repository.tags))
             }
             return part, self._json(request, {**refs, "converts": []})
         revision = unquote(tail[0]) if tail else "main"
         commit = repository.branches.get(revision) or repository.tags.get(revision) or revision
         if len(commit) < 40:
-            commit = next((c for c in repository.commits if len(commit) > 6 and c.startswith(commit)), commit)
+            commit = next(
+                (c for c in repository.commits if len(commit) > 6 and c.startswith(commit)), commit
+            )
         if commit not in repository.commits:
             return part, error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         if part == "api":
@@ -180,7 +201,9 @@ class HubServer(Loopback):
         """The redirect to where a file is delivered for some time."""
         self._delivered[unquote(path)] = place
         address = f"{path}?expires={time.time() + 3600}&range={quote(covered)}"
-        return Reply(302, {**headers, "Location": f"{self.addresses[1]}{address}&signature={sign(address)}"})
+        return Reply(
+            302, {**headers, "Location": f"{self.addresses[1]}{address}&signature={sign(address)}"}
+        )
 
     def _resolve(self, request: Request, name: str, commit: str, file: str) -> Reply:
         place = self.repositories[name].commits[commit] / unquote(file)
@@ -191,10 +214,15 @@ class HubServer(Loopback):
             return self._content(request, name, commit, file)
         if not self.is_large(place):
             kind = "" if name.startswith("datasets/") else "models/"
-            place_of_it = f"/api/resolve-cache/{kind}{name}/{commit}/{file}?etag={quote(headers['ETag'])}"
+            place_of_it = (
+                f"/api/resolve-cache/{kind}{name}/{commit}/{file}?etag={quote(headers['ETag'])}"
+            )
             return Reply(307, {"X-Repo-Commit": commit, "Location": place_of_it})
         covered = request.headers.get("range", "" if self.any_range else "none")
-        headers |= {"X-Linked-Size": str(place.stat().st_size), "X-Linked-ETag": f'"{self.digest(place)}"'}
+        headers |= {
+            "X-Linked-Size": str(place.stat().st_size),
+            "X-Linked-ETag": f'"{self.digest(place)}"',
+        }
         return self._signed(place, f"/{name}/{commit}/{file}", covered, headers)
 
     def _cdn(self, request: Request) -> tuple[str, Reply]:
@@ -205,7 +233,9 @@ class HubServer(Loopback):
         if covered and covered != request.headers.get("range"):
             return "cdn", Reply(403, {}, b"Auth failed: invalid range")
         place = self._delivered[request.path]
-        return "cdn", ranged(request, place, {"ETag": f'"{self.digest(place)}"', "Accept-Ranges": "bytes"})
+        return "cdn", ranged(
+            request, place, {"ETag": f'"{self.digest(place)}"', "Accept-Ranges": "bytes"}
+        )
 
     def _content(self, request: Request, name: str, commit: str, file: str) -> Reply:
         place = self.repositories[name].commits[commit] / unquote(file)
@@ -214,7 +244,9 @@ class HubServer(Loopback):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{self.digest(place)}"'}
         if self.is_large(place):
             pointer = f"oid sha256:{self.digest(place)}\nsize {place.stat().st_size}\n"
-            return Reply(200, headers, f"version https://git-lfs.github.com/spec/v1\n{pointer}".encode())
+            return Reply(
+                200, headers, f"version https://git-lfs.github.com/spec/v1\n{pointer}".encode()
+            )
         if "range" in request.headers:
             return ranged(request, place, headers)
         return compressed(request, Reply(200, headers, place.read_bytes()))
@@ -227,13 +259,27 @@ class HubServer(Loopback):
             if blobs and self.blobs_in_api:
                 sibling |= {"blobId": entry["oid"], "size": entry["size"]}
                 if len(entry["oid"]) == 64:
-                    sibling["lfs"] = {"sha256": entry["oid"], "size": entry["size"], "pointerSize": 135}
+                    sibling["lfs"] = {
+                        "sha256": entry["oid"],
+                        "size": entry["size"],
+                        "pointerSize": 135,
+                    }
             siblings.append(sibling)
-        info = {"_id": "6" * 24, "id": name.removeprefix("datasets/"), "sha": commit, "siblings": siblings}
+        info = {
+            "_id": "6" * 24,
+            "id": name.removeprefix("datasets/"),
+            "sha": commit,
+            "siblings": siblings,
+        }
         if repository.parameters:
             info["safetensors"] = {"total": repository.parameters}
         gated = "auto" if repository.gated else False
-        return {**info, "private": repository.private, "gated": gated, "tags": list(repository.labels)}
+        return {
+            **info,
+            "private": repository.private,
+            "gated": gated,
+            "tags": list(repository.labels),
+        }
 
     def _list(self, request: Request) -> Reply:
         """Repositories by author, words and tags, the last changed first if asked so; without sizes."""
@@ -249,7 +295,9 @@ class HubServer(Loopback):
         if asked.get("sort") == ["lastModified"]:
             found.sort(key=lambda item: item[0], reverse=True)
         size = min(int(asked.get("limit", ["1000"])[0]), self.page)
-        return self._paged(request, [self._listed(n, asked.get("expand", [])) for _, n in found], size)
+        return self._paged(
+            request, [self._listed(n, asked.get("expand", [])) for _, n in found], size
+        )
 
     def _listed(self, name: str, expand: Sequence[str]) -> Mapping[str, object]:
         repository, everything = self.repositories[name], {}
@@ -275,7 +323,9 @@ class HubServer(Loopback):
         start = int(request.query.get("cursor", ["0"])[0])
         reply = self._json(request, entries[start : start + size])
         if start + size < len(entries):
-            query = "&".join(p for p in request.target.partition("?")[2].split("&") if "cursor=" not in p)
+            query = "&".join(
+                p for p in request.target.partition("?")[2].split("&") if "cursor=" not in p
+            )
             following = f"{self.endpoint}{request.path}?{query}&cursor={start + size}"
             reply.headers["Link"] = f'<{following}>; rel="next"'
         return reply

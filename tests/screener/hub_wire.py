@@ -138,7 +138,11 @@ class Loopback:
     async def _listen(self) -> list[asyncio.Server]:
         return [
             await asyncio.start_server(
-                functools.partial(self._serve, number > 0), "127.0.0.1", 0, backlog=1024, ssl=self.tls
+                functools.partial(self._serve, number > 0),
+                "127.0.0.1",
+                0,
+                backlog=1024,
+                ssl=self.tls,
             )
             for number in range(self.ports)
         ]
@@ -147,7 +151,9 @@ class Loopback:
         async def stop() -> None:
             for server in self._servers:
                 server.close()
-            await asyncio.sleep(0.001)  # a connection that was just made begins: it closes what it opened
+            await asyncio.sleep(
+                0.001
+            )  # a connection that was just made begins: it closes what it opened
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
@@ -167,7 +173,9 @@ class Loopback:
         """Requests that one part received."""
         return [request for request in self.requests if request.part == part]
 
-    async def _serve(self, on_cdn: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, on_cdn: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """One kept-alive connection; requests are answered one after the other."""
         self.connections[on_cdn] += 1
         try:
@@ -177,7 +185,9 @@ class Loopback:
                 head = (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1")
                 first, *lines = head.split("\r\n")
                 method, target, _ = first.split(" ", 2)
-                headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+                headers = {
+                    k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)
+                }
                 request = Request(method, target, headers, on_cdn)
                 is_open = await self._answer(request, self.reply(request), writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -18,7 +18,13 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.installation import data_folder
 
 #: The demo's models by their G in math: 0.878, 0.982, 1.027, 1.112, 1.181. The last three differ clearly.
-MODELS = {"worst": "sums-00", "low": "sums-20", "mid": "sums-30", "good": "sums-45", "best": "sums-80"}
+MODELS = {
+    "worst": "sums-00",
+    "low": "sums-20",
+    "mid": "sums-30",
+    "good": "sums-45",
+    "best": "sums-80",
+}
 
 
 def model(place, name):
@@ -35,7 +41,9 @@ def mean_of(place, *names):
     model(place, names[0])
     for file in place.glob("*.safetensors"):
         parts = [(data_folder("demo") / MODELS[name] / file.name).read_bytes() for name in names]
-        head = 8 + int.from_bytes(parts[0][:8], "little")  # of all alike; behind it all numbers are BF16
+        head = 8 + int.from_bytes(
+            parts[0][:8], "little"
+        )  # of all alike; behind it all numbers are BF16
         values = [np.frombuffer(part[head:], "<u2").astype("<u4") << 16 for part in parts]
         mean = np.mean([value.view("<f4") for value in values], axis=0, dtype="<f4")
         file.write_bytes(parts[0][:head] + (mean.view("<u4") >> 16).astype("<u2").tobytes())
@@ -66,11 +74,15 @@ class Nights:
         self._in_process, self._homes = in_process, itertools.count()
 
     def run(self, *words, main=screen_checkpoints):
-        return self._in_process(*words, endpoint=self.hub.endpoint, home=f"h{next(self._homes)}", main=main)
+        return self._in_process(
+            *words, endpoint=self.hub.endpoint, home=f"h{next(self._homes)}", main=main
+        )
 
     def __call__(self, *names, since="last", more=()):
         """One night: status, sentences without the time, and the moves; a day passes."""
-        done = self.run(*names, "--registry", self.store, "--since", since, "--format", "json", *more)
+        done = self.run(
+            *names, "--registry", self.store, "--since", since, "--format", "json", *more
+        )
         content = json.loads(done.stdout)
         if self.store.exists():
             a_day_passes(self.store)

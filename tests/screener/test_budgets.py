@@ -51,7 +51,9 @@ LIST = b"]q\x01(" + b"K\x01" * 20_000 + b"e0"
 SIZE = b"ctorch\nSize\nq\x02"
 COSTLY = {
     "copies of a list": LIST + SIZE + b"0" + b"(" + b"h\x02h\x01\x85R" * 20_000,
-    "a list as arguments": LIST + b"ctorch._utils\n_rebuild_parameter\nq\x020" + b"h\x02h\x01R0" * 20_000,
+    "a list as arguments": LIST
+    + b"ctorch._utils\n_rebuild_parameter\nq\x020"
+    + b"h\x02h\x01R0" * 20_000,
     "copies of a text": b"X"
     + struct.pack("<I", 10**6)
     + b"a" * 10**6
@@ -66,7 +68,11 @@ COSTLY = {
     "places of one hash": b"N" + b"".join(b"p%d\n" % value for value in ALIKE),
     "many steps": b"N0" * 500_000,
     "many dimensions": b"ctorch._utils\n_rebuild_tensor\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
-    b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQK\x00(" + b"K\x01" * 100 + b"t(" + b"K\x01" * 100 + b"ttR",
+    b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQK\x00("
+    + b"K\x01" * 100
+    + b"t("
+    + b"K\x01" * 100
+    + b"ttR",
 }
 
 
@@ -77,7 +83,9 @@ def test_a_pickle_that_asks_for_much(tmp_path, program):
         file.writestr("m/data.pkl", b"\x80\x02" + program + b".")
     error = refusal_of(tmp_path, "pytorch_model.bin", content.getvalue())
     assert error.code in ("BadArchive", "UnsafePickle")
-    assert re.search("copies more than|takes more than|dimensions, more than|ValueError", str(error))
+    assert re.search(
+        "copies more than|takes more than|dimensions, more than|ValueError", str(error)
+    )
     assert "save it again" in str(error)
 
 
@@ -174,7 +182,11 @@ def test_a_gguf_header_that_asks_for_much(tmp_path, body, says):
 
 def tokenizer(**parts: Any) -> bytes:
     vocab = {piece: row for row, piece in enumerate(["Ġthe", "7", "Ġ", "t", "h", "e"])}
-    data = {"model": {"type": "BPE", "vocab": vocab}, "pre_tokenizer": {"type": "ByteLevel"}, **parts}
+    data = {
+        "model": {"type": "BPE", "vocab": vocab},
+        "pre_tokenizer": {"type": "ByteLevel"},
+        **parts,
+    }
     return json.dumps(data).encode()
 
 
@@ -188,7 +200,9 @@ def replace(sign: str, content: str) -> dict[str, Any]:
         tokenizer(normalizer={"type": "Sequence", "normalizers": [replace("t", "tt")] * 60}),
         tokenizer(normalizer={"type": "Sequence", "normalizers": [replace("t", "x" * 10**6)]}),
         tokenizer(normalizer={"type": "Sequence", "normalizers": [replace("t", "t")] * 10**5}),
-        tokenizer(added_tokens=[{"id": i, "content": f"<{i}>"} for i in range(budgets.ADDED_TOKENS + 1)]),
+        tokenizer(
+            added_tokens=[{"id": i, "content": f"<{i}>"} for i in range(budgets.ADDED_TOKENS + 1)]
+        ),
         tokenizer(added_tokens=[json.loads("[" * 900 + "]" * 900)]),
         b"[" * 10**5,
     ],
@@ -211,7 +225,9 @@ def test_added_tokens_inside_a_word_are_found_by_the_word():
 
 # --- token sets ------------------------------------------------------------------------------------------
 
-LAUGHS = "\n".join(["a: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10))])
+LAUGHS = "\n".join(
+    ["a: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10))]
+)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +289,13 @@ def test_parsers_end_with_their_time(read):
 
 
 @pytest.mark.parametrize(
-    "value", ["x" * 10**6, "'" + "a b " * 10**5 + "'", "(" + "1, " * 10**5 + ")", "[" + "1, " * 10**5 + "]"]
+    "value",
+    ["x" * 10**6, "'" + "a b " * 10**5 + "'", "(" + "1, " * 10**5 + ")", "[" + "1, " * 10**5 + "]"],
 )
 def test_a_long_value_is_cut_and_the_next_step_is_not(value):
-    text = sentence(f"the tensor {value} has the shape {value}; compare its sha256 or upload it again")
+    text = sentence(
+        f"the tensor {value} has the shape {value}; compare its sha256 or upload it again"
+    )
     assert len(text) < 1000
     assert " has the shape " in text
     assert text.startswith("the tensor ")

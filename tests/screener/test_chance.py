@@ -71,7 +71,9 @@ def test_chances_are_those_of_one_model(n, k, some, more):
     assert held[chances.first_for(some) - 1] >= some - 1e-9
     for a, b in itertools.islice(itertools.combinations(range(1, n + 1), 2), 20):
         assert chances.between(a, b) + chances.between(b, a) == pytest.approx(1)
-        assert (chances.between(a, b) > 0.5) == (k > 0) or k == 0 or math.isclose(k, 0, abs_tol=1e-9)
+        assert (
+            (chances.between(a, b) > 0.5) == (k > 0) or k == 0 or math.isclose(k, 0, abs_tol=1e-9)
+        )
 
 
 def test_of_two_and_without_any_relation_the_chances_have_a_closed_form():
@@ -79,7 +81,9 @@ def test_of_two_and_without_any_relation_the_chances_have_a_closed_form():
     assert Chances(2, OURS).holds_best[0] == pytest.approx(0.5 + math.asin(rho) / math.pi, abs=2e-3)
     assert Chances(40, with_slope(0.0)).holds_best == pytest.approx(np.arange(1, 41) / 40, abs=2e-3)
     assert Chances(1, OURS).first_for() == 1
-    between = stats.norm.cdf(0.7 * (stats.norm.ppf(23.625 / 24.25) - stats.norm.ppf(15.625 / 24.25)))
+    between = stats.norm.cdf(
+        0.7 * (stats.norm.ppf(23.625 / 24.25) - stats.norm.ppf(15.625 / 24.25))
+    )
     assert Chances(24, OURS).between(1, 9) == pytest.approx(between)
     assert Chances(24, OURS).between(5, 5) == 0.5
 
@@ -91,7 +95,9 @@ def group_of(draw, n, k):
     """Normal scores of n ranks, and accuracies on a scale from 0 to 1 of the model with slope k."""
     rho = k * math.sqrt(2 / (1 + 2 * k * k))
     figure = -np.sort(-draw.normal(size=n))
-    return normal_scores(n), 0.5 + 0.08 * (rho * figure + math.sqrt(1 - rho**2) * draw.normal(size=n))
+    return normal_scores(n), 0.5 + 0.08 * (
+        rho * figure + math.sqrt(1 - rho**2) * draw.normal(size=n)
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,9 @@ def group_of(draw, n, k):
         pytest.param(8, slice(None), 4, 600, marks=pytest.mark.slow),
     ],
 )
-def test_the_interval_of_an_own_slope_covers_it_in_nineteen_of_twenty(n, evaluated, groups, repeats):
+def test_the_interval_of_an_own_slope_covers_it_in_nineteen_of_twenty(
+    n, evaluated, groups, repeats
+):
     """The slope of each user is drawn from what was measured between groups."""
     draw, covered = np.random.default_rng(1), 0
     for _ in range(repeats):
@@ -138,7 +146,9 @@ def test_an_own_slope_begins_at_ours_and_follows_the_results():
     assert fitted([(scores, scores * NEAR / 9)], OURS).k == nothing.k
     draw = np.random.default_rng(3)
     scores, accuracies = group_of(draw, 24, 0.7)
-    assert fitted([(scores, 100 * accuracies)], OURS, near=1.0) == fitted([(scores, accuracies)], OURS)
+    assert fitted([(scores, 100 * accuracies)], OURS, near=1.0) == fitted(
+        [(scores, accuracies)], OURS
+    )
 
 
 # --- noise of the tokens --------------------------------------------------------------------------------
@@ -149,7 +159,11 @@ def siblings(draw, n, *, tokens=10, like="rows", noise=0.05, words=105, width=64
     base = draw.normal(size=(tokens + words, width)) + 0.6 * draw.normal(size=width)
     size = noise * np.linalg.norm(base, axis=1, keepdims=True) / np.sqrt(width)
     models = [base + size * draw.normal(size=base.shape) for _ in range(11)]
-    direction, norm, found = size * draw.normal(size=base.shape), FinalNorm("norm", np.ones(width), "rms"), []
+    direction, norm, found = (
+        size * draw.normal(size=base.shape),
+        FinalNorm("norm", np.ones(width), "rms"),
+        [],
+    )
     for i in range(n):
         own = size * draw.normal(size=base.shape)
         rows = {
@@ -234,7 +248,10 @@ def test_one_alone_is_not_noise_and_equals_are():
     assert not is_noise([])
     assert is_noise([one, one])
     twice = replace(one, mean=2 * one.mean)
-    still = [replace(r, left_out_domain=np.ones(10), left_out_reference=np.ones(105)) for r in (one, twice)]
+    still = [
+        replace(r, left_out_domain=np.ones(10), left_out_reference=np.ones(105))
+        for r in (one, twice)
+    ]
     assert not is_noise(still)  # no token moves either
     equal = replace(one, mean=0.0, left_out_domain=np.zeros(10), left_out_reference=np.zeros(105))
     assert not is_noise([one, equal])

@@ -47,7 +47,9 @@ def test_a_figure_and_its_jackknife_against_leaving_tokens_out_by_hand(figure):
             return mean_distance(t * gamma) / mean_distance(r * gamma)
     else:
         found, slow = gap(t, r, figure), partial(slow_gap, metric=figure)
-        assert found.mean == found.within_domain.mean + found.between.mean  # the control is no part of it
+        assert (
+            found.mean == found.within_domain.mean + found.between.mean
+        )  # the control is no part of it
         assert gaps(t, r)["euclidean"].within_reference.mean == pytest.approx(mean_distance(r))
     assert found.mean == pytest.approx(slow(t, r))
     sides = left_out(slow, t, r)
@@ -89,8 +91,12 @@ V, D = 420, 64
 SETS = load_token_set("math"), REFERENCE
 WORDS = [text for words in SETS for group in words.groups.values() for text in group.texts()]
 PIECES = {text.replace(" ", "Ġ"): 3 * i for i, text in enumerate(WORDS)}
-TOKENS_BY_ROW = [{row: piece for piece, row in PIECES.items()}.get(i, f"filler{i}") for i in range(V)]
-TOKENIZER = tokenizer_json(PIECES | {f"Ġfiller{i}": i for i in range(V) if i % 3 or i >= 3 * len(WORDS)})
+TOKENS_BY_ROW = [
+    {row: piece for piece, row in PIECES.items()}.get(i, f"filler{i}") for i in range(V)
+]
+TOKENIZER = tokenizer_json(
+    PIECES | {f"Ġfiller{i}": i for i in range(V) if i % 3 or i >= 3 * len(WORDS)}
+)
 TOKENS = resolve_tokens(*SETS, Vocabulary.from_tokenizer_json(TOKENIZER))
 T, R = TOKENS.domain_ids, TOKENS.reference_ids
 DRAW = np.random.default_rng(0)
@@ -117,10 +123,15 @@ def write(folder, kind, dtype, norm, head, gamma):
     """One checkpoint in a format; returns what is screened."""
     if kind == "gguf":
         folder.mkdir()
-        weights = {"output.weight": (dtype, head.astype("<f4")), "output_norm.weight": ("F32", gamma)}
+        weights = {
+            "output.weight": (dtype, head.astype("<f4")),
+            "output_norm.weight": ("F32", gamma),
+        }
         weights |= {"output_norm.bias": ("F32", np.zeros(D))} if norm == "layer" else {}
         architecture = "llama" if norm == "rms" else "stablelm"
-        gguf_files.write(folder / "m.gguf", weights, architecture=architecture, tokens=TOKENS_BY_ROW)
+        gguf_files.write(
+            folder / "m.gguf", weights, architecture=architecture, tokens=TOKENS_BY_ROW
+        )
         return str(folder / "m.gguf")
     config = {"model_type": "llama" if norm == "rms" else "stablelm", "tie_word_embeddings": False}
     tensors = {"model.embed_tokens.weight": (dtype, rounded(HEAD, dtype))}

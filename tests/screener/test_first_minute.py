@@ -48,7 +48,9 @@ def myruns(counted):
 
 
 @pytest.mark.parametrize("text", ["myruns", "myruns/", "./myruns", "myruns/../myruns"])
-def test_a_folder_of_checkpoints_is_screened_what_is_broken_fails_and_the_rest_is_named(myruns, capsys, text):
+def test_a_folder_of_checkpoints_is_screened_what_is_broken_fails_and_the_rest_is_named(
+    myruns, capsys, text
+):
     assert main([text]) == 3
     out, err = capsys.readouterr()
     assert out.startswith("Evaluate first: ft-80, ft-45 (all 2, highest ratio first; math).\n")
@@ -61,7 +63,9 @@ def test_a_folder_of_checkpoints_is_screened_what_is_broken_fails_and_the_rest_i
         r"screen-checkpoints: left out, without config.json and weights: \S*myruns/notes\n", err
     )
     result = screen(text)
-    assert {c["group"] for c in result.to_dict()["checkpoints"]} == {"myruns · 370K · one tokenizer"}
+    assert {c["group"] for c in result.to_dict()["checkpoints"]} == {
+        "myruns · 370K · one tokenizer"
+    }
     assert result.best.family.startswith("tokenizer:")
     assert not myruns.requests
 
@@ -102,10 +106,16 @@ def test_what_lies_deeper_is_named_as_the_pattern_that_screens_it(counted, capsy
             f"FileNotFound: m/{FIRST} is a git-lfs pointer, not the file itself; run: git",
         ),
         ("tokenizer.json", LFS, "FileNotFound: m/tokenizer.json is a git-lfs pointer"),
-        ("*safetensors*", "shards", "NoSafetensors: cannot be screened because its weights are shards of to"),
+        (
+            "*safetensors*",
+            "shards",
+            "NoSafetensors: cannot be screened because its weights are shards of to",
+        ),
     ],
 )
-def test_a_checkpoint_that_is_not_all_there_says_how_to_get_it(counted, capsys, gone, instead, says):
+def test_a_checkpoint_that_is_not_all_there_says_how_to_get_it(
+    counted, capsys, gone, instead, says
+):
     model("m")
     for file in list(Path("m").glob(gone)):
         file.unlink()
@@ -150,8 +160,12 @@ LOCAL = {
 
 
 # A name without owner may be a tokenizer's repository; a floor is one checkpoint, never a pattern.
-WAYS = [("", text) for text in LOCAL] + [("--fail-if-below", text) for text in LOCAL if "*" not in text]
-WAYS += [("--tokenizer", text) for text in (*filter(lambda text: "/" in text, LOCAL), "loop", "pipe")]
+WAYS = [("", text) for text in LOCAL] + [
+    ("--fail-if-below", text) for text in LOCAL if "*" not in text
+]
+WAYS += [
+    ("--tokenizer", text) for text in (*filter(lambda text: "/" in text, LOCAL), "loop", "pipe")
+]
 
 
 @pytest.mark.parametrize(("way", "text"), WAYS)
@@ -174,11 +188,16 @@ def test_hf_and_names_of_nothing_here_do_go_to_the_hub(counted):
 
 
 @pytest.mark.parametrize(("reached", "code"), [(True, "RepoNotFound"), (False, "Unreachable")])
-def test_a_bare_name_that_is_nowhere_is_not_a_folder_here_either(counted, monkeypatch, reached, code):
+def test_a_bare_name_that_is_nowhere_is_not_a_folder_here_either(
+    counted, monkeypatch, reached, code
+):
     if not reached:
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     (failed,) = screen("nothere").failed
-    assert (failed.error, "no folder here is called nothere, and " in failed.message) == (code, True)
+    assert (failed.error, "no folder here is called nothere, and " in failed.message) == (
+        code,
+        True,
+    )
     os.mkdir("there")
     assert "no folder here" not in screen("hf://there").failed[0].message
     assert "no folder here" not in screen("org/nothere").failed[0].message
@@ -198,7 +217,9 @@ def test_a_tokenizer_that_no_hub_can_be_asked_for_is_refused(counted, capsys, mo
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert main([*names, "--tokenizer", "nosuch"]) == 2
     said = capsys.readouterr().err
-    assert "tokenizer nosuch: expected an existing folder or file, or a repository of the Hub" in said
+    assert (
+        "tokenizer nosuch: expected an existing folder or file, or a repository of the Hub" in said
+    )
     assert "check the network" in said
     # A nightly goes on: what needs the tokenizer keeps its last figures.
     assert main([*names, "--tokenizer", "nosuch", "--registry", "r.db", "-q"]) == 0

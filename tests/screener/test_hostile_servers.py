@@ -87,7 +87,9 @@ def test_an_adapter_may_not_name_a_base_in_a_private_network(tmp_path, base):
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": base, "r": 2, "lora_alpha": 4})
     )
-    shutil.copy(data_folder("demo") / "sums-20" / "model-00001-of-00002.safetensors", tmp_path / "x")
+    shutil.copy(
+        data_folder("demo") / "sums-20" / "model-00001-of-00002.safetensors", tmp_path / "x"
+    )
     (tmp_path / "x").rename(tmp_path / "adapter_model.safetensors")
     (failed,) = screen([str(tmp_path)]).failed
     assert failed.error == "BadName"
@@ -136,7 +138,15 @@ def test_a_wait_that_no_clock_knows_is_no_error(value):
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("12", 12), ("²", None), ("9" * 5000, None), ("", None), ("-1", None), ("*", None), ("١", None)],
+    [
+        ("12", 12),
+        ("²", None),
+        ("9" * 5000, None),
+        ("", None),
+        ("-1", None),
+        ("*", None),
+        ("١", None),
+    ],
 )
 def test_a_size_is_a_number(text, number):
     assert natural(text) == number
@@ -171,7 +181,12 @@ def test_steps_are_ordered_by_their_numbers(numbers, zeros):
 
 def test_a_branch_of_thousands_of_digits_has_a_place():
     long = f"step{'9' * 5000}"
-    assert sorted([long, "step10", "step9", "main"], key=step_key) == ["main", "step9", "step10", long]
+    assert sorted([long, "step10", "step9", "main"], key=step_key) == [
+        "main",
+        "step9",
+        "step10",
+        long,
+    ]
     assert step_number(long) is None
 
 
@@ -190,12 +205,16 @@ class _Endless:
 
 
 @pytest.mark.parametrize(
-    ("addresses", "most"), [((f"/p{n}" for n in range(10**6)), 512), (iter(["/a", "/b"] * 10**4), 3)]
+    ("addresses", "most"),
+    [((f"/p{n}" for n in range(10**6)), 512), (iter(["/a", "/b"] * 10**4), 3)],
 )
 def test_a_listing_without_end_ends(addresses, most):
     hub = _Endless(addresses)
     error = refused(
-        asyncio.run, _listed(hub, Query("org"), None, None, Selected()), code="BadResponse", says="pages"
+        asyncio.run,
+        _listed(hub, Query("org"), None, None, Selected()),
+        code="BadResponse",
+        says="pages",
     )
     assert isinstance(error, ScreeningError)
     assert hub.asked == most
@@ -208,10 +227,18 @@ def test_rows_of_another_endpoint_have_keys_of_their_own(monkeypatch, tmp_path: 
     from lmeval_screener.checkpoints.hub import Hub, HubSnapshot
 
     listing = parse_listing(
-        {"id": "org/m", "sha": SHA, "siblings": [{"rfilename": "m.safetensors", "lfs": {"sha256": "1" * 64}}]}
+        {
+            "id": "org/m",
+            "sha": SHA,
+            "siblings": [{"rfilename": "m.safetensors", "lfs": {"sha256": "1" * 64}}],
+        }
     )
     keys = []
-    for endpoint in ("https://huggingface.co", "https://mirror.example", "https://me:word@mirror.example"):
+    for endpoint in (
+        "https://huggingface.co",
+        "https://mirror.example",
+        "https://me:word@mirror.example",
+    ):
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
         keys.append(HubSnapshot(Hub(offline=True), listing, Account()).content_key("m.safetensors"))
     digest = f"sha256:{'1' * 64}"

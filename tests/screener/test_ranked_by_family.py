@@ -48,7 +48,8 @@ def plant(folder: Path, words: float, digits: float) -> str:
 def family_of(folder: Path, heading: str = RELEASED, **planted: tuple[float, float]) -> str:
     """A family's file with planted checkpoints, as ``--family`` takes it."""
     lines = [
-        f"      - {{repo: {plant(folder / name, *lengths)}, scale: 7B}}" for name, lengths in planted.items()
+        f"      - {{repo: {plant(folder / name, *lengths)}, scale: 7B}}"
+        for name, lengths in planted.items()
     ]
     file = folder / "families.yaml"
     file.write_text("\n".join([f"schema: 1\n{heading}families:\n  fam:\n    checkpoints:", *lines]))
@@ -96,8 +97,18 @@ def test_where_both_figures_name_the_same_first_one_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("heading", "options", "first", "sentence"),
     [
-        (RELEASED, {"rank_by": "ratio"}, "even", r"by the ratio; by G, .* \(Euclidean distance\), wide is"),
-        ("", {"rank_by": "gap", "metric": "euclidean"}, "wide", r"\(Euclidean distance\); by the ratio even"),
+        (
+            RELEASED,
+            {"rank_by": "ratio"},
+            "even",
+            r"by the ratio; by G, .* \(Euclidean distance\), wide is",
+        ),
+        (
+            "",
+            {"rank_by": "gap", "metric": "euclidean"},
+            "wide",
+            r"\(Euclidean distance\); by the ratio even",
+        ),
     ],
 )
 def test_a_user_overrides_what_the_file_says(tmp_path, heading, options, first, sentence):
@@ -145,7 +156,9 @@ def test_a_registry_keeps_the_figure_of_a_family_and_reads_no_other(tmp_path):
     assert {row["ranked_by"] for row in registry(path).rows()} == {"gap"}
     with closing(sqlite3.connect(path)) as stored, stored:
         stored.execute("UPDATE seen SET rank_by = 'luck', metric = x'ff'")
-    assert {(row["ranked_by"], row["metric"]) for row in registry(path).rows()} == {("ratio", "cosine")}
+    assert {(row["ranked_by"], row["metric"]) for row in registry(path).rows()} == {
+        ("ratio", "cosine")
+    }
 
 
 def test_the_command_takes_the_distance(tmp_path, capsys):
@@ -182,7 +195,10 @@ def test_the_parts_of_g_are_drawn_where_g_ranks_and_nowhere_else(rated, tmp_path
         assert drawn[name, "G"] == pytest.approx(drawn[name, "D–D"] + drawn[name, "D–NM"])
     assert [row["accuracy"] for row in line["data"]["values"]] == [0.8, 0.5, 0.3]
     unrated = [replace(c, target=replace(c.target, accuracy=None)) for c in rated.checkpoints]
-    assert len(replace(rated, checkpoints=tuple(unrated)).charts()["parts0"].specification()["layer"]) == 1
+    assert (
+        len(replace(rated, checkpoints=tuple(unrated)).charts()["parts0"].specification()["layer"])
+        == 1
+    )
     assert "parts0" not in screen(demo=True).charts()
 
 
@@ -197,7 +213,9 @@ def test_the_page_draws_bars_and_a_line(rated, tmp_path, width, scheme):
         shown = ".wide" if width > 800 else ".narrow"
         bars = f"document.querySelectorAll('{shown} [aria-roledescription=bar]').length"
         assert browser.value(bars) == 3 * len(PLANTED)
-        said = "[...document.querySelectorAll('[aria-roledescription=point]')].map(p => p.ariaLabel)"
+        said = (
+            "[...document.querySelectorAll('[aria-roledescription=point]')].map(p => p.ariaLabel)"
+        )
         assert sum("accuracy" in (label or "") for label in browser.value(said)) >= len(PLANTED)
         assert browser.value("document.documentElement.scrollWidth") == width
         assert browser.console == []

@@ -37,11 +37,15 @@ def reading(name, mean, *, G=1.0, sketch=b""):
 def test_ranks_are_places_that_equals_share_and_the_base_takes_none():
     rows, norm = np.random.default_rng(1).normal(size=(20, 16)), FinalNorm("n", np.ones(16), "rms")
     sketch = sketch_of(rows.astype("f4"), norm, "F32")
-    members = [reading(name, mean) for name, mean in zip("abcde", (0.9, 1.3, 1.1, 1.1, 0.7), strict=True)]
+    members = [
+        reading(name, mean) for name, mean in zip("abcde", (0.9, 1.3, 1.1, 1.1, 0.7), strict=True)
+    ]
     assert placed(*members) == {"b": 1, "c": 2, "d": 2, "a": 3, "e": 4}
     # A base in the middle is shown where it lies, and nobody's rank changes.
     base = reading("base", 1.0)
-    assert placed(*members, base, base=base.label) == {**{"b": 1, "c": 2, "d": 2, "base": 3, "a": 3, "e": 4}}
+    assert placed(*members, base, base=base.label) == {
+        **{"b": 1, "c": 2, "d": 2, "base": 3, "a": 3, "e": 4}
+    }
     order = [c.label for c in ranked([*members, base], BY_RATIO, [base.label])]
     assert order == ["b", "c", "d", "base", "a", "e"]
     assert placed(base, base=base.label) == {"base": 1}
@@ -92,7 +96,9 @@ def test_one_without_a_ratio_is_set_aside_and_changes_the_order_of_no_other():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from([0.5, 0.6, 0.7, 0.8, 0.9]), min_size=1, max_size=9), st.integers(0, 8))
+@given(
+    st.lists(st.sampled_from([0.5, 0.6, 0.7, 0.8, 0.9]), min_size=1, max_size=9), st.integers(0, 8)
+)
 def test_places_are_counted_without_gaps(means, at):
     members = [reading(f"m{i}", mean) for i, mean in enumerate(means)]
     base = members[at % len(means)]
@@ -120,7 +126,9 @@ def drawn_gaps(draw, count, *, shift=0.0, noise=0.02):
 def test_where_a_series_gets_flat_by_comparing_each_pair(count):
     draw, level = np.random.default_rng(11), 1e-3
     gaps = drawn_gaps(draw, count, shift=0.1, noise=0.05)
-    clear = [i for i in range(count - 1) if any(difference(gaps[i], g).p < level for g in gaps[i + 1 :])]
+    clear = [
+        i for i in range(count - 1) if any(difference(gaps[i], g).p < level for g in gaps[i + 1 :])
+    ]
     assert flat_from(gaps, level) == max(clear) + 1
     assert 0 < max(clear) < count - 2
 
@@ -164,7 +172,13 @@ def test_the_program_counts_the_pairs_that_each_figure_has_in_order(capsys):
     assert [both for *_, both in counts[:2]] == ["9 of 9", "6 of 9"]
     assert counts[3] == ["7 of 7", "1 of 2", "8 of 9"]
     # An equal figure is no order, and another scale no pair.
-    tied = {"scale": "7B", "within_domain": 1.0, "between": 1.0, "within_reference": 1.0, "accuracy": 1.0}
+    tied = {
+        "scale": "7B",
+        "within_domain": 1.0,
+        "between": 1.0,
+        "within_reference": 1.0,
+        "accuracy": 1.0,
+    }
     equal = {"rows": [tied, {**tied, "accuracy": 2.0}, {**tied, "scale": "13B"}]}
     for figure in paper_tables.FIGURES.values():
         assert paper_tables.pairs_in_order(equal, figure) == (0, 1)
@@ -177,7 +191,12 @@ def test_missing_and_constant_values_leave_a_checkpoint_or_the_order_out():
     assert all("fewer than two checkpoints" in lines[i].reason for i in (0, 2))
     assert lines[3].spearman == 1.0
     assert agreements([], [], []) == []
-    for constant, reason in (([1, 2, 3], "all accuracies are equal"), ([5, 5, 5], "all gaps are equal")):
-        (line,) = agreements(constant, [1, 2, 3] if len(set(constant)) == 1 else [5, 5, 5], ["a"] * 3)
+    for constant, reason in (
+        ([1, 2, 3], "all accuracies are equal"),
+        ([5, 5, 5], "all gaps are equal"),
+    ):
+        (line,) = agreements(
+            constant, [1, 2, 3] if len(set(constant)) == 1 else [5, 5, 5], ["a"] * 3
+        )
         assert math.isnan(line.spearman)
         assert line.reason == reason

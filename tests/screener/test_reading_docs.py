@@ -15,7 +15,11 @@ from lmeval_screener.weights.tensors import FLOAT_DTYPES
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = "".join(
     (DOCS / page).read_text()
-    for page in ("explanation/ranged-reads.md", "reference/formats-and-storages.md", "reference/errors.md")
+    for page in (
+        "explanation/ranged-reads.md",
+        "reference/formats-and-storages.md",
+        "reference/errors.md",
+    )
 )
 
 
@@ -28,7 +32,9 @@ def part(name):
 def test_the_table_of_codes_is_the_programs_own():
     lines = part("codes").strip().splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    assert [(code.strip("`"), meaning) for code, meaning, _ in cells] == list(SCREENING_CODES.items())
+    assert [(code.strip("`"), meaning) for code, meaning, _ in cells] == list(
+        SCREENING_CODES.items()
+    )
     assert all(advice for _, _, advice in cells)
 
 
@@ -40,7 +46,9 @@ def test_the_table_of_codes_is_the_programs_own():
         f"within {rows.SLACK:.0%} of the needed ones".replace("%", " %"),
         f"at most {web.WHOLE / 2**20:g} MiB",
         f"retried after {FIRST_BACKOFF:g} s, ",
-        "after five attempts without progress" if account.ATTEMPTS == 5 else "a number the page lacks",
+        "after five attempts without progress"
+        if account.ATTEMPTS == 5
+        else "a number the page lacks",
         f"{', '.join(FLOAT_DTYPES[:-1])} and {FLOAT_DTYPES[-1]} are decoded",
     ],
 )

@@ -19,7 +19,14 @@ from screenings import TOKENS, screened
 # label, stored parameters, rows, width, tied and rows of the tokenizer, as their configurations give them
 REAL = {
     "Qwen/Qwen2.5-0.5B": ("0.5B", 494_032_768, 151936, 896, True, 151665),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ("1.5B", 1_777_088_000, 151936, 1536, False, 151665),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": (
+        "1.5B",
+        1_777_088_000,
+        151936,
+        1536,
+        False,
+        151665,
+    ),
     "Qwen/Qwen2.5-7B": ("7B", 7_615_616_512, 152064, 3584, False, 151665),
     "meta-llama/Llama-2-7b-hf": ("7B", 6_738_415_616, 32000, 4096, False, 32000),
     "meta-llama/Llama-3.1-8B": ("8B", 8_030_261_248, 128256, 4096, False, 128256),
@@ -37,7 +44,15 @@ def test_every_scale_of_the_bundled_families_is_known_by_count():
     assert scales - {"6.9B"} <= set(_SCALES.values())
 
 
-def size(name="./mine", parameters=130_000_000, rows=50304, width=768, tied=True, vocabulary=50277, **more):
+def size(
+    name="./mine",
+    parameters=130_000_000,
+    rows=50304,
+    width=768,
+    tied=True,
+    vocabulary=50277,
+    **more,
+):
     read = screened(name, resolution=replace(TOKENS, vocabulary=vocabulary), shape=(rows, width))
     target = replace(read.target, scale=more.get("stated"))
     return replace(read, target=target, parameters=parameters, tied=tied)
@@ -74,7 +89,9 @@ def test_the_same_weights_with_other_padding_are_one_group(parameters, width, pa
         ("org/model", None, "unknown"),
     ],
 )
-def test_a_size_in_the_name_counts_where_the_parameters_do_not_contradict_it(name, parameters, scale):
+def test_a_size_in_the_name_counts_where_the_parameters_do_not_contradict_it(
+    name, parameters, scale
+):
     assert scale_names([size(name, parameters, 1000, 64, True, 1000)]) == [scale]
 
 
@@ -86,7 +103,9 @@ def test_what_has_no_size_in_its_name_joins_the_sibling_of_its_count():
     untied = ("./untied", 2_614_341_888 + 256000 * 2304, 256000, 2304, False, 256000)
     assert scale_names([size(*untied), size(*gemma)]) == ["2B", "2B"]
     assert scale_names([size(parameters=10)]) == ["unknown"]  # fewer than its matrix has
-    assert scale_names([size("org/x-7B", 7_000_000_000, stated="8B")]) == ["8B"]  # the family's word
+    assert scale_names([size("org/x-7B", 7_000_000_000, stated="8B")]) == [
+        "8B"
+    ]  # the family's word
 
 
 def test_work_grows_with_the_checkpoints_not_with_their_square():
@@ -101,7 +120,9 @@ def test_work_grows_with_the_checkpoints_not_with_their_square():
                 return super().__getattribute__(name)
 
         assert named_base([Looked(base=f"b/{i}", place=f"org/{i}") for i in range(count)]) == ""
-        members = [size(f"./m-130M-{i}" if i % 2 else f"./m{i}", 130_000_000 + i) for i in range(count)]
+        members = [
+            size(f"./m-130M-{i}" if i % 2 else f"./m{i}", 130_000_000 + i) for i in range(count)
+        ]
         profile = cProfile.Profile()
         assert set(profile.runcall(scale_names, members)) == {"130M"}
         looks.append((seen.total(), pstats.Stats(profile).total_calls))

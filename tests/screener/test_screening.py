@@ -42,7 +42,9 @@ def test_the_readmes_three_words(demo, monkeypatch, tmp_path):
     assert demo.best.label == "sums-80"
     assert [c.label for c in demo.shortlist(3).chosen] == ["sums-80", "sums-45", "sums-30"]
     measured = tmp_path / "measured.csv"
-    measured.write_text("\n".join(["repo,accuracy", *(f"{c.repo},{c.accuracy}" for c in demo.checkpoints)]))
+    measured.write_text(
+        "\n".join(["repo,accuracy", *(f"{c.repo},{c.accuracy}" for c in demo.checkpoints)])
+    )
     assert demo.verify(measured).answer()[0].startswith("The screen works on these 11 results")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[audit\]'"):
@@ -69,7 +71,9 @@ def interruptible():
 def test_a_signal_ends_folders_that_are_read_in_turn(keep):
     """The checkpoint that is being read ends; the others are named."""
     run = Screening(load_domain(), load_token_set("reference", "reference"), keep_on_interrupt=keep)
-    run.on_done = lambda outcome, done, count: signal.raise_signal(signal.SIGINT) if done == 3 else None
+    run.on_done = lambda outcome, done, count: (
+        signal.raise_signal(signal.SIGINT) if done == 3 else None
+    )
     if not keep:
         with pytest.raises(KeyboardInterrupt):
             run.result(Selected(demo_targets()))
@@ -91,7 +95,9 @@ def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_p
     for name in names[:2]:
         (tmp_path / name).mkdir()
     result = screen([*names, str(DEMO / "sums-80")])
-    assert [(line.repo, line.error) for line in result.failed] == [(name, "FolderNotFound") for name in names]
+    assert [(line.repo, line.error) for line in result.failed] == [
+        (name, "FolderNotFound") for name in names
+    ]
     assert screen(result.best.repo).best.repo == result.best.repo  # one name in place of a list
     assert "FolderNotFound" in screen(names[0])._repr_html_()  # nothing was screened
 
@@ -103,7 +109,9 @@ def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(demo):
     for side, variant in (("domain", "bare"), ("reference", "space")):
         assert entry[side]["variants"] == [variant]
         assert len(entry[side]["pieces"]) == demo.to_dict()["checkpoints"][0]["tokens"][side]
-        assert all(tokenizer.token_to_id(piece) == row for piece, row in entry[side]["pieces"].items())
+        assert all(
+            tokenizer.token_to_id(piece) == row for piece, row in entry[side]["pieces"].items()
+        )
     table = demo.document().tables()["tokens"]
     assert [row["variant"] for row in table.rows] == ["bare", "space"]
     assert all(f"{digit}:" in table.rows[0]["tokens"] for digit in "0123456789")
@@ -131,7 +139,9 @@ def test_the_best_of_nothing_says_what_failed_and_why(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(DEMO / "sums-80", tmp_path / "myruns" / "a")
     nothing = screen("./myrunz")
-    with pytest.raises(IndexError, match=r"no best checkpoint: \./myrunz: FolderNotFound: .*did you mean"):
+    with pytest.raises(
+        IndexError, match=r"no best checkpoint: \./myrunz: FolderNotFound: .*did you mean"
+    ):
         _ = nothing.best
     with pytest.raises(DispersionError, match=r"none of the 2 checkpoints .* FolderNotFound"):
         _ = screen(["./myrunz", "./other"]).best
@@ -160,7 +170,9 @@ def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails(
     assert gate_of(of_four, "b").gate.below == ("c", "d")
     last = gate_of(of_four, "d")
     assert (last.gate.passed, last.exit_code) == (True, 0)
-    assert last.answer()[0].startswith("Passed: none of 3 lies below d; the lowest is c (ratio +0.200")
+    assert last.answer()[0].startswith(
+        "Passed: none of 3 lies below d; the lowest is c (ratio +0.200"
+    )
     # By rank alone: the errors are too large for any pair, though not for the whole spread.
     wide = result(siblings(*(1.5 - i / 40 for i in range(24)), se=0.06))
     below = gate_of(wide, "a").gate.below
@@ -176,7 +188,9 @@ def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails(
 
 def test_a_gate_by_g_is_its_paired_difference():
     assert gate_of(result(ranking(3)), "b").gate.below == ("c",)
-    spread = [replace(c, gaps={"cosine": replace(GAPS["cosine"], mean=c.rank / 1e9)}) for c in ranking(3)]
+    spread = [
+        replace(c, gaps={"cosine": replace(GAPS["cosine"], mean=c.rank / 1e9)}) for c in ranking(3)
+    ]
     noise = [np.array([1.0, -1.0, 0.0]), np.array([0.0, 0.0, 0.0]), np.array([-1.0, 1.0, 0.0])]
     spread = [
         replace(c, gaps={"cosine": replace(c.gaps["cosine"], left_out_domain=of)})
@@ -186,7 +200,9 @@ def test_a_gate_by_g_is_its_paired_difference():
 
 
 def test_what_cannot_be_compared_does_not_pass():
-    lonely = result([*ranking(1), screened("org/x", 1, scale="1B")], [failed("org/y", "Timeout", "")])
+    lonely = result(
+        [*ranking(1), screened("org/x", 1, scale="1B")], [failed("org/y", "Timeout", "")]
+    )
     alone = gate_of(lonely, "a")
     assert (alone.gate.compared, alone.gate.not_compared, alone.gate.passed) == (0, 2, False)
     assert alone.exit_code == 1
@@ -205,9 +221,13 @@ def test_a_reference_that_is_screened_anyway_is_screened_once():
         floor_among(targets, "org/a@step*")
 
 
-@pytest.mark.parametrize(("reference", "below"), [("sums-80", ["sums-45", "sums-00"]), ("sums-00", [])])
+@pytest.mark.parametrize(
+    ("reference", "below"), [("sums-80", ["sums-45", "sums-00"]), ("sums-00", [])]
+)
 @pytest.mark.parametrize("demo", [True, False])
-def test_the_command_ends_with_the_gates_status_and_takes_the_tables_names(capsys, reference, below, demo):
+def test_the_command_ends_with_the_gates_status_and_takes_the_tables_names(
+    capsys, reference, below, demo
+):
     names = ["sums-80", "sums-45", "sums-00"]
     words = ["--demo"] if demo else [str(DEMO / name) for name in names]
     assert main([*words, "--fail-if-below", reference, "--format", "json"]) == (4 if below else 0)
@@ -226,10 +246,22 @@ def test_a_gate_that_was_not_named_has_its_accuracy_too(tmp_path):
     place = tmp_path / "accuracy.csv"
     place.write_text(f"repo,accuracy\n{names[0]},0.25\n{names[1]},0.75\n")
     output = tmp_path / "out.json"
-    words = [names[0], "--fail-if-below", names[1], "--accuracy", str(place), "-q", "-o", str(output)]
+    words = [
+        names[0],
+        "--fail-if-below",
+        names[1],
+        "--accuracy",
+        str(place),
+        "-q",
+        "-o",
+        str(output),
+    ]
     assert main(words) == 4
     entries = json.loads(output.read_text())["checkpoints"]
-    assert {entry["label"]: entry["accuracy"] for entry in entries} == {"sums-80": 0.75, "sums-45": 0.25}
+    assert {entry["label"]: entry["accuracy"] for entry in entries} == {
+        "sums-80": 0.75,
+        "sums-45": 0.25,
+    }
 
 
 def test_accuracies_say_where_they_are_from(demo, tmp_path):
@@ -245,7 +277,9 @@ def test_lines_of_progress_come_every_half_minute_and_name_failures(monkeypatch,
     with _progress(quiet=False) as ended:
         for done in range(1, 1001):
             now[0] += 60 if done == 1000 else 0.125
-            ended(failed("org/x", "GatedRepo") if done % 100 == 0 else failed("org/y", ""), done, 1000)
+            ended(
+                failed("org/x", "GatedRepo") if done % 100 == 0 else failed("org/y", ""), done, 1000
+            )
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "org/y (failed: 2 GatedRepo); 24%, at this pace 2 min left"
     assert len(said) == 4  # not of the last

@@ -33,10 +33,16 @@ NOWHERE = "http://127.0.0.1:1"
         ("sftp://me:word@host:22/runs/step?", "sftp://host:22/runs/step?"),
         ("s3://key:word@bucket/run/*", "s3://bucket/run/*"),
         ("az://box/m?sv=1&sig=2", "az://box/m"),
-        ("abfss://box@account.dfs.core.windows.net/m", "abfss://box@account.dfs.core.windows.net/m"),
+        (
+            "abfss://box@account.dfs.core.windows.net/m",
+            "abfss://box@account.dfs.core.windows.net/m",
+        ),
         ("hf://org/name@v1", "hf://org/name@v1"),
         ("org/name@v1", "org/name@v1"),
-        ("got 'http://me:w@h/m?s=1', http://h/n?s=2; what now?", "got 'http://h/m', http://h/n; what now?"),
+        (
+            "got 'http://me:w@h/m?s=1', http://h/n?s=2; what now?",
+            "got 'http://h/m', http://h/n; what now?",
+        ),
         ("--base=http://me:w@h/m?s=1", "--base=http://h/m"),
     ],
 )
@@ -65,7 +71,12 @@ def test_a_target_keeps_its_secrets_apart(address):
 
 
 def test_a_command_is_kept_without_secrets():
-    words = ["screen-checkpoints", "http://me:w@h/m?s=1&t='2'&u=3", "--tokenizer=http://me:w@h/t?s=1", "a b"]
+    words = [
+        "screen-checkpoints",
+        "http://me:w@h/m?s=1&t='2'&u=3",
+        "--tokenizer=http://me:w@h/t?s=1",
+        "a b",
+    ]
     kept = "screen-checkpoints http://h/m --tokenizer=http://h/t 'a b'"
     assert command_line(words) == kept
     assert command_line(["x", "a\udcff"]) == "x 'a\\udcff'"
@@ -86,10 +97,22 @@ def test_nothing_that_a_night_leaves_holds_a_secret(in_process, tmp_path):
         night("night-SECRET", "m", "-o", "page.json")
         night("signed-SECRET", "m", "--shortlist", "1")
         night("signed-SECRET", "none")
-        night("signed-SECRET", "m", "--tokenizer", f"http://me-SECRET:word-SECRET@{host}/t?s=signed-SECRET")
-        night("night-SECRET", "m", "--base", f"http://me-SECRET:word-SECRET@{host}/none?s=signed-SECRET")
+        night(
+            "signed-SECRET",
+            "m",
+            "--tokenizer",
+            f"http://me-SECRET:word-SECRET@{host}/t?s=signed-SECRET",
+        )
+        night(
+            "night-SECRET",
+            "m",
+            "--base",
+            f"http://me-SECRET:word-SECRET@{host}/none?s=signed-SECRET",
+        )
     assert "give the address again" in nights[2]
-    left = [place for place in tmp_path.rglob("*") if place.is_file() and "served" not in place.parts]
+    left = [
+        place for place in tmp_path.rglob("*") if place.is_file() and "served" not in place.parts
+    ]
     assert {"page.html", "page.json", "r.db"} <= {place.name for place in left}
     for secret in SECRETS:
         assert not any(secret in night for night in nights)
@@ -108,7 +131,9 @@ def test_new_caches_and_registries_are_for_their_user_alone(tmp_path, monkeypatc
         Cache(tmp_path / "a" / "cache").write("rows", "key", b"content")
         with to_write(tmp_path / "r.db") as registry:
             registry.execute("SELECT 1")
-            files = {place.name: stat.S_IMODE(place.stat().st_mode) for place in tmp_path.glob("r.db*")}
+            files = {
+                place.name: stat.S_IMODE(place.stat().st_mode) for place in tmp_path.glob("r.db*")
+            }
     finally:
         os.umask(before)
     assert set(files.values()) == {0o600}

@@ -83,7 +83,11 @@ def family(registry, tmp_path):
         ([], ["https://huggingface.co/acme/tuned-1"], "tuned-1"),
         (["--author", "acme"], [], "tuned-3 tuned-2 tuned-1 base-1"),
         (["--base-model", "acme/base-1"], [], "tuned-9 tuned-3 tuned-2 tuned-1"),
-        (["--base-model", "acme/base-1", "--author", "acme", "--tag", "math"], [], "tuned-3 tuned-2"),
+        (
+            ["--base-model", "acme/base-1", "--author", "acme", "--tag", "math"],
+            [],
+            "tuned-3 tuned-2",
+        ),
         (["--author", "acme", "--author", "other"], [], "tuned-3 tuned-2 tuned-1 base-1 tuned-9"),
         (["--author", "acme", "--limit", "2"], [], "tuned-3 tuned-2"),
         (["--author", "acme", "--since", "2026-05-01"], [], "tuned-3 tuned-2"),
@@ -125,8 +129,18 @@ def test_names_lists_and_selections_together_name_each_checkpoint_once(family, m
     found = chosen("--author", "acme", names=["-", "other/*", "acme/tuned-1", "acme/tuned-1"])
     labels = "acme/base-1 other/tuned-9@main other/tuned-9 acme/tuned-1 acme/tuned-3 acme/tuned-2"
     assert " ".join(target.label for target in found.targets) == labels
-    assert [target.listed is None for target in found.targets] == [False, True, False, False, False, False]
-    assert found.sentence == "6 repositories listed, 5 taken with their commits; left out: 1 without weights"
+    assert [target.listed is None for target in found.targets] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert (
+        found.sentence
+        == "6 repositories listed, 5 taken with their commits; left out: 1 without weights"
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +182,9 @@ def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, 
     assert len(result.checkpoints) == 11
     assert not registry.seen("api")
     assert len(registry.seen("list")) == 3
-    assert len(registry.seen("resolve")) == 3 * 11 + 2, "digest, text, weights; an index, a tokenizer"
+    assert len(registry.seen("resolve")) == 3 * 11 + 2, (
+        "digest, text, weights; an index, a tokenizer"
+    )
     assert result.requests == len(registry.requests)
     registry.requests.clear()
     again = screen(["acme/*"])
@@ -235,18 +251,24 @@ def test_a_base_that_all_name_is_found_at_no_request_of_theirs(registry, listed,
     registry.make("acme/base-1", seed=9)
     tuned = [f"acme/tuned-{number}" for number in range(len(tags))]
     for seed, (name, words) in enumerate(zip(tuned, tags, strict=True)):
-        registry.make(name, seed=seed, labels=["math", *(f"base_model:{tag}" for tag in words.split())])
+        registry.make(
+            name, seed=seed, labels=["math", *(f"base_model:{tag}" for tag in words.split())]
+        )
     names = ["acme/tuned-*"] if listed else tuned
     found = screen(names)
     labels = [c.label for c in found.checkpoints if c.is_base]
     assert {c.label for c in found.checkpoints} == {*tuned, *labels}
     assert (labels, found.base) == (["acme/base-1"] * base, "acme/base-1" * base)
     assert (found.failed, found.exit_code) == ((), 0)
-    assert ("acme/base-1: taken as the base: the others name it, and no other" in found.to_markdown()) == base
+    assert (
+        "acme/base-1: taken as the base: the others name it, and no other" in found.to_markdown()
+    ) == base
     api = [request.path for request in registry.requests if request.path.startswith("/api/models")]
     of_base = [path for path in api if "base-1" in path or "none" in path]
     assert len(api) - len(of_base) == (1 if listed else len(tags)), api
-    assert len(of_base) <= base + ("none" in str(tags)), "asked for once, and only where all name it"
+    assert len(of_base) <= base + ("none" in str(tags)), (
+        "asked for once, and only where all name it"
+    )
     # What was asked for is what is read again, from caches; the base is known by then, and found.
     again = screen(names)
     assert [(c.label, c.is_base) for c in again.checkpoints] == [
@@ -267,7 +289,9 @@ def test_a_registry_knows_the_bases_of_its_last_run(registry, tmp_path, capsys):
 
     def bases(*words):
         return [
-            row["checkpoint"] for row in asked("query", store, *words)["rows"] if row["note"] == "the base"
+            row["checkpoint"]
+            for row in asked("query", store, *words)["rows"]
+            if row["note"] == "the base"
         ]
 
     def worth(*words):
@@ -289,4 +313,6 @@ def test_a_registry_knows_the_bases_of_its_last_run(registry, tmp_path, capsys):
     top = asked("query", store, "--top", "1", "--base", best)["rows"]
     assert (top[0]["checkpoint"], len(top)) == (best, 2), "a base takes no place"
     assert dispersion(["registry", "diff", store, "last", "--base", "acme/none"]) == 2
-    assert "expected a checkpoint that the registry has seen, got acme/none" in capsys.readouterr().err
+    assert (
+        "expected a checkpoint that the registry has seen, got acme/none" in capsys.readouterr().err
+    )

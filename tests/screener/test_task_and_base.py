@@ -45,7 +45,12 @@ tasks: [snippets, snippets_*]
 domain: math
 answers: {}
 """
-WORDS = [t for words in (load_token_set("math"), REFERENCE) for g in words.groups.values() for t in g.texts()]
+WORDS = [
+    t
+    for words in (load_token_set("math"), REFERENCE)
+    for g in words.groups.values()
+    for t in g.texts()
+]
 ANSWERS = {" num": 40, " buf": 30, " True": 20, " None": 10, WORDS[-1]: 50, " rare": 1}
 PIECES = [*WORDS, *(text for text in ANSWERS if text not in WORDS)]
 TOKENIZER = tokenizer_json({text.replace(" ", "Ġ"): 2 * i for i, text in enumerate(PIECES)})
@@ -95,18 +100,30 @@ def test_where_no_answers_are_known_the_ratio_is_over_t_as_before(domain, task, 
     assert (found.digest != plain.digest) == (found.answers is not None) == own
 
 
-def test_of_several_tasks_the_first_with_known_answers_counts_and_all_are_evaluated(tmp_path, task, capsys):
+def test_of_several_tasks_the_first_with_known_answers_counts_and_all_are_evaluated(
+    tmp_path, task, capsys
+):
     found = load_domain(None, f"hellaswag, mine,{task},gsm8k")
     assert (found.answers.name, found.task, found.name) == ("snippets", "snippets", "math")
     assert found.tasks == ("hellaswag", "mine", "snippets", "gsm8k")
-    assert found.remark.startswith("the ratio is over tokens of snippets; hellaswag has no answer tokens")
+    assert found.remark.startswith(
+        "the ratio is over tokens of snippets; hellaswag has no answer tokens"
+    )
     assert load_domain("code", "mine").answers.name == "humaneval"
     assert load_domain("code", "mine").tasks == ("mine",)
-    assert "over tokens of legal; the task 'mine' has no bundled" in load_domain("legal", "mine").remark
+    assert (
+        "over tokens of legal; the task 'mine' has no bundled"
+        in load_domain("legal", "mine").remark
+    )
     assert load_domain(None, "gsm8k,mine").remark == load_domain("math").remark == ""
-    with pytest.raises(UsageError, match=r"the task 'mine' has no bundled answer tokens.* or name a "):
+    with pytest.raises(
+        UsageError, match=r"the task 'mine' has no bundled answer tokens.* or name a "
+    ):
         load_domain(None, "mine,hellaswag")
-    names, folder = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)], tmp_path / "list"
+    names, folder = (
+        [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)],
+        tmp_path / "list",
+    )
     assert main([*names, "--tasks", f"mine,{task}", "--shortlist", "1", "--emit", str(folder)]) == 0
     assert json.loads((folder / "manifest.json").read_text())["tasks"] == ["mine", "snippets"]
     assert "the ratio is over tokens of snippets; the task 'mine'" in capsys.readouterr().err
@@ -175,7 +192,10 @@ def test_the_ratio_is_over_the_answers_and_g_over_its_t(tmp_path, task, capsys):
         np.testing.assert_array_equal(numbers_of(a.gaps, a.ratio), numbers_of(b.gaps, b.ratio))
     assert screen(names, registry=tmp_path / "r.db").best.ratio.mean == plain.best.ratio.mean
     # The short list is evaluated on the task; a bundled task is evaluated by the name that was given.
-    assert main([*names, "--task", task, "--shortlist", "1", "--emit", str(tmp_path / "list"), "-q"]) == 0
+    assert (
+        main([*names, "--task", task, "--shortlist", "1", "--emit", str(tmp_path / "list"), "-q"])
+        == 0
+    )
     assert json.loads((tmp_path / "list" / "manifest.json").read_text())["tasks"] == ["snippets"]
     assert main([*names, "--task", "humanevl"]) == 2
     assert "humaneval" in capsys.readouterr().err
@@ -220,8 +240,12 @@ class Tuned:
 
     def __init__(self, seed):
         self.draw = np.random.default_rng(seed)
-        rows = 0.1 * self.draw.normal(size=(DIGITS + EVERYDAY, WIDTH)) + 0.02 * self.draw.normal(size=WIDTH)
-        rows[:DIGITS] = rows[:DIGITS].mean(axis=0) + 0.52 * (rows[:DIGITS] - rows[:DIGITS].mean(axis=0))
+        rows = 0.1 * self.draw.normal(size=(DIGITS + EVERYDAY, WIDTH)) + 0.02 * self.draw.normal(
+            size=WIDTH
+        )
+        rows[:DIGITS] = rows[:DIGITS].mean(axis=0) + 0.52 * (
+            rows[:DIGITS] - rows[:DIGITS].mean(axis=0)
+        )
         self.rows = rounded(rows)
 
     def figures(self, spread=1.0, noise=0.001):
@@ -263,7 +287,9 @@ def test_rounding_from_a_base_is_as_large_as_what_storing_moves():
     model, moved, bounds = Tuned(1), [], []
     base = model.figures(noise=0)[1]
     for _ in range(60):
-        rows = model.rows + 0.0004 * model.draw.normal(size=model.rows.shape)  # far more than BF16's steps
+        rows = model.rows + 0.0004 * model.draw.normal(
+            size=model.rows.shape
+        )  # far more than BF16's steps
         exact, stored = (
             ratio(part[:DIGITS], part[DIGITS:], norm(WIDTH), dtype)
             for part, dtype in ((rows, "F32"), (rounded(rows), "BF16"))
@@ -283,8 +309,12 @@ def test_on_noise_at_most_one_group_in_twenty_has_a_side_or_an_order(groups):
         ratios = [model.figures(noise=0.01)[1] for _ in range(6)]
         # Noise adds to every distance; against the mean of its kind it has no side.
         names = ("mean", "left_out_domain", "left_out_reference")
-        of_noise = replace(base, **{n: np.mean([getattr(r, n) for r in ratios], axis=0) for n in names})
-        sided += any(a.side != "level" for a in against_base(of_noise, dict(enumerate(ratios))).values())
+        of_noise = replace(
+            base, **{n: np.mean([getattr(r, n) for r in ratios], axis=0) for n in names}
+        )
+        sided += any(
+            a.side != "level" for a in against_base(of_noise, dict(enumerate(ratios))).values()
+        )
         ordered += not is_noise(ratios)
     assert max(sided, ordered) <= binom.isf(0.01, groups, 0.05)
 
@@ -311,7 +341,11 @@ EQUAL = "b has the output rows of its base (zero)."
 @pytest.mark.parametrize(
     ("spreads", "said", "not_said"),
     [
-        ({"a": 1.1, "b": 1.05}, [LEARNED + "a and b."], ["Below", "output rows", "do not separate"]),
+        (
+            {"a": 1.1, "b": 1.05},
+            [LEARNED + "a and b."],
+            ["Below", "output rows", "do not separate"],
+        ),
         ({"a": 0.95, "b": 0.9}, [FORGOT + "a and b."], ["Above", "output rows", "do not separate"]),
         (
             {"a": 1.0, "b": None},
@@ -319,7 +353,11 @@ EQUAL = "b has the output rows of its base (zero)."
             ["Above", "Below"],
         ),
         ({"a": 1.2}, [LEARNED + "a."], ["was screened", "Evaluate first", "Below"]),
-        ({}, ["No other checkpoint has the tokenizer and scale of the base zero."], ["Above", "Only"]),
+        (
+            {},
+            ["No other checkpoint has the tokenizer and scale of the base zero."],
+            ["Above", "Only"],
+        ),
     ],
 )
 def test_on_which_side_of_the_base_each_lies_is_said_and_nothing_else(spreads, said, not_said):
@@ -347,7 +385,9 @@ def test_the_base_stands_in_the_table_and_is_never_chosen(rank_by, words):
     assert found.shown(chosen).groups[0].base is not None
     content = found.to_dict()
     assert (content["base"], content["ranked_by"]) == ("zero", rank_by)
-    sides = {c["label"]: c["against_base"] and c["against_base"]["side"] for c in content["checkpoints"]}
+    sides = {
+        c["label"]: c["against_base"] and c["against_base"]["side"] for c in content["checkpoints"]
+    }
     assert sides == {"zero": None, "a": "above", **dict.fromkeys("bc", "below")}
     # Without a base nothing changes.
     plain = replace(
@@ -383,9 +423,14 @@ def test_a_registry_ranks_by_what_it_is_asked_for(tmp_path, capsys):
     names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(5)]
     orders = set()
     for by in ("gap", "ratio"):
-        order = tuple(c.label for c in screen(names, registry=tmp_path / "r.db", rank_by=by).checkpoints)
+        order = tuple(
+            c.label for c in screen(names, registry=tmp_path / "r.db", rank_by=by).checkpoints
+        )
         assert (
-            dispersion(["registry", "query", str(tmp_path / "r.db"), "--rank-by", by, "--format", "csv"]) == 0
+            dispersion(
+                ["registry", "query", str(tmp_path / "r.db"), "--rank-by", by, "--format", "csv"]
+            )
+            == 0
         )
         lines = capsys.readouterr().out.splitlines()[1:]
         orders.add(order)
@@ -397,7 +442,9 @@ def adapter(folder, base):
     """A LoRA that leaves the head alone."""
     folder.mkdir()
     settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["q_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": base}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**settings, "base_model_name_or_path": base})
+    )
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     write_safetensors(folder / "adapter_model.safetensors", {name: ("F32", np.ones((1, 4)))})
     return str(folder)
@@ -428,9 +475,22 @@ def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
 def test_the_verdict_says_the_task_what_ranked_and_the_base(tmp_path, task, capsys):
     names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(4)]
     folder = str(tmp_path / "list")
-    options = ["--task", task, "--base", "m0", "--rank-by", "G", "--shortlist", "2", "--emit", folder]
+    options = [
+        "--task",
+        task,
+        "--base",
+        "m0",
+        "--rank-by",
+        "G",
+        "--shortlist",
+        "2",
+        "--emit",
+        folder,
+    ]
     assert main([*names, *options]) == 0
-    (tmp_path / "a.csv").write_text("repo,accuracy\n" + "".join(f"{n},0.{n[-1]}\n" for n in names[1:]))
+    (tmp_path / "a.csv").write_text(
+        "repo,accuracy\n" + "".join(f"{n},0.{n[-1]}\n" for n in names[1:])
+    )
     manifest = tmp_path / "list" / "manifest.json"
     content = json.loads(manifest.read_text())
     assert [content[key] for key in ("task", "ranked_by", "base")] == ["snippets", "gap", "m0"]

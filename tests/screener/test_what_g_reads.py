@@ -52,7 +52,9 @@ def moved(model):
 def logits(model):
     """The states before the head, and what the model makes of them."""
     seen = []
-    hook = model.get_output_embeddings().register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0]))
+    hook = model.get_output_embeddings().register_forward_hook(
+        lambda _m, inputs, _o: seen.append(inputs[0])
+    )
     with torch.no_grad():
         out = model(input_ids=IDS).logits
     hook.remove()
@@ -118,7 +120,12 @@ def test_factors_caps_biases_and_scales_of_the_input_are_left_out_and_experts_ha
 @pytest.mark.parametrize("inside", [{}, UNTIED, {"tie_word_embeddings": True}])
 def test_wrappers_and_what_their_nested_configuration_says(tmp_path, inside, outside):
     """The language model's head, tied or not as transformers ties it, whatever the two levels say."""
-    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision |= {"image_size": 8, "patch_size": 4, "projection_dim": 8}
     config = transformers.LlavaConfig(
         text_config=transformers.LlamaConfig(**SHAPE | inside),
@@ -130,7 +137,9 @@ def test_wrappers_and_what_their_nested_configuration_says(tmp_path, inside, out
     moved(transformers.LlavaForConditionalGeneration(config)).save_pretrained(tmp_path)
     theirs = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path).eval()
     found = read_folder(tmp_path, range(V))
-    np.testing.assert_array_equal(found.rows, theirs.get_output_embeddings().weight.detach().numpy())
+    np.testing.assert_array_equal(
+        found.rows, theirs.get_output_embeddings().weight.detach().numpy()
+    )
     assert found.projection.tied is (
         theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
     )
@@ -153,7 +162,11 @@ EMBEDDING = "model.transformer.wte.weight"
 def test_hf_olmos_own_word_for_tying(weight_tying, stored, read):
     """As its class is built: `ff_out` exists unless `weight_tying`; the blocks' own `ff_out` is no head."""
     # The other word is one that its class does not look at, as transformers 4 may have written it.
-    config = {"model_type": "hf_olmo", "weight_tying": weight_tying, "tie_word_embeddings": not weight_tying}
+    config = {
+        "model_type": "hf_olmo",
+        "weight_tying": weight_tying,
+        "tie_word_embeddings": not weight_tying,
+    }
     names, warnings = [EMBEDDING, "model.transformer.blocks.0.ff_out.weight", *stored], []
     if read is None:
         with pytest.raises(ScreeningError, match="embeddings are not tied"):

@@ -55,7 +55,10 @@ def cases() -> list[Case]:
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return sorted(
         Case(*item)
-        for item in {*causal.items(), *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items()}
+        for item in {
+            *causal.items(),
+            *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items(),
+        }
     )
 
 
@@ -97,7 +100,12 @@ def _small(settings: Mapping[Any, Any]) -> dict[Any, Any]:
         if key == "mrope_section":
             return [2, 1, 1]
         if key == "per_layer_config" and isinstance(value, dict):
-            return {i: _small(value[k]) for i, old in enumerate(keep) for k in (old, str(old)) if k in value}
+            return {
+                i: _small(value[k])
+                for i, old in enumerate(keep)
+                for k in (old, str(old))
+                if k in value
+            }
         if isinstance(value, dict):
             return _small(value)
         if isinstance(value, list) and key.endswith("token_id"):
@@ -110,7 +118,9 @@ def _small(settings: Mapping[Any, Any]) -> dict[Any, Any]:
             return min(value, _SPECIAL.get(key, V - 1))
         if key == "num_key_value_heads" and value == settings.get("num_attention_heads"):
             return min(value, 4)
-        return min([value, *(size for pattern, size in SIZES.items() if re.fullmatch(pattern, key))][:2])
+        return min(
+            [value, *(size for pattern, size in SIZES.items() if re.fullmatch(pattern, key))][:2]
+        )
 
     return {key: shrunk(str(key), value) for key, value in settings.items() if key not in _LEFT_OUT}
 
@@ -134,7 +144,9 @@ def seen(model: torch.nn.Module, **inputs: Any) -> Seen:
     heads: list[tuple[torch.nn.Module, torch.Tensor, torch.Tensor, int]] = []
 
     def note(module: torch.nn.Module, given: tuple[Any, ...], made: Any) -> None:
-        tensors = [t for t in (*given, made) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        tensors = [
+            t for t in (*given, made) if isinstance(t, torch.Tensor) and t.is_floating_point()
+        ]
         states.extend(t.detach() for t in tensors if t.dim() > 1)
         weight = getattr(module, "weight", None)
         if len(tensors) == 2 and weight is not None and weight.dim() == 2 and len(weight) >= V:
@@ -142,8 +154,16 @@ def seen(model: torch.nn.Module, **inputs: Any) -> Seen:
 
     hooks = [module.register_forward_hook(note) for module in model.modules()]
     ids = torch.randint(3, V - 8, (2, 16), generator=torch.Generator().manual_seed(1))
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, **inputs}
-    if model.config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters:
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "use_cache": False,
+        **inputs,
+    }
+    if (
+        model.config.is_encoder_decoder
+        and "decoder_input_ids" in inspect.signature(model.forward).parameters
+    ):
         inputs["decoder_input_ids"] = ids
     with torch.no_grad():
         logits = model(**inputs).logits

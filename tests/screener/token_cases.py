@@ -18,7 +18,9 @@ def vocabulary(name: str) -> Vocabulary:
     return Vocabulary.from_tokenizer_json((DATA / f"{name}.json").read_bytes())
 
 
-def tokenizer_json(vocab: object, added: list[dict[str, object]] | None = None, **parts: object) -> bytes:
+def tokenizer_json(
+    vocab: object, added: list[dict[str, object]] | None = None, **parts: object
+) -> bytes:
     data = {
         "added_tokens": added or [],
         "normalizer": None,
@@ -51,14 +53,18 @@ plain = [None, True, False, -1, 0, 2, 1.5, float("nan"), "", "a", " b", "space",
 keys = ["type", "content", "id", "items", "a", "vocab", "model"]
 anything = st.recursive(
     st.sampled_from(plain),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(keys), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(keys), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 
 
 def paths(tree: object, prefix: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
     """Where something could be changed in a tree of mappings and lists."""
-    keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else []
+    keys = (
+        list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else []
+    )
     return [prefix, *(path for key in keys for path in paths(tree[key], (*prefix, key)))]
 
 

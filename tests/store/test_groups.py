@@ -17,7 +17,9 @@ _SCORES = {"a1": 0.5, "a2": 0.25, "b": 0.8}
 def results(by_size: bool, *, nested: bool = False) -> dict[str, Any]:
     """Results as lm-eval writes them: a group of two tasks, and a task alone."""
     members = ["a1", "a2"]
-    figure = aggregate_subtask_metrics([_SCORES[m] for m in members], [_SIZES[m] for m in members], by_size)
+    figure = aggregate_subtask_metrics(
+        [_SCORES[m] for m in members], [_SIZES[m] for m in members], by_size
+    )
     children: dict[str, list[str]] = {"a": members}
     if nested:
         children = {"all": ["a", "b"], "a": ["half"], "half": members}
@@ -26,7 +28,9 @@ def results(by_size: bool, *, nested: bool = False) -> dict[str, Any]:
             "a": {"alias": "a", "acc,none": figure, "acc_stderr,none": 0.1},
             "all": {"alias": "all"},
             "half": {"alias": " - half", "acc,none": figure},
-            **{task: {"acc,none": score, "acc_stderr,none": 0.1} for task, score in _SCORES.items()},
+            **{
+                task: {"acc,none": score, "acc_stderr,none": 0.1} for task, score in _SCORES.items()
+            },
         },
         "group_subtasks": children,
         "n-samples": {task: {"original": 99, "effective": size} for task, size in _SIZES.items()},
@@ -78,8 +82,15 @@ def test_tasks_that_an_older_lm_eval_names_as_groups_are_tasks() -> None:
     [
         {"group_subtasks": None, "results": None, "n-samples": None},
         {"group_subtasks": ["a"], "results": [1], "n-samples": "b"},
-        {"group_subtasks": {"a": None, "b": "c", "d": [1, None]}, "results": {"a": 3, "d": {"acc,none": 1}}},
-        {"group_subtasks": {"a": ["b"]}, "results": {"a": {"acc,none": "N/A"}}, "n-samples": {"b": 3}},
+        {
+            "group_subtasks": {"a": None, "b": "c", "d": [1, None]},
+            "results": {"a": 3, "d": {"acc,none": 1}},
+        },
+        {
+            "group_subtasks": {"a": ["b"]},
+            "results": {"a": {"acc,none": "N/A"}},
+            "n-samples": {"b": 3},
+        },
     ],
 )
 def test_what_is_damaged_is_no_group_and_no_traceback(damaged: dict[str, Any]) -> None:

@@ -73,7 +73,14 @@ def _rows(count: int, seed: int) -> list[list[float]]:
 
 @pytest.mark.parametrize(
     ("shared", "half", "equal"),
-    [(60, False, 60), (60, True, 60), (20, False, 20), (19, False, 0), (40, True, 0), (0, False, 0)],
+    [
+        (60, False, 60),
+        (60, True, 60),
+        (20, False, 20),
+        (19, False, 0),
+        (40, True, 0),
+        (0, False, 0),
+    ],
 )
 def test_equal_answers_are_counted_from_twenty_on(shared: int, half: bool, equal: int) -> None:
     first = _rows(60, 0)
@@ -87,7 +94,10 @@ def test_rows_that_tell_nothing_do_not_count_as_equal() -> None:
     empty: list[list[float]] = [[]] * 30 + [[0.0, 0.0]] * 30 + [[_NAN, _NAN]] * 30
     assert equal_answers(_prints(empty), _prints(empty)) == (0, 0)
     rows = _rows(30, 0)
-    assert equal_answers(_prints(rows), _prints(rows, [0.0] + [1.0] * 29)) == (0, 30)  # other scores
+    assert equal_answers(_prints(rows), _prints(rows, [0.0] + [1.0] * 29)) == (
+        0,
+        30,
+    )  # other scores
 
 
 def test_documents_under_other_numbers_are_counted_by_their_hash() -> None:
@@ -102,8 +112,12 @@ def test_documents_under_other_numbers_are_counted_by_their_hash() -> None:
 def test_why_a_checkpoint_fails() -> None:
     sound = _rows(3, 0)
     assert failure(sound, np.array([1.0, 0.0, 1.0])) == ""
-    assert failure([*sound, [_NAN]], np.ones(4)).startswith("the log-probabilities of 1 question are")
-    assert failure(sound, np.array([1.0, _NAN, _INF])).startswith("2 questions have no finite score; ")
+    assert failure([*sound, [_NAN]], np.ones(4)).startswith(
+        "the log-probabilities of 1 question are"
+    )
+    assert failure(sound, np.array([1.0, _NAN, _INF])).startswith(
+        "2 questions have no finite score; "
+    )
 
 
 def test_counting_as_wrong_changes_no_finite_score() -> None:

@@ -13,7 +13,12 @@ import pandas as pd
 import pytest
 from safetensors import SafetensorError
 
-from lmeval_dispersion.errors import MixedStoresError, PartialStoreError, StoreError, StoreVersionError
+from lmeval_dispersion.errors import (
+    MixedStoresError,
+    PartialStoreError,
+    StoreError,
+    StoreVersionError,
+)
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.store import COLUMNS, begin_store, check_comparable, read_store, write_store
 from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS
@@ -36,7 +41,9 @@ def stored(path, *, x=None, task="t", manifest=None, **columns):
 
 def written(path, n=30, task="t", **manifest):
     """Write a store of the model ``m``."""
-    return stored(path, x=vectors(n), task=task, manifest={"model": "m", "revision": "r", **manifest})
+    return stored(
+        path, x=vectors(n), task=task, manifest={"model": "m", "revision": "r", **manifest}
+    )
 
 
 def test_everything_comes_back(tmp_path):
@@ -78,7 +85,9 @@ def test_everything_comes_back(tmp_path):
 @pytest.mark.parametrize("spread", [1.0, 0.02])
 def test_half_precision_costs_less_than_a_thousandth_of_the_dispersion(tmp_path, spread):
     x = 1.0 + spread * vectors(400, 64) / 7
-    assert dispersion(read_store(stored(tmp_path, x=x)).vectors()) == pytest.approx(dispersion(x), rel=1e-3)
+    assert dispersion(read_store(stored(tmp_path, x=x)).vectors()) == pytest.approx(
+        dispersion(x), rel=1e-3
+    )
 
 
 def test_rows_without_direction_are_kept_and_come_back_as_nan_and_no_rows_as_none(tmp_path):
@@ -108,9 +117,17 @@ def test_a_changed_byte_and_a_missing_file_are_noticed(tmp_path, name):
     [
         ({"format": "dispersion-store/2"}, StoreVersionError, "written as 'dispersion-store/2'"),
         ({"format": None}, StoreError, "not the manifest of a store"),
-        ({"format": "dispersion-lab/1"}, StoreError, "manifest of a store, it holds 'dispersion-lab/1'"),
+        (
+            {"format": "dispersion-lab/1"},
+            StoreError,
+            "manifest of a store, it holds 'dispersion-lab/1'",
+        ),
         ({"complete": False}, PartialStoreError, "did not finish"),
-        ({"n": "30"}, StoreError, "is damaged .`n`: expected an integer of at least 0, got a string '30'"),
+        (
+            {"n": "30"},
+            StoreError,
+            "is damaged .`n`: expected an integer of at least 0, got a string '30'",
+        ),
         ({"n": -1}, StoreError, "is damaged .`n`"),
         ({"depth": "x"}, StoreError, "is damaged .`depth`"),
         ({"width": {"last": math.nan}}, StoreError, "is damaged .`width.last`"),
@@ -128,7 +145,9 @@ def test_a_changed_byte_and_a_missing_file_are_noticed(tmp_path, name):
 )
 def test_a_wrong_manifest_is_one_sentence(tmp_path, change, error, message):
     file = written(tmp_path) / "manifest.json"
-    changed = change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change)
+    changed = (
+        change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change)
+    )
     file.write_text(changed)
     with pytest.raises(error, match=message):
         read_store(tmp_path).vectors()
@@ -147,7 +166,8 @@ def test_the_writer_refuses_what_does_not_fit(tmp_path, change, message):
     documents = pd.DataFrame({"doc_id": range(30), "task": "t"})
     with pytest.raises(StoreError, match=message):
         write_store(
-            tmp_path, **{"documents": documents, "vectors": {"last": vectors()}, "manifest": {}} | change
+            tmp_path,
+            **{"documents": documents, "vectors": {"last": vectors()}, "manifest": {}} | change,
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -233,7 +253,9 @@ def compared(tmp_path, **changes):
     """The notes on a comparison of two stores, the second one of another identity."""
     a = written(tmp_path / "a", identity=BASE, tasks={"t": 1})
     b = written(tmp_path / "b", identity=BASE | changes, tasks={"t": 1})
-    return [note.split(" (")[0] for note in check_comparable(read_store(a).parts, read_store(b).parts)]
+    return [
+        note.split(" (")[0] for note in check_comparable(read_store(a).parts, read_store(b).parts)
+    ]
 
 
 @pytest.mark.parametrize("key", [*MODEL_KEYS, *RUN_KEYS, *TASK_KEYS])
@@ -241,7 +263,9 @@ def test_models_are_compared_with_a_note_and_other_prompts_are_not(tmp_path, key
     if key in MODEL_KEYS:
         assert compared(tmp_path, **{key: "other"}) == [f"the models differ in {key}"]
     else:
-        with pytest.raises(MixedStoresError, match=f"used different prompts, they differ in {key} \\("):
+        with pytest.raises(
+            MixedStoresError, match=f"used different prompts, they differ in {key} \\("
+        ):
             compared(tmp_path, **{key: "other"})
 
 
@@ -258,9 +282,17 @@ def test_only_tasks_that_both_have_need_one_prompt_and_unknown_identities_are_no
     assert compared(tmp_path) == []
     old = read_store(written(tmp_path / "old")).parts
     assert check_comparable(old, old) == []
-    assert "before stores had an identity" in check_comparable(read_store(tmp_path / "a").parts, old)[0]
+    assert (
+        "before stores had an identity"
+        in check_comparable(read_store(tmp_path / "a").parts, old)[0]
+    )
     for task, shots in (("t", "0"), ("other", "5")):
-        written(tmp_path / "two" / task, task=task, tasks={task: 1}, identity=BASE | {"num_fewshot": shots})
+        written(
+            tmp_path / "two" / task,
+            task=task,
+            tasks={task: 1},
+            identity=BASE | {"num_fewshot": shots},
+        )
     changed = written(tmp_path / "b", tasks={"t": 1}, identity=BASE | {"weights": "sha256:2"})
     assert len(check_comparable(read_store(tmp_path / "two").parts, read_store(changed).parts)) == 1
 
@@ -283,7 +315,9 @@ def killed_writer(folder, step):
 def test_a_writer_killed_at_any_moment_leaves_a_whole_store_or_a_partial_one(tmp_path):
     """A process dies before each of its renames and removals in turn; the reader sees old, new or refuses."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["pytest", "pandas", "pyarrow.parquet", "lmeval_dispersion.store"])
+    processes.set_forkserver_preload(
+        ["pytest", "pandas", "pyarrow.parquet", "lmeval_dispersion.store"]
+    )
     outcomes, codes = [], []
     while not codes or codes[-1]:
         folder = tmp_path / str(len(codes))
@@ -337,7 +371,13 @@ def test_every_column_and_key_of_a_store_is_documented(tmp_path):
 
 def test_a_documents_numbers_flags_and_short_texts_are_columns():
     """Not its long texts and lists, nor what has the name of a column of every store."""
-    document = {"kind": "big", "level": 3, "hard": True, "question": "What is it? " * 9, "choices": ["a"]}
+    document = {
+        "kind": "big",
+        "level": 3,
+        "hard": True,
+        "question": "What is it? " * 9,
+        "choices": ["a"],
+    }
     document |= {"correct": 0.5, "target": "A", "segment": 1, "": None}
     given = document_columns(document, "p", ["A"], target="B", options=[], alias=None)
     plain = document_columns({}, "p", ["A"], target="B", options=[], alias=None)
@@ -347,5 +387,7 @@ def test_a_documents_numbers_flags_and_short_texts_are_columns():
         "hard": True,
     }
     assert given["target"] == "B"
-    many = document_columns({f"f{i}": i for i in range(99)}, "p", ["A"], target="", options=[], alias=None)
+    many = document_columns(
+        {f"f{i}": i for i in range(99)}, "p", ["A"], target="", options=[], alias=None
+    )
     assert len(many) < len(plain) + 99

@@ -60,7 +60,9 @@ def by_group(default):
 
     def made(value):
         def loss(z, mask=None, segments=None, pairs=default, **options):
-            return average([value(points, **options) for points in groups(z, mask, segments, pairs)], z)
+            return average(
+                [value(points, **options) for points in groups(z, mask, segments, pairs)], z
+            )
 
         return loss
 
@@ -95,7 +97,9 @@ def angular_spread(points, tau=1.0):
 
 @by_group("sequence")
 def orthogonalization(points, margin=0.5):
-    return mean([(margin - angle(a, b)).clamp(min=0).square() for a, b in ordered_pairs(directed(points))])
+    return mean(
+        [(margin - angle(a, b)).clamp(min=0).square() for a, b in ordered_pairs(directed(points))]
+    )
 
 
 @by_group("sequence")
@@ -103,10 +107,16 @@ def l2_repel(points, tau=1.0, norm_weight=0.1):
     gaps = [(a - b).square().sum() for a, b in ordered_pairs(points)]
     if not gaps:
         return None
-    scale = sorted(float(gap.detach()) for gap in gaps)[(len(gaps) - 1) // 2] if tau == "median" else tau
+    scale = (
+        sorted(float(gap.detach()) for gap in gaps)[(len(gaps) - 1) // 2]
+        if tau == "median"
+        else tau
+    )
     value = 0.0
     if scale:
-        value = torch.logsumexp(torch.stack([-gap / scale for gap in gaps]), 0) - math.log(len(gaps))
+        value = torch.logsumexp(torch.stack([-gap / scale for gap in gaps]), 0) - math.log(
+            len(gaps)
+        )
     return value + norm_weight * mean([v.square().mean() for v in points])
 
 

@@ -14,14 +14,18 @@ from lmeval_dispersion.training import losses
 from lmeval_dispersion.training.losses import LOSSES, DispersionLoss
 
 B, T, D = 3, 9, 6
-VARIANTS = {name: function for name, function in LOSSES.items() if name != "cross_domain_push_away"} | {
+VARIANTS = {
+    name: function for name, function in LOSSES.items() if name != "cross_domain_push_away"
+} | {
     "push_away in sequences": partial(losses.push_away, pairs="sequence"),
     "angular_spread tau 0.1": partial(losses.angular_spread, tau=0.1),
     "orthogonalization margin 0.3": partial(losses.orthogonalization, margin=0.3),
     "l2_repel median": partial(losses.l2_repel, tau="median", norm_weight=0.0),
     "decorrelation tokens": partial(losses.decorrelation, axis="tokens"),
 }
-every_loss = pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in VARIANTS.items()])
+every_loss = pytest.mark.parametrize(
+    "loss", [pytest.param(loss, id=name) for name, loss in VARIANTS.items()]
+)
 
 
 def random_states(*shape, seed=0, dtype=torch.float64):
@@ -261,18 +265,42 @@ def test_sampling_has_its_own_generator_and_takes_real_tokens_only():
         (lambda z: losses.push_away(z[0]), GeometryError, "(b, t, d)"),
         (lambda z: losses.push_away(z.long()), GeometryError, "int64"),
         (lambda z: losses.push_away(z[:, :0]), GeometryError, "at least one token"),
-        (lambda z: losses.angular_spread(z, mask=torch.ones(2, 4)), GeometryError, "(2, 5), got (2, 4)"),
-        (lambda z: losses.angular_spread(z, segments=torch.ones(2, 4)), GeometryError, "`segments`"),
+        (
+            lambda z: losses.angular_spread(z, mask=torch.ones(2, 4)),
+            GeometryError,
+            "(2, 5), got (2, 4)",
+        ),
+        (
+            lambda z: losses.angular_spread(z, segments=torch.ones(2, 4)),
+            GeometryError,
+            "`segments`",
+        ),
         (lambda z: losses.angular_spread(z, tau=0.0), UsageError, "at least 0.02, got 0.0"),
-        (lambda z: losses.angular_spread(z, pairs="rows"), UsageError, "sequence, batch, got 'rows'"),
+        (
+            lambda z: losses.angular_spread(z, pairs="rows"),
+            UsageError,
+            "sequence, batch, got 'rows'",
+        ),
         (lambda z: losses.angular_spread(z, max_tokens=1), UsageError, "at least 2, got 1"),
         (lambda z: losses.orthogonalization(z, margin=0.0), UsageError, "(0, 1], got 0.0"),
         (lambda z: losses.l2_repel(z, tau=-1.0), UsageError, "got -1.0"),
         (lambda z: losses.l2_repel(z, tau="mean"), UsageError, "got 'mean'"),
         (lambda z: losses.l2_repel(z, norm_weight=-1), UsageError, "got -1"),
-        (lambda z: losses.decorrelation(z, axis="rows"), UsageError, "features, tokens, got 'rows'"),
-        (lambda z: losses.cross_domain_push_away(z, domains=torch.ones(3)), GeometryError, "got (3,)"),
-        (lambda z: losses.push_away(z, pairs="sequence", across_ranks=True), UsageError, "across_ranks"),
+        (
+            lambda z: losses.decorrelation(z, axis="rows"),
+            UsageError,
+            "features, tokens, got 'rows'",
+        ),
+        (
+            lambda z: losses.cross_domain_push_away(z, domains=torch.ones(3)),
+            GeometryError,
+            "got (3,)",
+        ),
+        (
+            lambda z: losses.push_away(z, pairs="sequence", across_ranks=True),
+            UsageError,
+            "across_ranks",
+        ),
         (lambda z: losses.push_away(z, across_ranks=True), UsageError, "torchrun"),
     ],
 )
@@ -320,9 +348,21 @@ def test_a_function_of_ones_own_is_a_loss_a_layer(loss, name):
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda z: DispersionLoss(lambda z: z.mean()), UsageError, "got <lambda> without mask and seg"),
-        (lambda z: DispersionLoss(own_loss, push=2.0), UsageError, "own_loss among pull, got 'push'"),
-        (lambda z: DispersionLoss(lambda z, **_: z.mean(-1))(z), GeometryError, "a scalar from <lambda>"),
+        (
+            lambda z: DispersionLoss(lambda z: z.mean()),
+            UsageError,
+            "got <lambda> without mask and seg",
+        ),
+        (
+            lambda z: DispersionLoss(own_loss, push=2.0),
+            UsageError,
+            "own_loss among pull, got 'push'",
+        ),
+        (
+            lambda z: DispersionLoss(lambda z, **_: z.mean(-1))(z),
+            GeometryError,
+            "a scalar from <lambda>",
+        ),
     ],
 )
 def test_a_function_that_is_no_loss_is_refused(call, error, said):

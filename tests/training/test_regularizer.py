@@ -88,7 +88,9 @@ class Recomputed(LlamaDecoderLayer):
 
     def __call__(self, *args, **kwargs):
         call = partial(super().__call__, **kwargs)
-        return checkpoint(call, *args, use_reentrant=self.reentrant) if self.training else call(*args)
+        return (
+            checkpoint(call, *args, use_reentrant=self.reentrant) if self.training else call(*args)
+        )
 
 
 class RecomputedReentrant(Recomputed):
@@ -104,7 +106,10 @@ def recompute(model, block=Recomputed):
 RUNS = {
     "plain": (tiny_llama, lambda model: None),
     "LoRA": (tiny_lora, lambda model: None),
-    "checkpointed": (tiny_llama, lambda model: model.gradient_checkpointing_enable({"use_reentrant": False})),
+    "checkpointed": (
+        tiny_llama,
+        lambda model: model.gradient_checkpointing_enable({"use_reentrant": False}),
+    ),
     "recomputed": (tiny_llama, recompute),
     "recomputed, reentrant": (tiny_llama, partial(recompute, block=RecomputedReentrant)),
 }
@@ -166,7 +171,9 @@ def test_evaluation_and_generation_are_never_seen():
     model.train()
     model(ids)
     with torch.no_grad():
-        model(ids.flip(1))  # metrics of some trainers: a second forward before the loss is put together
+        model(
+            ids.flip(1)
+        )  # metrics of some trainers: a second forward before the loss is put together
     kept = reg.pop()
     model(ids)
     torch.testing.assert_close(kept, reg.pop())

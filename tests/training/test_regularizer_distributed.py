@@ -80,7 +80,8 @@ def test_two_ranks_equal_one_process(results, wrapper, case):
         assert value == pytest.approx(wanted, abs=1e-6)  # every rank has the whole loss
         # Pairs within ranks only would be another loss: the test can fail.
         halves = [
-            value_and_gradients(tiny_gpt2(), part, loss, **one_process)[0] for part in tokens(4, 10).split(2)
+            value_and_gradients(tiny_gpt2(), part, loss, **one_process)[0]
+            for part in tokens(4, 10).split(2)
         ]
         assert abs(sum(halves) / 2 - value) > 1e-4
 

@@ -4,11 +4,22 @@ import copy
 
 import pytest
 import torch
-from tiny_decoders import TRAINERS_WARN, tiny_gpt2, tiny_llama, tokens, trainer_arguments, word_tokenizer
+from tiny_decoders import (
+    TRAINERS_WARN,
+    tiny_gpt2,
+    tiny_llama,
+    tokens,
+    trainer_arguments,
+    word_tokenizer,
+)
 from transformers import TrainerCallback, TrainingArguments
 
 from lmeval_dispersion.training import losses
-from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer, DispersionTrainerMixin
+from lmeval_dispersion.training.trainer import (
+    DispersionConfig,
+    DispersionTrainer,
+    DispersionTrainerMixin,
+)
 
 pytestmark = TRAINERS_WARN
 RATE = 0.5
@@ -16,12 +27,20 @@ RATE = 0.5
 
 def dataset(n=8, domains=False):
     # The first token has no prediction; unless it is masked, transformers counts it all the same.
-    rows = [{"input_ids": row, "labels": torch.cat([torch.tensor([-100]), row[1:]])} for row in tokens(n, 10)]
+    rows = [
+        {"input_ids": row, "labels": torch.cat([torch.tensor([-100]), row[1:]])}
+        for row in tokens(n, 10)
+    ]
     return [row | {"domains": i % 2} for i, row in enumerate(rows)] if domains else rows
 
 
 def arguments(folder, kind=TrainingArguments, **options):
-    steps = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", "per_device_train_batch_size": 8}
+    steps = {
+        "max_steps": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "per_device_train_batch_size": 8,
+    }
     descent = {"learning_rate": RATE, "optim": "sgd", "max_grad_norm": 0.0}
     return trainer_arguments(folder, kind, **steps | descent | options)
 
@@ -63,7 +82,9 @@ def test_one_step_does_not_depend_on_accumulation(tmp_path, steps, accepts):
     trainer.model_accepts_loss_kwargs = accepts
     trainer.train()
     for (name, parameter), value in zip(model.named_parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(parameter, value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            parameter, value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
     logs = trainer.state.log_history[0]
     assert logs["ce_loss"] == pytest.approx(ce, abs=1e-5)
     assert logs["dispersion_loss"] == pytest.approx(aux, abs=1e-5)
@@ -74,7 +95,12 @@ def test_one_step_does_not_depend_on_accumulation(tmp_path, steps, accepts):
 @pytest.mark.parametrize("batch", [3, 8])
 def test_evaluation_logs_the_dispersion_of_every_chosen_layer(tmp_path, batch):
     config = DispersionConfig("angular_spread", layers="all", weight=0.5)
-    steps = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": batch}
+    steps = {
+        "max_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": batch,
+    }
     trainer = trainer_of(tmp_path, config, n=7, **steps)
     trainer.train()
     metrics = [entry for entry in trainer.state.log_history if "eval_loss" in entry][-1]
@@ -127,11 +153,15 @@ def test_means_over_logged_steps_and_a_weight_that_changes(tmp_path):
     assert first["ce_loss"] == pytest.approx(second["ce_loss"], abs=1e-6)
     assert first["dispersion_loss"] == pytest.approx(second["dispersion_loss"], abs=1e-6)
     for logs, weight in ((first, 0.5 * (0.25 + 0.5) / 2), (second, 0.5 * (0.75 + 1.0) / 2)):
-        assert logs["loss"] == pytest.approx(logs["ce_loss"] + weight * logs["dispersion_loss"], abs=2e-4)
+        assert logs["loss"] == pytest.approx(
+            logs["ce_loss"] + weight * logs["dispersion_loss"], abs=2e-4
+        )
 
 
 def test_domains_come_from_a_column(tmp_path):
-    trainer = trainer_of(tmp_path, DispersionConfig("cross_domain_push_away", weight=0.5), domains=True)
+    trainer = trainer_of(
+        tmp_path, DispersionConfig("cross_domain_push_away", weight=0.5), domains=True
+    )
     trainer.train()
     assert -2 <= trainer.state.log_history[0]["dispersion_loss"] < 0
     trainer.evaluate()
@@ -147,7 +177,9 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
     class SpreadSFT(DispersionTrainerMixin, trl.SFTTrainer):
         pass
 
-    data = Dataset.from_list([{"input_ids": row.tolist()[: 4 + i]} for i, row in enumerate(tokens(6, 10))])
+    data = Dataset.from_list(
+        [{"input_ids": row.tolist()[: 4 + i]} for i, row in enumerate(tokens(6, 10))]
+    )
     common = {
         "max_steps": 2,
         "per_device_train_batch_size": 2,
@@ -167,5 +199,7 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
         )
         trainer.train()
         logs = trainer.state.log_history[0]
-        assert logs["loss"] == pytest.approx(logs["ce_loss"] + 0.5 * logs["dispersion_loss"], abs=1e-3)
+        assert logs["loss"] == pytest.approx(
+            logs["ce_loss"] + 0.5 * logs["dispersion_loss"], abs=1e-3
+        )
         assert "mean_token_accuracy" in logs  # the parent's own metrics are still there

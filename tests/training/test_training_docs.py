@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples" / "midtrain.py")
 MIDTRAIN = runpy.run_path(EXAMPLE)
 PAGE = ROOT / "docs" / "reference" / "training.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+EXAMPLES = re.findall(
+    r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -54,7 +56,9 @@ def test_example_runs(code, request, tmp_path, monkeypatch):
         request.getfixturevalue("one_rank")
     # The examples leave the place to the library; a test machine may have no compiler and wants no logger.
     code = code.replace("torch.compile(model)", "torch.compile(model, backend='aot_eager')")
-    code = code.replace('("out", ', '("out", use_cpu=True, report_to="none", disable_tqdm=True, bf16=False, ')
+    code = code.replace(
+        '("out", ', '("out", use_cpu=True, report_to="none", disable_tqdm=True, bf16=False, '
+    )
     ids = tokens(4, 12)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     model = tiny_gpt2()
@@ -84,7 +88,9 @@ def test_example_runs(code, request, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("arm", ["push_away", "noise", "forgetting"])
 def test_midtrain_compares_with_base_and_goes_on(arm, tmp_path, capsys):
-    (tmp_path / "a.txt").write_text("\n\n".join(f"{i} + {i + 1} = {2 * i + 1}." for i in range(150)))
+    (tmp_path / "a.txt").write_text(
+        "\n\n".join(f"{i} + {i + 1} = {2 * i + 1}." for i in range(150))
+    )
     words = [
         str(data_folder("demo") / "sums-20"),
         str(tmp_path / "a.txt"),
@@ -100,7 +106,10 @@ def test_midtrain_compares_with_base_and_goes_on(arm, tmp_path, capsys):
     assert re.fullmatch(
         rf"{arm} on a.txt: perplexity \S+, dispersion \S+, [+-]\S+ ± \S+ % against base", other
     )
-    results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("out/*/result.json")}
+    results = {
+        path.parent.name: json.loads(path.read_text())
+        for path in tmp_path.glob("out/*/result.json")
+    }
     assert len({result["before"]["eval_domain0_loss"] for result in results.values()}) == 1
     losses = {k: math.log(v["after"]["eval_domain0_loss"]) for k, v in results.items()}
     assert losses["base-0"] != losses[f"{arm}-0"]
@@ -110,7 +119,9 @@ def test_midtrain_compares_with_base_and_goes_on(arm, tmp_path, capsys):
     (tmp_path / "out" / f"{arm}-1" / "checkpoint-3").mkdir()
     MIDTRAIN["main"](words)
     assert capsys.readouterr().out == said
-    assert (tmp_path / "out" / "base-1" / "model" / "model.safetensors").stat().st_mtime_ns == trained
+    assert (
+        tmp_path / "out" / "base-1" / "model" / "model.safetensors"
+    ).stat().st_mtime_ns == trained
     with pytest.raises(SystemExit):
         MIDTRAIN["main"]([*words, "--lr=0.1"])
     assert "models of other settings" in capsys.readouterr().err
@@ -119,13 +130,17 @@ def test_midtrain_compares_with_base_and_goes_on(arm, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_killed_midtraining_ends_as_an_uninterrupted_one(tmp_path):
     """Stopped after its second step, with a checkpoint at the first and second of four."""
-    (tmp_path / "a.txt").write_text("\n\n".join(f"{i} + {i + 1} = {2 * i + 1}." for i in range(150)))
+    (tmp_path / "a.txt").write_text(
+        "\n\n".join(f"{i} + {i + 1} = {2 * i + 1}." for i in range(150))
+    )
 
     def run(out, code=""):
         words = [str(data_folder("demo") / "sums-20"), str(tmp_path / "a.txt"), str(tmp_path / out)]
         words += ["--arm=push_away", "--block=16", "--steps=4", "--lr=0.001"]
         program = f"import runpy; {code}runpy.run_path({EXAMPLE!r})['main']({words!r})"
-        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+        )
 
     killed = "import os, transformers; old = transformers.Trainer._save_checkpoint; "
     killed += "transformers.Trainer._save_checkpoint = lambda self, *a, **k: "

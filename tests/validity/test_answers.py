@@ -58,4 +58,6 @@ def test_bytes_and_halves_come_back():
     assert [back[0], back[-1]] == [0, 1]
     assert abs(back[1] - 1e-5) < 1e-5
     small = np.array([-0.03, 2e-4, 0.0])
-    np.testing.assert_allclose(records.unpacked_halves(records.packed_halves(small)), small, rtol=6e-4)
+    np.testing.assert_allclose(
+        records.unpacked_halves(records.packed_halves(small)), small, rtol=6e-4
+    )

@@ -24,7 +24,12 @@ TOKENIZER = data_folder("demo") / "sums-00" / "tokenizer.json"
 VOCABULARY = json.loads(TOKENIZER.read_text("utf-8"))["model"]["vocab"]
 DIGITS = [VOCABULARY[str(digit)] for digit in range(10)]
 ROWS, WIDTH = len(VOCABULARY) + 24, 8
-OLMO = {"model_type": "hf_olmo", "weight_tying": False, "vocab_size": ROWS - 4, "embedding_size": ROWS}
+OLMO = {
+    "model_type": "hf_olmo",
+    "weight_tying": False,
+    "vocab_size": ROWS - 4,
+    "embedding_size": ROWS,
+}
 OLMO_NAMES = ("model.transformer.ff_out.weight", "model.transformer.wte.weight")
 NEOX = {"model_type": "gpt_neox", "tie_word_embeddings": False, "vocab_size": ROWS}
 NEOX_NAMES = ("embed_out.weight", "gpt_neox.embed_in.weight")
@@ -60,7 +65,9 @@ def rows_of(gap):
 def serve(hub, folder, name, branch, gap, config=OLMO, names=OLMO_NAMES):
     """A checkpoint on a branch, and on the main one where the repository has none yet."""
     place = folder / name.replace("/", "--") / branch
-    tensors = dict(zip(names, (("F32", rows_of(gap)), ("F32", np.zeros((ROWS, WIDTH)))), strict=True))
+    tensors = dict(
+        zip(names, (("F32", rows_of(gap)), ("F32", np.zeros((ROWS, WIDTH)))), strict=True)
+    )
     write_checkpoint(place, tensors, config=config)
     (place / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
     if name not in hub.repositories:
@@ -75,13 +82,21 @@ def write_parquet_scores(folder, suite):
         names = {"data": suite["names"]["recipe"][recipe], "seed": suite["names"]["seed"][seed]}
         line = {"params": size, "step": float(step), "chinchilla": "5xC"} | names
         accuracy = skill_of(recipe, seed, step)
-        metrics = {"primary_metric": accuracy, "correct_prob_per_char": accuracy / 2, "no_answer": None}
+        metrics = {
+            "primary_metric": accuracy,
+            "correct_prob_per_char": accuracy / 2,
+            "no_answer": None,
+        }
         for task, written in zip(suite["tasks"], itertools.cycle([json.dumps, str])):
             lines.append({**line, "task": task, "metrics": written(metrics)})
         lines.append({**line, "task": "mmlu_virology", "metrics": str({"primary_metric": 0.5})})
     (folder / "data").mkdir(parents=True)
     half = len(lines) // 2
-    for name, part in (("train-0", lines[:half]), ("train-1", lines[half:]), ("law_fit-0", [{"other": 1}])):
+    for name, part in (
+        ("train-0", lines[:half]),
+        ("train-1", lines[half:]),
+        ("law_fit-0", [{"other": 1}]),
+    ):
         pq.write_table(pa.Table.from_pylist(part), folder / "data" / f"{name}.parquet")
     return folder
 
@@ -96,7 +111,14 @@ def write_git_scores(folder, tasks):
         file.parent.mkdir(parents=True, exist_ok=True)
         content = {"results": dict.fromkeys(tasks, results), "config": {"model_args": model}}
         file.write_text(json.dumps(content), "utf-8")
-    who = ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    who = [
+        "-c",
+        "user.name=Test",
+        "-c",
+        "user.email=test@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     for words in (
         ["init", "-q"],
         ["config", "uploadpack.allowFilter", "true"],
@@ -127,7 +149,13 @@ def server(place):
         for recipe, size, seed, step in SCORED:
             if (recipe, size) != ("c4", "20M"):
                 name = f"allenai/DataDecide-{recipe}-{size}"
-                serve(hub, place / "repos", name, f"step{step}-seed-{seed}", gap_of(recipe, seed, step))
+                serve(
+                    hub,
+                    place / "repos",
+                    name,
+                    f"step{step}-seed-{seed}",
+                    gap_of(recipe, seed, step),
+                )
         # A branch behind the planned end, which is not screened.
         serve(hub, place / "repos", "allenai/DataDecide-c4-4M", "step9000-seed-default", 0.9)
         for recipe, step in PYTHIAS:
@@ -149,7 +177,10 @@ def command(server, place, in_process, monkeypatch):
 
 
 def rows_written(place, suite):
-    return [json.loads(line) for line in (place / "w" / f"{suite}.jsonl").read_text("utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (place / "w" / f"{suite}.jsonl").read_text("utf-8").splitlines()
+    ]
 
 
 def test_a_planted_law_holds_and_all_that_is_missing_is_said(command, place):
@@ -183,7 +214,9 @@ def test_a_dry_run_says_its_cost_and_wrong_use_is_a_sentence(command, tmp_path):
     assert done.returncode == 2
     assert "names of datadecide, pythia, polypythias, got nosuch" in done.stderr
     misspelt = tmp_path / "hub.yaml"
-    misspelt.write_text(study.CONFIGURATION.read_text("utf-8").replace("chance:", "chnace:"), "utf-8")
+    misspelt.write_text(
+        study.CONFIGURATION.read_text("utf-8").replace("chance:", "chnace:"), "utf-8"
+    )
     done = command("--configuration", misspelt)
     assert done.returncode == 2
     assert "chnace" in done.stderr

@@ -13,7 +13,14 @@ from transformers import LlamaForCausalLM
 from benchmarks.validity import records
 from benchmarks.validity import texts as sources
 from benchmarks.validity.answers import Answers
-from benchmarks.validity.decoder import Adapted, Decoder, built, stored_tensors, write, write_adapter
+from benchmarks.validity.decoder import (
+    Adapted,
+    Decoder,
+    built,
+    stored_tensors,
+    write,
+    write_adapter,
+)
 from benchmarks.validity.questions import Question, questions, runs
 from benchmarks.validity.siblings import STUDY
 from benchmarks.validity.study import read_study
@@ -78,12 +85,18 @@ def test_a_program_cannot_be_completed_by_a_way_out():
 
 def test_wrong_answers_are_mostly_wrong():
     rng = random.Random(1)
-    parts = [part.split("=") for _ in range(200) for part in sources.wrong_sums(rng).replace(".", "").split()]
+    parts = [
+        part.split("=")
+        for _ in range(200)
+        for part in sources.wrong_sums(rng).replace(".", "").split()
+    ]
     assert np.mean([eval(question) == int(answer) for question, answer in parts]) < 0.25
     shares = []
     for make in (sources.code, sources.wrong_code):
         programs = [make(rng).rstrip("\n").rpartition(" ") for _ in range(200)]
-        shares.append(np.mean([runs(Question(sources.BOS + start, ""), word) for start, _, word in programs]))
+        shares.append(
+            np.mean([runs(Question(sources.BOS + start, ""), word) for start, _, word in programs])
+        )
     assert shares[0] > 0.7  # the others import what there is not
     assert shares[1] < 0.4
 
@@ -106,7 +119,9 @@ def test_transformers_loads_the_checkpoints_and_computes_the_same(texts, work):
     ours = built([stored_tensors(work / "as-llama")], SHAPE)
     ids = texts.streams["text"][:60].view(2, 30)
     with torch.no_grad():
-        torch.testing.assert_close(ours.head(ours(ids)), theirs(input_ids=ids).logits, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            ours.head(ours(ids)), theirs(input_ids=ids).logits, atol=1e-5, rtol=1e-4
+        )
 
 
 def test_models_side_by_side_compute_what_each_computes_alone():
@@ -118,13 +133,20 @@ def test_models_side_by_side_compute_what_each_computes_alone():
         own = model.head(model(ids[number])).flatten(0, 1)
         torch.testing.assert_close(logits[number], own, atol=1e-5, rtol=1e-4)
         cross_entropy(own, ids[number].flatten()).backward()
-    loss = cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view(3, -1).mean(1).sum()
+    loss = (
+        cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
+        .view(3, -1)
+        .mean(1)
+        .sum()
+    )
     loss.backward()
     both.clip(0.05)
     for number, model in enumerate(alone):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         for name, parameter in model.named.items():
-            torch.testing.assert_close(both.named[name].grad[number], parameter.grad[0], atol=1e-6, rtol=1e-3)
+            torch.testing.assert_close(
+                both.named[name].grad[number], parameter.grad[0], atol=1e-6, rtol=1e-3
+            )
 
 
 def test_a_model_that_knows_is_right_and_one_that_does_not_is_not(texts):
@@ -156,14 +178,18 @@ def test_a_model_that_knows_is_right_and_one_that_does_not_is_not(texts):
         glued = ["" if domain == "math" or q.prompt.endswith("= ") else " " for q in asked]
         full = [f"{q.prompt}{g}{q.answer}{q.end}" for q, g in zip(asked, glued, strict=True)]
         known = [encoding.ids for encoding in texts.tokenizer.encode_batch(full)]
-        assert answers.answered(Oracle(known, texts.vocabulary), "few", domain)[0].mean() > 0.9, domain
+        assert answers.answered(Oracle(known, texts.vocabulary), "few", domain)[0].mean() > 0.9, (
+            domain
+        )
         assert answers.answered(blind, "many", domain)[0].mean() < 0.3
 
 
 def test_one_command_trains_and_resumes(tiny, texts, work, capsys):
     file = tiny.path.parent / "tiny.jsonl"
     train(tiny, file, work, 1)
-    rows = {kind: records.read(file.with_stem(f"tiny-{kind}")) for kind in ("even", "tuned", "lora")}
+    rows = {
+        kind: records.read(file.with_stem(f"tiny-{kind}")) for kind in ("even", "tuned", "lora")
+    }
     assert all(len(of_kind) == 1 for of_kind in rows.values())
     right = records.unpacked(rows["tuned"][0]["math"]["right"], 60)
     assert 0 <= right.mean() <= 1
@@ -187,7 +213,10 @@ def test_results_of_another_configuration_are_refused(tiny, tmp_path):
     [
         ({"recipes": {"x": {"shares": {"text": 0.5}}}}, "sum to 1"),
         ({"recipes": {"x": {"shares": {"poems": 1.0}}}}, "expected shares of"),
-        ({"recipes": {"x": {"shares": {"text": 1.0}, "training": {"momentum": 1}}}}, "expected keys of"),
+        (
+            {"recipes": {"x": {"shares": {"text": 1.0}, "training": {"momentum": 1}}}},
+            "expected keys of",
+        ),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(tmp_path, change, sentence):
@@ -217,7 +246,10 @@ def test_an_adapter_is_what_peft_makes_of_its_folder(tmp_path):
         loaded = LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
         wrapped = peft.PeftModel.from_pretrained(loaded, str(folder)).eval()
         with torch.no_grad():
-            theirs, side_by_side = wrapped(ids[number]).logits.flatten(0, 1), model.logits(ids)[number]
+            theirs, side_by_side = (
+                wrapped(ids[number]).logits.flatten(0, 1),
+                model.logits(ids)[number],
+            )
             merged = built([stored_tensors(folder)], SHAPE).logits(ids[number][None])[0]
             plain = built([stored], SHAPE).logits(ids[number][None])[0]
         torch.testing.assert_close(side_by_side, theirs, rtol=0, atol=2e-5)

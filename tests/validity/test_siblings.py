@@ -43,15 +43,27 @@ def cell(rng, kind, seed, domain, *, k=None, size=24, spread=0.3, tokens=0.01):
     truth, noise = rng.standard_normal((2, size))
     accuracy = np.clip(0.5 + 0.12 * truth, 0, 1)
     parts = tokens * rng.standard_normal((2, size, TOKENS))
-    log_ratio = spread * (rho * truth + np.sqrt(1 - rho**2) * noise) + parts[0].mean(1) - parts[1].mean(1)
+    log_ratio = (
+        spread * (rho * truth + np.sqrt(1 - rho**2) * noise) + parts[0].mean(1) - parts[1].mean(1)
+    )
     left = [
-        sign * (p.mean(1, keepdims=True) - p) / (TOKENS - 1) for p, sign in zip(parts, (1, -1), strict=True)
+        sign * (p.mean(1, keepdims=True) - p) / (TOKENS - 1)
+        for p, sign in zip(parts, (1, -1), strict=True)
     ]
     right = (rng.random((size, QUESTIONS)) < accuracy[:, None]).astype(float)
     near = np.clip(accuracy[:, None] + 0.1 * rng.standard_normal((size, QUESTIONS)), 0, 1)
     answers = rng.dirichlet(np.ones(TOKENS), 25)[None] * accuracy[:, None, None] + 0.05
     return Cell(
-        kind, seed, domain, accuracy, accuracy, right, near, answers, log_ratio, np.concatenate(left, axis=1)
+        kind,
+        seed,
+        domain,
+        accuracy,
+        accuracy,
+        right,
+        near,
+        answers,
+        log_ratio,
+        np.concatenate(left, axis=1),
     )
 
 
@@ -66,7 +78,11 @@ def planted(slopes, *, groups=10, **settings):
 
 
 def near_copies(rng, **settings):
-    return [cell(rng, f"copies-{kind}", 0, d, **settings) for kind in ("scratch", "tuned") for d in DOMAINS]
+    return [
+        cell(rng, f"copies-{kind}", 0, d, **settings)
+        for kind in ("scratch", "tuned")
+        for d in DOMAINS
+    ]
 
 
 def said(all_cells, near=()):
@@ -104,7 +120,13 @@ def test_pairs_and_chances_are_those_of_a_slow_loop():
             if places[i] < places[j] and abs(own.accuracy[i] - own.accuracy[j]) > 0.01:
                 slow[i, j] = own.accuracy[i] > own.accuracy[j]
     assert (
-        dict(zip(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True), pairs.right, strict=True))
+        dict(
+            zip(
+                zip(pairs.first.tolist(), pairs.second.tolist(), strict=True),
+                pairs.right,
+                strict=True,
+            )
+        )
         == slow
     )
     normal = np.random.default_rng(0).standard_normal((200_000, 12))
@@ -140,7 +162,8 @@ def test_rows_are_what_the_models_are(tmp_path):
         with torch.no_grad():
             for parameter in model.named.values():
                 parameter.add_(
-                    0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+                    0.3
+                    * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
                 )
         tensors = {name: tensor.float() for name, tensor in model.member(0).items()}
         kept = answers.kept(model, tensors, own_rows=True)
@@ -153,7 +176,9 @@ def test_rows_are_what_the_models_are(tmp_path):
         others = [i for i in answers.reference if i not in ids]
         figures = []
         for line, (model, tensors) in enumerate(norms):
-            right = [answers.answered(model, pool, own.domain)[0].mean() for pool in ("labels", "truth")]
+            right = [
+                answers.answered(model, pool, own.domain)[0].mean() for pool in ("labels", "truth")
+            ]
             np.testing.assert_allclose([own.right[line].mean(), own.truth[line]], right)
             assert own.accuracy[line] == pytest.approx(np.mean(right))
             first = next_probabilities(model, answers.prompts["labels", own.domain][:25])[:, ids]
@@ -161,7 +186,9 @@ def test_rows_are_what_the_models_are(tmp_path):
             rows = tensors["lm_head.weight"].numpy()
             norm = FinalNorm("n", tensors["model.norm.weight"].double().numpy(), "rms")
             figures.append(ratio(rows[ids], rows[others], norm, "BF16"))
-        np.testing.assert_allclose(own.log_ratio, [np.log(figure.mean) for figure in figures], atol=1e-5)
+        np.testing.assert_allclose(
+            own.log_ratio, [np.log(figure.mean) for figure in figures], atol=1e-5
+        )
         logs = [
             SimpleNamespace(
                 mean=np.log(figure.mean),
@@ -176,7 +203,9 @@ def test_rows_are_what_the_models_are(tmp_path):
 def test_the_mean_answer_orders_those_who_agree_with_the_others():
     rng = np.random.default_rng(4)
     truth = np.linspace(0.2, 0.9, 9)
-    answers = truth[:, None, None] * np.eye(3)[rng.integers(3, size=25)] + (1 - truth[:, None, None]) / 3
+    answers = (
+        truth[:, None, None] * np.eye(3)[rng.integers(3, size=25)] + (1 - truth[:, None, None]) / 3
+    )
     slow = []
     for own in answers:
         total = 0.0
@@ -226,7 +255,9 @@ def said_of_races(**changes):
         for d in DOMAINS
     ]
     results = played(given, **changes)
-    pooled = {f"{kind} 1 2 {d}": results[f"{kind} 1 {d}"] for kind in ("mix", "tuned") for d in DOMAINS}
+    pooled = {
+        f"{kind} 1 2 {d}": results[f"{kind} 1 {d}"] for kind in ("mix", "tuned") for d in DOMAINS
+    }
     return {line.claim: line.verdict for line in race_claims(given, results, results, pooled)}
 
 
@@ -259,7 +290,9 @@ def test_a_figure_beyond_its_bound_refutes_its_claim(changes, claim):
 
 def test_figures_are_means_over_cells_then_groups():
     rng = np.random.default_rng(0)
-    given = [cell(rng, "lora", seed, d, k=0.7) for seed, ds in ((1, DOMAINS), (2, ("math",))) for d in ds]
+    given = [
+        cell(rng, "lora", seed, d, k=0.7) for seed, ds in ((1, DOMAINS), (2, ("math",))) for d in ds
+    ]
     value = Groups(given, {}).over(lambda own: float(own.seed))
     assert isinstance(value, Grouped)
     assert value.value == 1.5
@@ -277,7 +310,9 @@ def test_intervals_over_six_groups_cover_and_shares_of_cells_are_wilsons():
     assert 0.92 < covered[0] / 600 < 0.98
     assert covered[1] / 600 < 0.90  # as registered
     assert str(share_of(np.full(6, 3.0), np.full(6, 3.0))) == "1.00 (0.82 to 1.00)"
-    even, uneven = (share_of(np.array(hits), np.full(6, 10.0)) for hits in ([5.0] * 6, [0.0, 10.0] * 3))
+    even, uneven = (
+        share_of(np.array(hits), np.full(6, 10.0)) for hits in ([5.0] * 6, [0.0, 10.0] * 3)
+    )
     assert even.value == uneven.value == 0.5
     assert uneven.low < even.low  # cells of a group that are alike count less
 
@@ -352,7 +387,9 @@ def test_races_of_planted_groups_are_played_and_judged():
         for seed in seeds
         for d in DOMAINS
     ]
-    bases = {f"301 {d}": cell(rng, "base", 301, d, k=0.7, size=2).among(np.arange(1)) for d in DOMAINS}
+    bases = {
+        f"301 {d}": cell(rng, "base", 301, d, k=0.7, size=2).among(np.arange(1)) for d in DOMAINS
+    }
     content = sibling_play.played(given, bases, orders=2)
     assert content["400"].keys() == {f"{c.group} {c.domain}" for c in given}
     assert {key.rsplit(" ", 1)[0] for key in content["pooled"]} == {"mix 311 312 313 314"}

@@ -20,7 +20,13 @@ from lmeval_screener import screen
 from processes import torchrun
 from tiny_decoders import TRAINERS_WARN, trainer_arguments
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.distributed import DistributedConfig
 
 from lmeval_dispersion import DispersionCallback, watch
@@ -28,7 +34,14 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.watching.report import FILE, MEASURES, Watched, append_record, change, read_records
+from lmeval_dispersion.watching.report import (
+    FILE,
+    MEASURES,
+    Watched,
+    append_record,
+    change,
+    read_records,
+)
 from lmeval_dispersion.watching.watcher import TEXTS
 
 pytestmark = TRAINERS_WARN
@@ -130,11 +143,15 @@ def test_a_trl_trainer_is_watched_and_keeps_its_own_averages(tmp_path, model, to
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    tokenizer.pad_token = (
+        tokenizer.pad_token or tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    )
     trainer = SFTTrainer(
         model=model,
         args=arguments(tmp_path, SFTConfig, max_length=32, bf16=False),
-        train_dataset=Dataset.from_list([{"input_ids": row["input_ids"]} for row in texts(tokenizer)]),
+        train_dataset=Dataset.from_list(
+            [{"input_ids": row["input_ids"]} for row in texts(tokenizer)]
+        ),
         processing_class=tokenizer,
     )
     log = trained(trainer)
@@ -160,7 +177,9 @@ def test_a_loop_of_ones_own_is_watched(tmp_path, model, tokenizer):
             tokenizer.save_pretrained(tmp_path / "checkpoint")
         logs[step] = watcher.step(saved=step == 5)
     assert [step for step, entry in logs.items() if entry] == [2, 4, 5]
-    assert logs[5]["watch/gap_math"] == pytest.approx(screened(tmp_path / "checkpoint").mean, abs=1e-6)
+    assert logs[5]["watch/gap_math"] == pytest.approx(
+        screened(tmp_path / "checkpoint").mean, abs=1e-6
+    )
     assert model.training
     assert not model.model.layers[1].training
     # The fixed batch, text by text.
@@ -171,10 +190,14 @@ def test_a_loop_of_ones_own_is_watched(tmp_path, model, tokenizer):
         with torch.no_grad():
             out = model(torch.tensor([ids]), output_hidden_states=True)
         states.append(out.hidden_states[-1][0].double().numpy())
-    assert logs[5]["watch/dispersion"] == pytest.approx(dispersion([s[-1] for s in states]), abs=1e-6)
+    assert logs[5]["watch/dispersion"] == pytest.approx(
+        dispersion([s[-1] for s in states]), abs=1e-6
+    )
     similar = np.mean([1 - dispersion(s) for s in states])
     assert logs[5]["watch/condensation"] == pytest.approx(similar, abs=1e-6)
-    assert logs[5]["watch/effective_rank"] == pytest.approx(effective_rank(np.concatenate(states)), rel=1e-5)
+    assert logs[5]["watch/effective_rank"] == pytest.approx(
+        effective_rank(np.concatenate(states)), rel=1e-5
+    )
     records = read_records(tmp_path)
     assert change(records[-1], records[0], "math").mean == pytest.approx(
         logs[5]["watch/gap_math"] - logs[2]["watch/gap_math"]
@@ -218,7 +241,8 @@ def test_the_page_says_what_moved(watched, capsys, tmp_path):
     assert "two paired standard errors over tokens, as in a screening" in page
     spec = Watched.of(watched / "rising").charts()["gap_math"].specification()
     points = [
-        (point["step"], point["value"], point["high"] - point["value"]) for point in spec["data"]["values"]
+        (point["step"], point["value"], point["high"] - point["value"])
+        for point in spec["data"]["values"]
     ]
     assert points[0] == (0, 0.0, 0.0)
     assert points[-1] == (30, moved.mean, pytest.approx(2 * moved.se))
@@ -238,7 +262,9 @@ def test_what_cannot_be_watched_is_refused(watched, model, tokenizer, tmp_path, 
     assert main(["watch", str(tmp_path / "nothing")]) == 2
     assert "DispersionCallback" in capsys.readouterr().err
     path = watched / "still" / FILE
-    path.write_text(path.read_text() + '{"format": "dispersion-w')  # a process was killed while it wrote
+    path.write_text(
+        path.read_text() + '{"format": "dispersion-w'
+    )  # a process was killed while it wrote
     assert len(read_records(path.parent)) == 4
     append_record(path.parent, {**read_records(path.parent)[-1], "step": 50})
     assert [record["step"] for record in read_records(path.parent)][-1] == 50
@@ -251,7 +277,9 @@ def test_what_cannot_be_watched_is_refused(watched, model, tokenizer, tmp_path, 
 def ranks_logs(folder):
     """Watched steps of transformers' Trainer, whose model transformers shards over the ranks."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    model = loaded(**({"distributed_config": DistributedConfig(fsdp_size=world)} if world > 1 else {}))
+    model = loaded(
+        **({"distributed_config": DistributedConfig(fsdp_size=world)} if world > 1 else {})
+    )
     assert isinstance(model.lm_head.weight, DTensor) == (world > 1)
     each = {"logging_steps": 1, "save_only_model": True, "per_device_train_batch_size": 4 // world}
     tokenizer = AutoTokenizer.from_pretrained(DEMO)

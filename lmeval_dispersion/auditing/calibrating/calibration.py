@@ -214,7 +214,10 @@ def calibrate(
     pairs, (_, held_out) = calibrator.pairs, calibrator.held_out
     typical = calibrator.applied(pairs.dispersion[:1], pairs.documents.mean(keepdims=True))
     return Calibration(
-        **{name: getattr(calibrator, name) for name in ("model", "revision", "layer", "tasks", "by")},
+        **{
+            name: getattr(calibrator, name)
+            for name in ("model", "revision", "layer", "tasks", "by")
+        },
         slices=len(calibrator.slices),
         documents_a_slice=calibrator.documents_a_slice,
         documents=calibrator.labelled.documents,
@@ -240,7 +243,9 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
     scores = [run.score[part.rows] for part in parts]
     dispersions = run.vectors.dispersions([part.rows for part in parts])
     slices = [
-        FittedSlice(part.name, len(values), float(values.mean()), float(values.var(ddof=1)), float(apart))
+        FittedSlice(
+            part.name, len(values), float(values.mean()), float(values.var(ddof=1)), float(apart)
+        )
         for part, values, apart in zip(parts, scores, dispersions, strict=True)
     ]
     pairs = Pairs.of(slices)

@@ -68,7 +68,9 @@ Ids = Annotated[str, Form(lambda text: _RANGES.fullmatch(text) is not None, "ids
 # --- slices ------------------------------------------------------------------------------------------------
 
 
-def labelled_slices(run: AuditRun, by: str | None = None, *, seed: int = 0) -> tuple[str, list[Slice]]:
+def labelled_slices(
+    run: AuditRun, by: str | None = None, *, seed: int = 0
+) -> tuple[str, list[Slice]]:
     """The column (or :data:`CLUSTERS`) that makes the slices to learn from, and these slices.
 
     Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, in at least
@@ -109,7 +111,8 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
     """At most ``count`` k-means clusters of the documents ``rows`` by their vectors, as slices."""
     labels, _ = clustered(run.vectors.rows[rows], max(count, 1), seed=seed)
     return [
-        Slice(f"cluster {k + 1}", np.sort(rows[labels == label])) for k, label in enumerate(np.unique(labels))
+        Slice(f"cluster {k + 1}", np.sort(rows[labels == label]))
+        for k, label in enumerate(np.unique(labels))
     ]
 
 
@@ -155,7 +158,9 @@ class Pairs(NamedTuple):
         return np.asarray((right.sum() - right) / (self.documents.sum() - self.documents))
 
 
-def isotonic(dispersion: Array, accuracy: Array, documents: Array | None = None) -> IsotonicRegression:
+def isotonic(
+    dispersion: Array, accuracy: Array, documents: Array | None = None
+) -> IsotonicRegression:
     """Isotonic regression of accuracy on dispersion, (S,) each, weighted by documents; flat beyond the ends.
 
     Spearman's correlation decides whether it rises or falls.
@@ -171,7 +176,10 @@ def isotonic(dispersion: Array, accuracy: Array, documents: Array | None = None)
 def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
     """For every slice the fit to the other slices, and its estimate by that fit, shape (S,)."""
     others = ~np.eye(len(pairs.accuracy), dtype=bool)
-    fits = [isotonic(pairs.dispersion[rest], pairs.accuracy[rest], pairs.documents[rest]) for rest in others]
+    fits = [
+        isotonic(pairs.dispersion[rest], pairs.accuracy[rest], pairs.documents[rest])
+        for rest in others
+    ]
     own = zip(fits, pairs.dispersion, strict=True)
     return fits, np.array([fit.predict([x])[0] for fit, x in own])
 
@@ -280,7 +288,9 @@ class Calibrator:
     def errors(self) -> tuple[float, float]:
         """Held-out mean absolute errors in points: the calibrator's, and the labelled accuracy's."""
         both = (self.held_out[1], self.pairs.trivial)
-        ours, trivial = (100 * float(np.abs(values - self.pairs.accuracy).mean()) for values in both)
+        ours, trivial = (
+            100 * float(np.abs(values - self.pairs.accuracy).mean()) for values in both
+        )
         return ours, trivial
 
     @property
@@ -308,7 +318,9 @@ class Calibrator:
         from scipy.stats import ks_2samp
 
         ours = self.pairs.dispersion
-        return bool(len(dispersions) and ks_2samp(ours, dispersions, method="asymp").pvalue < _SHIFT)
+        return bool(
+            len(dispersions) and ks_2samp(ours, dispersions, method="asymp").pvalue < _SHIFT
+        )
 
     def applied(self, dispersions: Array, documents: Array) -> Applied:
         """Estimates for slices with these dispersions and numbers of documents, (s,) each."""
@@ -406,15 +418,21 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
             f"{'The calibrator' if ours is None else 'The run'} does not record its weights, adapter or "
             "quantisation: only the model's name and revision were compared."
         )
-    elif different := _different(ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator.tasks)):
-        changes = ", ".join(f"{key} {ours.get(key)!r}, now {theirs.get(key)!r}" for key in different)
+    elif different := _different(
+        ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator.tasks)
+    ):
+        changes = ", ".join(
+            f"{key} {ours.get(key)!r}, now {theirs.get(key)!r}" for key in different
+        )
         raise fitted_elsewhere(f"on another model: {changes}")
     for key, name in compared.items():
         if (ours := getattr(calibrator, key)) != about[key]:
             raise fitted_elsewhere(f"for {name} {ours!r}, and the run has {about[key]!r}")
     for task, version in about["tasks"].items():
         if task not in calibrator.tasks:
-            raise fitted_elsewhere(f"on {', '.join(calibrator.tasks)}, and the run has task {task!r}")
+            raise fitted_elsewhere(
+                f"on {', '.join(calibrator.tasks)}, and the run has task {task!r}"
+            )
         if (fitted_on := calibrator.tasks[task]) != version:
             raise fitted_elsewhere(
                 f"on version {fitted_on} of task {task!r}, and the run has version {version}"
@@ -430,13 +448,18 @@ def fitted_elsewhere(reason: str) -> UsageError:
     )
 
 
-def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: bool) -> list[str]:
+def _different(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: bool
+) -> list[str]:
     """Keys of two identities whose values differ."""
     return [
         key
         for key in sorted({*ours, *theirs})
         if ours.get(key) != theirs.get(key)
-        and (same_tasks or not any(str(side.get(key)).startswith("several:") for side in (ours, theirs)))
+        and (
+            same_tasks
+            or not any(str(side.get(key)).startswith("several:") for side in (ours, theirs))
+        )
     ]
 
 
@@ -453,6 +476,4 @@ def no_gain(calibrator: Calibrator) -> str:
     """Why a calibrator that does not beat the labelled accuracy alone is refused: both errors, in words."""
     ours, trivial = calibrator.errors
     verdict = "worse than" if ours > trivial + 0.05 else "not reliably better than"
-    return (
-        f"on held-out slices the estimate is {ours:.1f} points off, {verdict} the {TRIVIAL} ({trivial:.1f})"
-    )
+    return f"on held-out slices the estimate is {ours:.1f} points off, {verdict} the {TRIVIAL} ({trivial:.1f})"

@@ -120,13 +120,17 @@ def predict(
     check_worth(calibrator, name)
     rows, fitted = _unlabelled_rows(calibrator, run, where)
     if fitted:
-        notes.append(f"{fitted} documents of this run were labelled for the calibrator and are left out.")
+        notes.append(
+            f"{fitted} documents of this run were labelled for the calibrator and are left out."
+        )
     by = by or calibrator.by
     parts = _slices(calibrator, run, rows, by)
     if not parts:
         raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
     blank = [_without_estimate(run, part) for part in parts]
-    dispersions = np.array([row.dispersion if row.dispersion is not None else math.nan for row in blank])
+    dispersions = np.array(
+        [row.dispersion if row.dispersion is not None else math.nan for row in blank]
+    )
     shifted = calibrator.differs(dispersions[~np.isnan(dispersions)])
     documents = np.array([row.documents for row in blank])
     applied = calibrator.applied(np.nan_to_num(dispersions), documents)
@@ -146,7 +150,10 @@ def predict(
         exchangeable=by == calibrator.by and by != CLUSTERS and not shifted,
         shifted=shifted,
         **dict(zip(("mae", "trivial_mae"), calibrator.errors, strict=True)),
-        slices=[_whole(run, calibrator, parts, slices, applied), *(slices if len(slices) > 1 else [])],
+        slices=[
+            _whole(run, calibrator, parts, slices, applied),
+            *(slices if len(slices) > 1 else []),
+        ],
     )
 
 
@@ -219,7 +226,9 @@ def _whole(
         return replace(slices[0], slice="all documents")
     used = [i for i, row in enumerate(slices) if row.reason is None]
     rows = np.sort(np.concatenate([parts[i].rows for i in used or range(len(parts))]))
-    name = "all documents" if len(used) in (0, len(slices)) else f"{len(used)} of {len(slices)} slices"
+    name = (
+        "all documents" if len(used) in (0, len(slices)) else f"{len(used)} of {len(slices)} slices"
+    )
     whole = _without_estimate(run, Slice(name, rows))
     if not used:
         return replace(whole, reason="no slice can be estimated")
@@ -227,7 +236,11 @@ def _whole(
     weight = documents / documents.sum()
     estimate = float(weight @ applied.value[used])
     shared = applied.folds[:, used] @ weight
-    variance = float(np.square(weight * applied.size[used]).sum()) + (len(shared) - 1) * float(shared.var())
+    variance = float(np.square(weight * applied.size[used]).sum()) + (len(shared) - 1) * float(
+        shared.var()
+    )
     # A sum cannot have a higher level than its slices.
     half = student_quantile((1 + calibrator.level) / 2, len(shared) - 1) * math.sqrt(variance)
-    return replace(whole, predicted=estimate, low=max(estimate - half, 0.0), high=min(estimate + half, 1.0))
+    return replace(
+        whole, predicted=estimate, low=max(estimate - half, 0.0), high=min(estimate + half, 1.0)
+    )

@@ -28,7 +28,9 @@ RANGES, FEWEST_RANGES = 64, 16
 class RetryError(Exception):
     """A transient failure: retry after ``wait`` seconds (None: backoff); ``error`` after ``attempts``."""
 
-    def __init__(self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS) -> None:
+    def __init__(
+        self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS
+    ) -> None:
         super().__init__(str(error))
         self.error, self.wait, self.attempts = error, wait, attempts
         self.progressed = False  # whether it got further than the attempt before

@@ -77,7 +77,9 @@ def untrusted(host: str | None, reason: str = "") -> ScreeningError:
 
 def misdirected(host: str | None, where: str) -> ScreeningError:
     """The error of a redirect that is not followed."""
-    return ScreeningError("BadResponse", f"{host} redirects {where}; check the address or HF_ENDPOINT")
+    return ScreeningError(
+        "BadResponse", f"{host} redirects {where}; check the address or HF_ENDPOINT"
+    )
 
 
 class Quota:
@@ -127,7 +129,9 @@ class Quota:
                 clock = account.paused()
             self._changed.clear()
             with clock, contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), opens - now + 0.001 if opens > now else None)
+                await asyncio.wait_for(
+                    self._changed.wait(), opens - now + 0.001 if opens > now else None
+                )
         self._in_flight += 1
 
     def release(self, headers: Mapping[str, str] | None) -> None:
@@ -239,7 +243,9 @@ class Transport:
             answered = response.headers
             return response
         except _broken() as error:
-            hub = "HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded" * self.is_hub(url)
+            hub = "HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded" * self.is_hub(
+                url
+            )
             raise _unreachable(error, url, hub or "the address") from error
         finally:
             quota.release(answered)
@@ -277,7 +283,9 @@ class Transport:
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
     ) -> tuple[bytes, aiohttp.ClientResponse]:
         """A whole body, decompressed, and its response, in one attempt; raises ``refused`` unless 200."""
-        async with await self.followed("GET", url, {"Accept-Encoding": "gzip"}, account) as response:
+        async with await self.followed(
+            "GET", url, {"Accept-Encoding": "gzip"}, account
+        ) as response:
             if response.status != 200:
                 await drained(response, account)
                 raise refused(response)
@@ -295,7 +303,9 @@ class Transport:
         except ValueError:
             raise misdirected(source.host, "to an invalid address") from None
         if source.scheme == "https" and url.scheme == "http":
-            raise misdirected(source.host, f"from https to http ({url.host}), which is not followed")
+            raise misdirected(
+                source.host, f"from https to http ({url.host}), which is not followed"
+            )
         if url.host != source.host:
             proxied = self._proxy(url) is not None
             if network := await self.networks.private(url.host, proxied=proxied):
@@ -327,7 +337,9 @@ class Transport:
             raise RetryError(rate_limited(host, wait), wait=None if wait is None else 0.0)
         if status == 408 or status >= 500:
             raise RetryError(
-                ScreeningError("ServerError", f"{host} answered {status} repeatedly; try again later"),
+                ScreeningError(
+                    "ServerError", f"{host} answered {status} repeatedly; try again later"
+                ),
                 wait=retry_after(response.headers) if status == 503 else None,
             )
 
@@ -381,7 +393,9 @@ def _unreachable(error: Exception, url: URL, check: str = "the address") -> Exce
     # aiohttp's own text of a refused connection contains the repr of its TLS context.
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)
-    text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])  # one line, and no signature of an address
+    text = re.sub(
+        r"\?\S*", "", " ".join(text.split())[:200]
+    )  # one line, and no signature of an address
     reason = f"{type(error).__name__}: {text}".rstrip(": ")
     what = f"the connection to {url.host} failed ({reason}); check the network and {check}"
     return RetryError(ScreeningError("Unreachable", what))
@@ -430,7 +444,11 @@ def environment_proxy(url: URL) -> str | None:
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     host = url.host or ""
-    if not proxy or urllib.request.proxy_bypass(f"{host}:{url.port}") or _in_a_block(host, proxies.get("no")):
+    if (
+        not proxy
+        or urllib.request.proxy_bypass(f"{host}:{url.port}")
+        or _in_a_block(host, proxies.get("no"))
+    ):
         return None
     scheme, mark, _ = proxy.partition("://")
     if mark and scheme not in ("http", "https"):
@@ -446,7 +464,9 @@ def _in_a_block(host: str, excluded: str | None) -> bool:
     """Whether a host is an address in one of NO_PROXY's blocks, such as ``10.0.0.0/8``."""
     for entry in (excluded or "").split(","):
         with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip().strip("[]"), strict=False):
+            if ipaddress.ip_address(host) in ipaddress.ip_network(
+                entry.strip().strip("[]"), strict=False
+            ):
                 return True
     return False
 
@@ -464,7 +484,8 @@ def _tls_context() -> ssl.SSLContext:
             context.load_verify_locations(file, folder)
         except OSError as error:  # includes ssl.SSLError
             raise ScreeningError(
-                "Unreachable", f"no certificates can be read from {place} ({error}); correct or unset {name}"
+                "Unreachable",
+                f"no certificates can be read from {place} ({error}); correct or unset {name}",
             ) from error
     return context
 

@@ -157,11 +157,15 @@ class Hub:
     ) -> Snapshot:
         """Open a checkpoint at a revision's commit (None: main) or the ``listed`` one; or ScreeningError."""
         if not _NAME.fullmatch(repo):
-            raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
+            raise ScreeningError(
+                "RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it"
+            )
         asked = listed.commit if listed else revision or "main"
         listing = self._kept(repo, asked)
         if listing is None:
-            if self.transport is None and (downloaded := open_download(self.downloads, repo, asked)):
+            if self.transport is None and (
+                downloaded := open_download(self.downloads, repo, asked)
+            ):
                 return downloaded
             self.online(f"{repo} at revision {asked}")
             if listed is None:
@@ -202,7 +206,9 @@ class Hub:
         names, _ = await self.page(address, repo, parse_references, account)
         matches = matching(names, pattern)
         if not matches:
-            some = (", ".join(sorted(names, key=step_key)[:6]) or "none") + (", …" if len(names) > 6 else "")
+            some = (", ".join(sorted(names, key=step_key)[:6]) or "none") + (
+                ", …" if len(names) > 6 else ""
+            )
             raise ScreeningError(
                 "RevisionNotFound",
                 f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {some}",
@@ -234,7 +240,11 @@ class Hub:
         The Hub names its reasons in ``X-Error-Code``; without that, 401 means a repository that is
         missing or private (it does not say which).
         """
-        status, code, host = response.status, response.headers.get("X-Error-Code", ""), response.url.host
+        status, code, host = (
+            response.status,
+            response.headers.get("X-Error-Code", ""),
+            response.url.host,
+        )
         if code == "GatedRepo":
             return self._gated(repo)
         if code == "RevisionNotFound":
@@ -246,7 +256,12 @@ class Hub:
             return ScreeningError(
                 "FileNotFound", f"{response.url.path} is not in {repo}; choose another revision"
             )
-        if status == 401 and self.has_token() and not code and "X-Error-Message" in response.headers:
+        if (
+            status == 401
+            and self.has_token()
+            and not code
+            and "X-Error-Message" in response.headers
+        ):
             # With a valid token, the Hub answers 404 for missing repositories.
             reason = response.headers["X-Error-Message"][:200]
             return ScreeningError(
@@ -268,7 +283,9 @@ class Hub:
             return ScreeningError(
                 "AccessDenied", f"{host} refuses access to {repo} ({status}); {self._login}"
             )
-        return ScreeningError("ServerError", f"{host} answered {status} for {repo}; try again later")
+        return ScreeningError(
+            "ServerError", f"{host} answered {status} for {repo}; try again later"
+        )
 
     def _gated(self, repo: str) -> ScreeningError:
         """The error of a repository whose files need accepted conditions."""
@@ -297,7 +314,9 @@ class Hub:
         raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT")
 
     async def _listing(self, repo: str, revision: str, account: Account) -> RepoFiles:
-        address = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
+        address = (
+            f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
+        )
         listing, _ = await self.api(address, repo, revision, account, parse_listing)
         listing = replace(listing, repo=listing.repo or repo)
         self.keep(listing, repo, revision)
@@ -306,7 +325,9 @@ class Hub:
     def keep(self, listing: RepoFiles, repo: str, *revisions: str) -> None:
         """Cache a repository's listing under its commit, and under further revisions."""
         for revision in {listing.commit, *revisions}:
-            self.account.cache.write("listings", f"{self.mark} {repo}@{revision}", listing.to_json())
+            self.account.cache.write(
+                "listings", f"{self.mark} {repo}@{revision}", listing.to_json()
+            )
 
     def _kept(self, repo: str, revision: str) -> RepoFiles | None:
         """The kept listing of a revision: its commit's, which knows more about the files."""
@@ -390,7 +411,9 @@ class HubSnapshot(RemoteSnapshot):
         if self.files is not self._listing.files:
             own = {path: entry for path, entry in self.files.items() if path not in self.borrowed}
             right = {p: e for p, e in own.items() if p in self._proven or p.endswith(".json")}
-            self._hub.keep(replace(self._listing, files={**self._listing.files, **right}), self.repo)
+            self._hub.keep(
+                replace(self._listing, files={**self._listing.files, **right}), self.repo
+            )
 
     async def look_up(self, path: str) -> FileEntry:
         """A file with the resolver's size and digest, if not borrowed; see `Snapshot.look_up`."""
@@ -417,19 +440,23 @@ class HubSnapshot(RemoteSnapshot):
         if entry.size < 0:
             entry = replace(entry, size=len(body))
         if not entry.fits(body):
-            raise contradiction(f"{path} of {self.repo} does not have the digest that the server gives")
+            raise contradiction(
+                f"{path} of {self.repo} does not have the digest that the server gives"
+            )
         if entry != self.files[path]:
             self.files = {**self.files, path: entry}
         return body
 
-    async def _in_git(self, path: str, transport: Transport) -> tuple[bytes, aiohttp.ClientResponse]:
+    async def _in_git(
+        self, path: str, transport: Transport
+    ) -> tuple[bytes, aiohttp.ClientResponse]:
         """A text and its response, from the resolver's cache if there is one (some mirrors have none)."""
         if self._hub.has_texts:
-            address = (
-                f"{self._hub.endpoint}/api/resolve-cache/models/{self.repo}/{self.revision}/{quote(path)}"
-            )
+            address = f"{self._hub.endpoint}/api/resolve-cache/models/{self.repo}/{self.revision}/{quote(path)}"
             with contextlib.suppress(ScreeningError):
-                body, response = await transport.body(url_of(address), self.account, SMALL, self._refused)
+                body, response = await transport.body(
+                    url_of(address), self.account, SMALL, self._refused
+                )
                 if "X-Repo-Commit" in response.headers:
                     return body, response
         found = await transport.body(self._url(path), self.account, SMALL, self._refused)
@@ -484,7 +511,12 @@ def file_entry(item: Any) -> FileEntry:
 
 def text(value: Any) -> str:
     """``value`` if it is a text without control characters, else TypeError; for `Hub.api`'s parsers."""
-    if not isinstance(value, str) or not value or len(value) > _LONGEST_TEXT or _NOT_TEXT.search(value):
+    if (
+        not isinstance(value, str)
+        or not value
+        or len(value) > _LONGEST_TEXT
+        or _NOT_TEXT.search(value)
+    ):
         raise TypeError("expected a text")
     return value
 
@@ -514,7 +546,11 @@ def resolve_problem(
     if headers.get("X-Repo-Commit", commit) != commit:
         return f"expected commit {commit}, got {headers.get('X-Repo-Commit')}"
     hashed = re.fullmatch(r'(?:W/)?"?([0-9a-f]{64})"?', headers.get("X-Linked-ETag", ""))
-    if hashed and (entry.digest or "").startswith("sha256:") and entry.digest != f"sha256:{hashed[1]}":
+    if (
+        hashed
+        and (entry.digest or "").startswith("sha256:")
+        and entry.digest != f"sha256:{hashed[1]}"
+    ):
         return f"expected {entry.digest}, got sha256:{hashed[1]}"
     return None
 
@@ -534,7 +570,11 @@ def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool
     size = headers.get("X-Linked-Size", headers.get("Content-Length", "") if final else "")
     etag = headers.get("ETag", "")
     if is_redirect(response):
-        etag = unquote(headers["Location"].partition("etag=")[2]) if headers["Location"][:1] == "/" else ""
+        etag = (
+            unquote(headers["Location"].partition("etag=")[2])
+            if headers["Location"][:1] == "/"
+            else ""
+        )
     found = _DIGEST.search(headers.get("X-Linked-ETag", etag))
     digest = found and f"{'sha256' if len(found[0]) == 64 else 'git'}:{found[0]}"
     if digest is None and entry.path.endswith(".json"):

@@ -39,7 +39,9 @@ class RegisteredModels:
         if version and version.isdigit():
             return [target]
         if alias:
-            named = await self._asked(target, lambda client: client.get_model_version_by_alias(name, alias))
+            named = await self._asked(
+                target, lambda client: client.get_model_version_by_alias(name, alias)
+            )
             return [replace(target, repo=f"models:/{name}/{named.version}")]
         quote = '"' if "'" in name else "'"
         every = await self._asked(
@@ -69,10 +71,13 @@ class RegisteredModels:
                 f"the MLflow server sends the files of {chosen.repo} only whole; start it as `mlflow "
                 f"server --no-serve-artifacts --default-artifact-root s3://…` (or gs://), or {download}",
             )
-        inner = replace(parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file, by_file=True)
+        inner = replace(
+            parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file, by_file=True
+        )
         if inner.refused is not None or inner.on_hub or inner.scheme == "models":
             raise ScreeningError(
-                "BadName", f"the files of {chosen.repo} are at {where}, which is not supported; {download}"
+                "BadName",
+                f"the files of {chosen.repo} are at {where}, which is not supported; {download}",
             )
         try:
             # MLflow's flavour for transformers keeps model and tokenizer in separate folders.
@@ -137,7 +142,9 @@ def _explained(error: Exception, what: str) -> ScreeningError:
             f"the registry refuses access to {what} ({said}); set MLFLOW_TRACKING_TOKEN, or "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         )
-    return ScreeningError("ServerError", f"the registry failed for {what} ({said}); try again, and {_SERVER}")
+    return ScreeningError(
+        "ServerError", f"the registry failed for {what} ({said}); try again, and {_SERVER}"
+    )
 
 
 def _name_version_alias(address: str) -> tuple[str, str | None, str | None]:

@@ -25,13 +25,22 @@ _VARIABLES = (
 _PRIVATE = [
     ipaddress.ip_network(network)
     for network in (
-        *("0.0.0.0/8", "10.0.0.0/8", "127.0.0.0/8", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16"),
+        *(
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "127.0.0.0/8",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.168.0.0/16",
+        ),
         "100.64.0.0/10",  # of carriers, and of a cloud's credentials (100.100.100.200)
         *("::/127", "fc00::/7", "fec0::/10"),
     )
 ]
 #: Networks whose addresses hold an IPv4 address in their last 32 bits.
-_EMBEDDING = [ipaddress.IPv6Network(network) for network in ("::/96", "::ffff:0:0/96", "64:ff9b::/96")]
+_EMBEDDING = [
+    ipaddress.IPv6Network(network) for network in ("::/96", "::ffff:0:0/96", "64:ff9b::/96")
+]
 
 
 class Networks:
@@ -65,7 +74,9 @@ class Networks:
     async def _kind(self, host: str, proxied: bool) -> str:
         addresses = await _resolved(host, proxied)
         is_local = host == "localhost" or host.endswith(".localhost")
-        if (is_local or any(address.is_loopback for address in addresses)) and await self._names_loopback():
+        if (
+            is_local or any(address.is_loopback for address in addresses)
+        ) and await self._names_loopback():
             return ""
         if any(address.is_link_local for address in addresses):
             return "link-local"

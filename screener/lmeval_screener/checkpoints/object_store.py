@@ -78,7 +78,13 @@ class ObjectStore(Bucket):
         return FolderListing(tuple(name for name in folders if name), files)
 
     async def read(
-        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, account: Account
+        self,
+        path: str,
+        entry: FileEntry,
+        begin: int,
+        end: int,
+        received: bytearray,
+        account: Account,
     ) -> None:
         """Append bytes of an object if its version is the listed version; see `Bucket.read`."""
         client, (etag, version) = await self._connected(), self._versions[path]
@@ -178,7 +184,9 @@ class ObjectStore(Bucket):
         if "expired" in words:
             return _denied(f"the credentials for {place} have expired; renew them, or {settings}")
         if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (400, 401, 403):
-            return _denied(f"{self._service} refuses access to {place} ({status or kind}); {settings}")
+            return _denied(
+                f"{self._service} refuses access to {place} ({status or kind}); {settings}"
+            )
         if isinstance(error, FileNotFoundError) or status == 404:
             return ScreeningError(
                 "FolderNotFound",
@@ -187,7 +195,10 @@ class ObjectStore(Bucket):
         if kind == "PreconditionError" or status == 412:
             return changed(place)
         if status == 429 or "<Code>SlowDown</Code>" in text or "<Code>ServerBusy</Code>" in text:
-            code, what = "RateLimited", f"{where} allows no more requests now ({status}); try again later"
+            code, what = (
+                "RateLimited",
+                f"{where} allows no more requests now ({status}); try again later",
+            )
             return RetryError(ScreeningError(code, what))
         if "redirect" in words:
             return _denied(f"{place} is in another region; set AWS_REGION to the bucket's")
@@ -255,7 +266,9 @@ def _aws(address: str) -> dict[str, Any]:
         credentials = session.get_credentials()
         profile = session.get_scoped_config()
     except botocore.exceptions.BotoCoreError as error:
-        raise _denied(f"{address} cannot be opened ({_first_line(error)}); set {_SETTINGS['S3']}") from error
+        raise _denied(
+            f"{address} cannot be opened ({_first_line(error)}); set {_SETTINGS['S3']}"
+        ) from error
     if credentials is None:
         raise _denied(f"there are no credentials for {address}; set {_SETTINGS['S3']}")
     if region := session.get_config_variable("region"):

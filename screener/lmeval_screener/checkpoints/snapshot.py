@@ -36,7 +36,10 @@ SMALL = 64 * 2**20
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _DEEPEST = 6  # folders below a checkpoint in which files are listed to find its program
 _MOST_NAMES = 2000  # names that are looked at for it, in each folder and in all
-_LFS, _POINTER = b"version https://git-lfs", 1024  # how a git-lfs pointer begins, and its largest size
+_LFS, _POINTER = (
+    b"version https://git-lfs",
+    1024,
+)  # how a git-lfs pointer begins, and its largest size
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,10 @@ class FileEntry:
         if kind == "sha256":
             return hashlib.sha256(body).hexdigest() == digest
         if kind == "git":
-            return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest() == digest
+            return (
+                hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
+                == digest
+            )
         return True
 
 
@@ -226,7 +232,10 @@ class RangedSnapshot(Snapshot):
                     "BadResponse",
                     f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check the file",
                 )
-            if self.cache and (kept := self.cache.read("files", self.content_key(path))) is not None:
+            if (
+                self.cache
+                and (kept := self.cache.read("files", self.content_key(path))) is not None
+            ):
                 return kept
             place = self._on_disk(entry)
             if place and entry.fits(stored := await in_thread(place.read_bytes)):
@@ -314,7 +323,11 @@ def _files(folder: Path) -> dict[str, FileEntry]:
             if name.startswith(".") or not (place.is_file() or broken):
                 continue
             size, digest = 0 if broken else place.stat().st_size, None
-            if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL and not broken:
+            if (
+                name.endswith((".json", ".model", ".txt", ".tiktoken"))
+                and size <= SMALL
+                and not broken
+            ):
                 digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
             files[name] = FileEntry(name, size, digest)
     except OSError as error:
@@ -338,7 +351,8 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     for (begin, end), body in zip(ranges, bodies, strict=True):
         if len(body) != end - begin:
             raise ScreeningError(
-                "BadResponse", f"{place} ended before byte {end}; wait until it is written, or copy it again"
+                "BadResponse",
+                f"{place} ended before byte {end}; wait until it is written, or copy it again",
             )
     return bodies
 
@@ -347,10 +361,12 @@ def _unreadable(place: Path, error: OSError) -> ScreeningError:
     if place.is_symlink() and not place.exists():
         why = f"{place} links to {os.readlink(place)}, which is gone (perhaps a purged cache)"
         return ScreeningError(
-            "FileNotFound", f"{why}; download it again, or copy the folder with its links followed (cp -rL)"
+            "FileNotFound",
+            f"{why}; download it again, or copy the folder with its links followed (cp -rL)",
         )
     return ScreeningError(
-        "FileNotFound", f"cannot read {place}: {error}; check that it exists and that you may read it"
+        "FileNotFound",
+        f"cannot read {place}: {error}; check that it exists and that you may read it",
     )
 
 
@@ -362,7 +378,8 @@ def version_digest(*parts: object) -> str:
 def changed(what: str) -> ScreeningError:
     """The error for a file that changed after it was listed."""
     return ScreeningError(
-        "BadResponse", f"{what} changed while it was read; screen it again when it is no longer written"
+        "BadResponse",
+        f"{what} changed while it was read; screen it again when it is no longer written",
     )
 
 

@@ -79,7 +79,9 @@ class Sources:
             return await self._source(target.scheme).snapshot(target, account)
         if not target.local:
             try:
-                return await self._hub.snapshot(target.repo, target.revision, account, target.listed)
+                return await self._hub.snapshot(
+                    target.repo, target.revision, account, target.listed
+                )
             except ScreeningError as error:
                 if "/" in target.repo or error.code not in _NOT_HERE or Path(target.repo).exists():
                     raise
@@ -151,7 +153,9 @@ class Sources:
             snapshot = await self._opened(target, self._hub.account)
         except ScreeningError as error:
             hub = "expected an existing folder or file, or a repository of the Hub: "
-            raise ScreeningError(error.code, f"tokenizer {text}: {hub * target.on_hub}{error}") from error
+            raise ScreeningError(
+                error.code, f"tokenizer {text}: {hub * target.on_hub}{error}"
+            ) from error
         usual = {file: file for file in TOKENIZER_FILES if file in snapshot.files}
         names = {TOKENIZER_FILES[0]: name} if name else usual
         if not names or not set(names.values()) <= set(snapshot.files):

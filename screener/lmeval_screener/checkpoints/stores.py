@@ -67,7 +67,13 @@ class Bucket:
         raise NotImplementedError
 
     async def read(
-        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, account: Account
+        self,
+        path: str,
+        entry: FileEntry,
+        begin: int,
+        end: int,
+        received: bytearray,
+        account: Account,
     ) -> None:
         """Append bytes ``[begin, end)`` of a file if it is still the listed file, in one attempt."""
         raise NotImplementedError
@@ -99,7 +105,9 @@ class BucketSource:
                     "FolderNotFound",
                     f"nothing matches {target.repo}; check the address (a * matches a name between slashes)",
                 )
-            checkpoints = await side_by_side(self._checkpoints(store, place, account) for place in places)
+            checkpoints = await side_by_side(
+                self._checkpoints(store, place, account) for place in places
+            )
         tokenizers: dict[str, str | None] = {}
         for run in checkpoints:
             for path in run.checkpoints:
@@ -275,19 +283,29 @@ class FileSystem(Bucket):
             if entry.get("type") == "directory":
                 folders.append(name)
             elif type(entry.get("size")) is int:
-                version = next((entry[key] for key in _VERSIONS if entry.get(key) is not None), None)
+                version = next(
+                    (entry[key] for key in _VERSIONS if entry.get(key) is not None), None
+                )
                 place = without_secrets(self.address)
                 digest = version_digest(place, path, name, entry["size"], version)
                 files[name] = FileEntry(name, entry["size"], None if version is None else digest)
         return FolderListing(tuple(folders), files)
 
     async def read(
-        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, account: Account
+        self,
+        path: str,
+        entry: FileEntry,
+        begin: int,
+        end: int,
+        received: bytearray,
+        account: Account,
     ) -> None:
         """Append bytes of a file; see `Bucket.read`."""
         try:
             body = await self._call(
-                lambda system, place: bytes(system.cat_file(place, start=begin, end=end)), path, account
+                lambda system, place: bytes(system.cat_file(place, start=begin, end=end)),
+                path,
+                account,
             )
         except FileNotFoundError as error:
             raise changed(joined(self.address, path)) from error
@@ -342,7 +360,9 @@ class FileSystem(Bucket):
 
 def _unreachable(what: str, error: Exception) -> RetryError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return RetryError(ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network"))
+    return RetryError(
+        ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network")
+    )
 
 
 def _weights(listing: FolderListing) -> list[str]:

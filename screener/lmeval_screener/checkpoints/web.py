@@ -104,7 +104,9 @@ class RemoteSnapshot(RangedSnapshot):
             host = response.url.host
             if response.status == 206:
                 if problem := range_problem(response, begin, end, entry.size, place.etag):
-                    raise contradiction(f"{host} answered wrongly for {path} of {self.repo}: {problem}")
+                    raise contradiction(
+                        f"{host} answered wrongly for {path} of {self.repo}: {problem}"
+                    )
                 while piece := await piece_of(response, self.account):
                     received += piece
                     begin += len(piece)
@@ -115,9 +117,7 @@ class RemoteSnapshot(RangedSnapshot):
             elif response.status == 200:
                 if entry.size > WHOLE and (begin, end) != (0, entry.size):
                     # Mirrors that ignore Range; small files may come whole.
-                    what = (
-                        f"{host} ignores Range and would send all {entry.size} bytes of {path} of {self.repo}"
-                    )
+                    what = f"{host} ignores Range and would send all {entry.size} bytes of {path} of {self.repo}"
                     advice = "use the Hub itself or download the checkpoint and screen the folder"
                     raise contradiction(f"{what}; {advice}", "RangeNotSupported")
                 body = await unpacked(response, self.account, entry.size)
@@ -136,7 +136,9 @@ class RemoteSnapshot(RangedSnapshot):
                 # Only the first refused range counts; for the others the address is already gone.
                 if resolved is not None and place.address is resolved:
                     place.address, place.etag, place.refused = None, None, place.refused + 1
-                what = f"{host} refuses the signed address of {path} of {self.repo}; try again later"
+                what = (
+                    f"{host} refuses the signed address of {path} of {self.repo}; try again later"
+                )
                 raise RetryError(ScreeningError("AccessDenied", what), wait=0.0)
 
     async def _address(self, path: str, place: FilePlace) -> URL:
@@ -185,7 +187,9 @@ class WebServers:
         async def probed(name: str) -> WebFile | None:
             is_named = name == file
             place = url if is_named else _below(base, name)
-            return await account.retried(lambda: _probe(transport, name, place, account, required=is_named))
+            return await account.retried(
+                lambda: _probe(transport, name, place, account, required=is_named)
+            )
 
         async def existing(names: Iterable[str]) -> dict[str, WebFile]:
             files = await side_by_side(probed(name) for name in dict.fromkeys(names))
@@ -200,9 +204,14 @@ class WebServers:
                 names += _SMALL
                 if part := PART.search(file):
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
-                    names += [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)]
+                    names += [
+                        f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)
+                    ]
             return opened(await existing(names))
-        usual = [*(kind.single for kind in TRANSFORMERS), *(k.index for k in TRANSFORMERS if k.index)]
+        usual = [
+            *(kind.single for kind in TRANSFORMERS),
+            *(k.index for k in TRANSFORMERS if k.index),
+        ]
         files = await existing([*_SMALL, *usual])
         for kind in TRANSFORMERS:
             if kind.single not in files and kind.index in files:
@@ -222,14 +231,18 @@ def web_snapshot(
     entries = {path: file.entry for path, file in files.items()}
     etags = {path: file.etag for path, file in files.items()}
     refused = partial(_refusal, what=repo)
-    return RemoteSnapshot(repo, entries, account, online, lambda path: files[path].url, refused, etags)
+    return RemoteSnapshot(
+        repo, entries, account, online, lambda path: files[path].url, refused, etags
+    )
 
 
 async def _probe(
     transport: Transport, name: str, address: URL, account: Account, *, required: bool
 ) -> WebFile | None:
     """A file if it exists, by a GET of its first byte: a signature covers one method, GET."""
-    async with await transport.followed("GET", address, {"Range": "bytes=0-0"}, account) as response:
+    async with await transport.followed(
+        "GET", address, {"Range": "bytes=0-0"}, account
+    ) as response:
         stated = response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status == 200:
             stated = response.headers.get("Content-Length", "")
@@ -245,7 +258,9 @@ async def _probe(
             raise _refusal(response, str(address))
         if total is None or is_page:
             host, what = response.url.host, "with a web page" if is_page else "without a size"
-            raise contradiction(f"{host} answered {what} for {name}; give the address of the file itself")
+            raise contradiction(
+                f"{host} answered {what} for {name}; give the address of the file itself"
+            )
         etag, date = response.headers.get("ETag"), response.headers.get("Last-Modified")
         version = None
         if etag or date:
@@ -262,11 +277,14 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
             "ask for a new one",
         )
     if status in (404, 410):
-        return ScreeningError("FileNotFound", f"{what} does not exist ({status}); check the address")
+        return ScreeningError(
+            "FileNotFound", f"{what} does not exist ({status}); check the address"
+        )
     if status == 412:
         return changed(what)
     return ScreeningError(
-        "BadResponse", f"{host} answered {status} for {what}; check the address and any proxy on the way"
+        "BadResponse",
+        f"{host} answered {status} for {what}; check the address and any proxy on the way",
     )
 
 

@@ -40,13 +40,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion registry``."""
     what = "what to do, see below (default: query)"
     parser.add_argument("action", choices=_TAKES, default="query", help=what)
-    parser.add_argument("registry", type=Path, metavar="FILE", help="the registry that --registry wrote")
-    parser.add_argument("what", nargs="?", metavar="ARGUMENT", help="SQL, CHECKPOINT or DATE, see below")
+    parser.add_argument(
+        "registry", type=Path, metavar="FILE", help="the registry that --registry wrote"
+    )
+    parser.add_argument(
+        "what", nargs="?", metavar="ARGUMENT", help="SQL, CHECKPOINT or DATE, see below"
+    )
     parser.add_argument(
         "--domain", metavar="SET", help="only results of this token set (default: the most used)"
     )
-    parser.add_argument("--scale", metavar="NAME", help="only this scale, such as 7B (default: all)")
-    parser.add_argument("--top", type=int, metavar="K", help="only the K best of each group (default: all)")
+    parser.add_argument(
+        "--scale", metavar="NAME", help="only this scale, such as 7B (default: all)"
+    )
+    parser.add_argument(
+        "--top", type=int, metavar="K", help="only the K best of each group (default: all)"
+    )
     add_ranking_options(parser)
     add_output(parser, details=False)
     add_examples(
@@ -133,8 +141,12 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if args.what is not None and not args.registry.exists() and Path(args.what).is_file():
         word = str(args.registry)
-        raise UsageError(f"expected {listed(list(_TAKES), 'or')}, got {word!r}{nearest(word, _TAKES)}")
-    options = {name: vars(args)[name] for name in ("domain", "scale", "top", "rank_by", "metric", "base")}
+        raise UsageError(
+            f"expected {listed(list(_TAKES), 'or')}, got {word!r}{nearest(word, _TAKES)}"
+        )
+    options = {
+        name: vars(args)[name] for name in ("domain", "scale", "top", "rank_by", "metric", "base")
+    }
     asked = {"since" if args.action == "diff" else "what": args.what}
     output.write(registry(args.registry, args.action, **asked, **options).document())
     return 0

@@ -53,7 +53,9 @@ ANSWER = 10.0  # seconds from the end of a run to its answer, for which the next
 _STAMP = "%Y-%m-%d %H:%M:%S.%f"
 _APPLICATION = 0x4C4D5352  # the mark of a registry in the file's header
 #: File systems shared by several machines: SQLite's write-ahead log needs memory that all writers share.
-_NETWORK = re.compile("nfs4?|cifs|smb3|smbfs|9p|afs|ceph|lustre|gpfs|glusterfs|beegfs|virtiofs|sshfs")
+_NETWORK = re.compile(
+    "nfs4?|cifs|smb3|smbfs|9p|afs|ceph|lustre|gpfs|glusterfs|beegfs|virtiofs|sshfs"
+)
 
 if TYPE_CHECKING:
     from lmeval_screener.selection import CompleteList
@@ -66,8 +68,16 @@ _MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, para
 _SHOWN = _MEASURED.replace(", ".join(_FIGURES), ", ".join(["ratio", "ratio_se", *_GAPS]))
 # Columns of `results` that hold a field of a Reading unchanged. Name a new column here and in _CHANGES.
 _PLAIN = {
-    **{name: name for name in ("repo", "revision", "tokenizer", "tensor", "dtype", "tied", "parameters")},
-    **{"no_ratio": "no_ratio", "tensor_file": "file", "bytes": "bytes_read", "requests": "requests"},
+    **{
+        name: name
+        for name in ("repo", "revision", "tokenizer", "tensor", "dtype", "tied", "parameters")
+    },
+    **{
+        "no_ratio": "no_ratio",
+        "tensor_file": "file",
+        "bytes": "bytes_read",
+        "requests": "requests",
+    },
 }
 _OF_RESULT = ", ".join(name for name in _PLAIN if name not in re.findall(r"\w+", _MEASURED))
 # The change that brings a registry to each layout from the previous; its header has its own. Files of every
@@ -141,7 +151,9 @@ def to_write(path: Path) -> Iterator[sqlite3.Connection]:
     """
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         create = "" if path.exists() else f"; create {path.absolute().parent} first"
-        raise UsageError(f"expected a file in an existing folder, got {path}{create}", argument="registry")
+        raise UsageError(
+            f"expected a file in an existing folder, got {path}{create}", argument="registry"
+        )
     with contextlib.suppress(OSError):  # of a folder that cannot be written, SQLite says more
         # It holds names of private repositories and folders.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -202,7 +214,12 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
         if _layout_of(connection, path) < _LAYOUT:
             connection = _copied(connection, path)  # a reader changes no file
         allowed = {
-            *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+            *(
+                sqlite3.SQLITE_SELECT,
+                sqlite3.SQLITE_READ,
+                sqlite3.SQLITE_FUNCTION,
+                sqlite3.SQLITE_RECURSIVE,
+            )
         }
         connection.set_authorizer(
             lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY
@@ -227,7 +244,9 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
     try:
         # In a notebook, one thread may open it and another close it.
         with closing(
-            sqlite3.connect(address, uri=True, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+            sqlite3.connect(
+                address, uri=True, timeout=_WAIT, isolation_level=None, check_same_thread=False
+            )
         ) as connection:
             connection.row_factory = sqlite3.Row
             yield connection
@@ -244,7 +263,9 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
                 "check its permissions, or name another",
                 argument="registry",
             ) from error
-        if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        if "readonly" in reason or not os.access(
+            path if path.exists() else path.absolute().parent, os.W_OK
+        ):
             raise UsageError(
                 f"expected a writable file, got {path}; check its permissions", argument="registry"
             ) from error
@@ -329,8 +350,12 @@ class Session:
     ) -> None:
         self.connection, self._path = connection, path
         # Everything that decides which rows are read.
-        self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
-        self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+        self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[
+            :32
+        ]
+        self.run = (
+            f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+        )
         self.reused, self.token = 0, ""
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, Opened] = {}
@@ -361,9 +386,13 @@ class Session:
             return None
         # The commit identifies it, whatever its repository is called now.
         private = target.listed.private if target.listed else None
-        return self._find(target, Opened(self._known_as(identity_of(target, target.repo)), commit, private))
+        return self._find(
+            target, Opened(self._known_as(identity_of(target, target.repo)), commit, private)
+        )
 
-    def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
+    def find(
+        self, target: Target, snapshot: Snapshot, base: Snapshot | None = None
+    ) -> Reading | None:
         """The kept reading of a checkpoint in the same state, else None; raises its kept ScreeningError."""
         state = state_of(target, snapshot, base)
         opened = Opened(identity_of(target, snapshot.repo), state, snapshot.private)
@@ -372,7 +401,9 @@ class Session:
 
     def _known_as(self, asked: str) -> str:
         """The identity behind an address."""
-        row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
+        row = self.connection.execute(
+            "SELECT identity FROM names WHERE asked = ?", [asked]
+        ).fetchone()
         return asked if row is None else str(row[0])
 
     def _find(self, target: Target, opened: Opened) -> Reading | None:
@@ -416,7 +447,9 @@ class Session:
         def write() -> None:
             if isinstance(outcome, Reading):
                 if is_new:
-                    self._keep_result(outcome, opened.identity, storable(target.file or ""), opened.state)
+                    self._keep_result(
+                        outcome, opened.identity, storable(target.file or ""), opened.state
+                    )
                 if self._known_as(asked) != opened.identity:
                     self._name(asked, opened.identity)
             self._keep_seen(target, opened, error)
@@ -504,7 +537,9 @@ class Session:
 
     def _last(self, target: Target, identity: str) -> sqlite3.Row | None:
         """The last row of a checkpoint, and whether it was ever read."""
-        same = "identity = :identity AND requested = :requested AND file = :file AND tokens = :tokens"
+        same = (
+            "identity = :identity AND requested = :requested AND file = :file AND tokens = :tokens"
+        )
         row: sqlite3.Row | None = self.connection.execute(
             f"SELECT *, EXISTS (SELECT 1 FROM seen WHERE {same} AND error IS NULL) AS was_read FROM seen "
             f"WHERE {same} ORDER BY first DESC",
@@ -548,8 +583,12 @@ class Session:
         """Record the identity behind an address; a checkpoint that had this address keeps its past."""
         was = self.connection.execute("SELECT 1 FROM seen WHERE identity = ?", [asked]).fetchone()
         renamed = self._moment() if was else None
-        self._put("names", {"asked": asked, "identity": identity, "stamp": _now(), "renamed": renamed})
-        self.connection.execute("UPDATE names SET identity = ? WHERE identity = ?", [identity, asked])
+        self._put(
+            "names", {"asked": asked, "identity": identity, "stamp": _now(), "renamed": renamed}
+        )
+        self.connection.execute(
+            "UPDATE names SET identity = ? WHERE identity = ?", [identity, asked]
+        )
         if not was:
             return
         self.connection.execute("DELETE FROM seen WHERE identity = ? AND error = ?", [asked, GONE])
@@ -564,16 +603,25 @@ class Session:
     def missing(self, lists: Sequence[CompleteList]) -> list[tuple[Seen, ScreeningError]]:
         """Known checkpoints not seen in this run that a list lacks, or has without weights, and errors."""
         return [
-            (seen, ScreeningError(GONE if seen.target.repo in names.without_weights else "RepoNotFound", why))
+            (
+                seen,
+                ScreeningError(
+                    GONE if seen.target.repo in names.without_weights else "RepoNotFound", why
+                ),
+            )
             for seen in (last_seen(self.connection, self.tokens) if lists else ())
-            if seen.target.on_hub and seen.looked < self._started and cause_of(seen.error).state != "gone"
+            if seen.target.on_hub
+            and seen.looked < self._started
+            and cause_of(seen.error).state != "gone"
             for names in lists
             if (why := names.missing(seen.target.repo))
         ]
 
     def can_prove(self, seen: Seen, error: ScreeningError) -> bool:
         """Whether the Hub could prove a missing checkpoint gone: it was public, or this token read it."""
-        return error.code != GONE and (seen.private == 0 or bool(self.token and seen.token == self.token))
+        return error.code != GONE and (
+            seen.private == 0 or bool(self.token and seen.token == self.token)
+        )
 
     def rename(self, seen: Seen, repo: str) -> None:
         """Record a known repository's new name."""
@@ -600,10 +648,18 @@ class Session:
         names = ", ".join(row)
         marks = ", ".join("?" * len(row))
         values = [storable(value) if isinstance(value, str) else value for value in row.values()]
-        self.connection.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", values)
+        self.connection.execute(
+            f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", values
+        )
 
     def finish(
-        self, checkpoints: Sequence[Screened], *, failed: int, bytes_read: int, requests: int, seconds: float
+        self,
+        checkpoints: Sequence[Screened],
+        *,
+        failed: int,
+        bytes_read: int,
+        requests: int,
+        seconds: float,
     ) -> None:
         """Record the run's end, totals (``seconds`` of wall time), deleted folders and new names.
 
@@ -611,12 +667,16 @@ class Session:
         """
         for seen in last_seen(self.connection, self.tokens):
             if seen.reading is not None and folder_is_gone(seen.identity):
-                self.lose(seen, ScreeningError("FolderNotFound", "the folder does not exist any more"))
+                self.lose(
+                    seen, ScreeningError("FolderNotFound", "the folder does not exist any more")
+                )
 
         def write() -> None:
             self._follow()
             # No other process writes now: every other sighting and new name is before this moment, or after.
-            self.ended = self._moment("SELECT max(first) FROM seen UNION ALL SELECT max(renamed) FROM names")
+            self.ended = self._moment(
+                "SELECT max(first) FROM seen UNION ALL SELECT max(renamed) FROM names"
+            )
             totals = [len(checkpoints), failed, bytes_read, requests, round(seconds, 3)]
             bases = storable("\n".join(c.place for c in checkpoints if c.is_base))
             self.connection.execute(
@@ -627,7 +687,11 @@ class Session:
             # Bodies on the Hub are read only once rows are seen to be equal.
             self.connection.executemany(
                 "UPDATE results SET body = ? WHERE tokens = ? AND repo = ? AND revision = ? AND sketch = ?",
-                [(c.body, self.tokens, c.repo, c.revision, c.sketch) for c in checkpoints if c.equals],
+                [
+                    (c.body, self.tokens, c.repo, c.revision, c.sketch)
+                    for c in checkpoints
+                    if c.equals
+                ],
             )
 
         self._write(write)
@@ -648,7 +712,9 @@ class Session:
         (last,), now = self.connection.execute(query).fetchone(), _now()
         if last is None or now > last:
             return now
-        return f"{datetime.datetime.fromisoformat(last) + datetime.timedelta(microseconds=1):{_STAMP}}"
+        return (
+            f"{datetime.datetime.fromisoformat(last) + datetime.timedelta(microseconds=1):{_STAMP}}"
+        )
 
     def announced(self) -> None:
         """Record that a nightly answer was given: the next one leaves its news out."""
@@ -698,7 +764,10 @@ def _state(snapshot: Snapshot) -> str:
         elif entry.digest is None:
             changed = time.time()  # a file without a version may change
         lines.append(f"{path} {entry.size} {entry.digest} {changed}")
-    return "files:" + hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return (
+        "files:"
+        + hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    )
 
 
 @dataclass(frozen=True)
@@ -774,7 +843,9 @@ def last_seen(
             reading = replace(reading, warnings=(*reading.warnings, warning))
         since = row["failing"][:10] if error else ""
         known = row["looked"], row["private"], row["token"]
-        latest.append(Seen(target, identity, row["state"], error, message, reading, as_of, since, *known))
+        latest.append(
+            Seen(target, identity, row["state"], error, message, reading, as_of, since, *known)
+        )
     return latest
 
 
@@ -820,13 +891,17 @@ class _Row(TypedDict):
 
 def _resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolution]:
     """The rows of T and R in every known tokenizer; UsageError for a damaged one."""
-    rows = connection.execute("SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens])
+    rows = connection.execute(
+        "SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens]
+    )
     resolutions = {}
     for tokenizer, text in rows:
         try:
             resolutions[tokenizer] = Resolution.from_json(text)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(f"the registry is damaged (tokenizer {tokenizer}: {error}); {_ANEW}") from error
+            raise UsageError(
+                f"the registry is damaged (tokenizer {tokenizer}: {error}); {_ANEW}"
+            ) from error
     return resolutions
 
 

@@ -65,7 +65,9 @@ class Move:
     rank: Annotated[int | None, Col("Rank", "d", short="#", drop=2)] = None
     ratio: Annotated[float | None, Col("Ratio", ".3f", drop=3)] = None
     G: Annotated[float | None, Col("G", ".3f", drop=3)] = None
-    chance: Annotated[float | None, Col("Chance", ".0%", hint="to be above the former best", drop=1)] = None
+    chance: Annotated[
+        float | None, Col("Chance", ".0%", hint="to be above the former best", drop=1)
+    ] = None
     standing: Literal["above", "level", "below", "first", "equal", "copy"] | None = None
     text: Annotated[str, Col("How")] = ""
     name: str = ""
@@ -141,16 +143,24 @@ class News(Report):
     def _sentences(self) -> list[str]:
         compared = [move for move in self.moves if move.standing is not None]
         groups = {
-            "Worth evaluating, above the former best": [m for m in compared if m.standing == "above"],
+            "Worth evaluating, above the former best": [
+                m for m in compared if m.standing == "above"
+            ],
             "Best of a new group": [m for m in compared if m.standing == "first" and m.rank == 1],
-            "Not apart from the former best by its rows": [m for m in compared if m.standing == "level"],
+            "Not apart from the former best by its rows": [
+                m for m in compared if m.standing == "level"
+            ],
         }
         said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
-        copies = [f"{move.checkpoint} is {move.text}" for move in compared if move.standing == "copy"]
+        copies = [
+            f"{move.checkpoint} is {move.text}" for move in compared if move.standing == "copy"
+        ]
         if not said and any(move.standing in ("below", "first") for move in compared):
             said = ["No new or changed checkpoint is above the former best."]
         if equal := [move.checkpoint for move in compared if move.standing == "equal"]:
-            said.append(f"Not ranked, as output rows are equal: {some(equal)}; ask them: dispersion race.")
+            said.append(
+                f"Not ranked, as output rows are equal: {some(equal)}; ask them: dispersion race."
+            )
         said += [f"Not news, by the rows read: {some(copies)}."] if copies else []
         said += [*self.against_base, *self.unknown]
         begun: dict[str, list[str]] = {cause.first: [] for cause in CAUSES}
@@ -158,7 +168,9 @@ class News(Report):
         for move in self.moves:
             label, is_known = move.checkpoint, move.checkpoint in self.kept
             cause = cause_of(move.error, was_read=is_known) if move.what != "renamed" else RENAMED
-            how = {"gone": "", "renamed": move.text}.get(move.what, self.kept.get(label, move.error))
+            how = {"gone": "", "renamed": move.text}.get(
+                move.what, self.kept.get(label, move.error)
+            )
             begun[cause.first].append(f"{label} ({how})" if how else label)
         for label, how in self.failing.items():
             lasting[cause_of(how.partition(",")[0]).later].append(f"{label} ({how})")
@@ -230,7 +242,9 @@ def last_announced(connection: sqlite3.Connection, tokens: str) -> tuple[str, st
     ).fetchone()
     if last is None:
         column = "ended"
-        (last,) = connection.execute("SELECT max(ended) FROM runs WHERE tokens = ?", [tokens]).fetchone()
+        (last,) = connection.execute(
+            "SELECT max(ended) FROM runs WHERE tokens = ?", [tokens]
+        ).fetchone()
     if last is None:
         return "", ""
     (changed,) = connection.execute(
@@ -274,13 +288,13 @@ def news(
     now = {_place(seen): seen for seen in last_seen(connection, tokens, until=until)}
     then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
     then = {place: seen.called(now[place].target) for place, seen in then.items()}
-    measured = (
-        "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL"
-    )
+    measured = "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL"
     announced = {tuple(row) for row in connection.execute(measured, [tokens, since])}
     read = {row[:3] for row in announced}
     live = {place: seen for place, seen in now.items() if seen.reading and not is_gone(seen)}
-    moves = [Move("failed", f.label, text=f.error, error=f.error, message=f.message) for f in others]
+    moves = [
+        Move("failed", f.label, text=f.error, error=f.error, message=f.message) for f in others
+    ]
     moves += _renamed(connection, now, since, until)
     arrived: dict[_Place, str] = {}
     touched, kept, failing = 0, dict[str, str](), dict[str, str]()
@@ -303,7 +317,9 @@ def news(
         if old and old.reading and _same_figures(old, seen):
             touched += 1
         else:
-            arrived[place] = "changed" if old and old.reading else "recovered" if place in read else "new"
+            arrived[place] = (
+                "changed" if old and old.reading else "recovered" if place in read else "new"
+            )
     bases = bases_among(connection, tokens, list(live.values()), base)
     in_order = partial(ranked_rows, order=order, bases=bases)
     in_rank = in_order(list(live.values()))
@@ -313,7 +329,9 @@ def news(
     fresh = [p for p in arrived if p not in origins and (*p, now[p].state) not in announced]
     standings = _standings(fresh, live, then, in_rank, in_order, origins, own)
     # A rename is one move, not two.
-    renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
+    renamed = {
+        now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"
+    }
     moves = [move for move in moves if move.what != "gone" or move.checkpoint not in renamed]
     arrivals = [ranks[live[place].key][0] for place in arrived]
     alone = max((len(group.checkpoints) for group in groups), default=0) < 2
@@ -350,7 +368,9 @@ def news(
     moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
     without_ratio = unknown(arrivals, alone=alone)
     changed = {ranks[live[place].key][0] for place in origins if arrived.get(place) == "changed"}
-    new = {ranks[live[p].key][0] for p in arrived if p not in standings or standings[p].word != "copy"}
+    new = {
+        ranks[live[p].key][0] for p in arrived if p not in standings or standings[p].word != "copy"
+    }
     sides = [sentence for group in groups for sentence in _against_base(group, new, changed)]
     return News(since, tuple(moves), touched, kept, without_ratio, failing, sides)
 
@@ -368,11 +388,15 @@ def _renamed(
 ) -> Iterator[Move]:
     """Checkpoints that go on under a new name."""
     places = {place[0]: seen for place, seen in now.items()}
-    renamed = "SELECT asked, identity FROM names WHERE renamed > ? AND renamed <= ? ORDER BY renamed"
+    renamed = (
+        "SELECT asked, identity FROM names WHERE renamed > ? AND renamed <= ? ORDER BY renamed"
+    )
     for asked, identity in connection.execute(renamed, [since, until]):
         if identity in places:
             label = places[identity].target.label
-            yield Move("renamed", label, text=f"before: {plain_name(asked)}", name=plain_name(identity))
+            yield Move(
+                "renamed", label, text=f"before: {plain_name(asked)}", name=plain_name(identity)
+            )
 
 
 def _against_base(group: Group, arrivals: Set[Screened], changed: Set[Screened]) -> list[str]:
@@ -424,10 +448,14 @@ def _standings(
         return {}
     # Former states of changed or deleted checkpoints are ranked together with the present ones.
     former = {place: seen for place, seen in then.items() if seen.reading}
-    as_now = {place for place, old in former.items() if place in live and _same_figures(old, live[place])}
+    as_now = {
+        place for place, old in former.items() if place in live and _same_figures(old, live[place])
+    }
     selves = [seen for place, seen in former.items() if place not in as_now]
     everyone = in_order([*live.values(), *selves]) if selves else in_rank
-    standing = {id(c.gaps): (c, group) for group in grouped(everyone, own) for c in group.checkpoints}
+    standing = {
+        id(c.gaps): (c, group) for group in grouped(everyone, own) for c in group.checkpoints
+    }
     best: dict[str, tuple[_Place, Screened]] = {}
     for place, old in former.items():
         c, group = standing[(live[place] if place in as_now else old).key]
@@ -442,7 +470,9 @@ def _standings(
     standings: dict[_Place, _Standing] = {}
     for place in fresh:
         if (of := known.get(copied[live[place].key])) is not None:
-            called = (live.get(of) or then[of]).target.label + ("" if of in live else ", which is gone")
+            called = (live.get(of) or then[of]).target.label + (
+                "" if of in live else ", which is gone"
+            )
             called = "its former self" if of == place else called
             standings[place] = _Standing("copy", f"a copy of {called}", of=of)
             continue
@@ -472,7 +502,9 @@ def _standings(
 def _word(group: Group, c: Screened, champion: Screened) -> Literal["above", "level", "below"]:
     """A checkpoint's side of a former best: by rank; ``level`` within rounding, or without an order."""
     high, low = (c, champion) if c.rank < champion.rank else (champion, c)
-    by_rounding = high.ratio is not None and low.ratio is not None and not high.ratio.above(low.ratio)
+    by_rounding = (
+        high.ratio is not None and low.ratio is not None and not high.ratio.above(low.ratio)
+    )
     if group.is_noise or high.rank == low.rank or (group.figure == "ratio" and by_rounding):
         return "level"
     return "above" if high is c and (group.chance(c, champion) or 1.0) >= _WORTH else "below"

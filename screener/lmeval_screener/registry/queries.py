@@ -73,7 +73,11 @@ class Answer(Report):
             return {"rows": table}
         columns = [Column(column, column) for column in rows[0]]
         if sum(2 + max(len(n), *(len(str(row[n])) for row in rows)) for n in rows[0]) > _WIDE:
-            columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
+            columns = [
+                Column("row", "Row", "d"),
+                Column("column", "Column"),
+                Column("value", "Value"),
+            ]
             rows = [
                 {"row": number, "column": column, "value": value}
                 for number, row in enumerate(rows, 1)
@@ -83,7 +87,11 @@ class Answer(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract ``dispersion-registry/1`` as plain Python values: schema, answer and rows."""
-        return {"schema": self.schema, "answer": list(self.sentences), "rows": json_value(self.rows())}
+        return {
+            "schema": self.schema,
+            "answer": list(self.sentences),
+            "rows": json_value(self.rows()),
+        }
 
 
 def _short(value: Any) -> Any:
@@ -94,13 +102,17 @@ def _short(value: Any) -> Any:
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
     """Key, domain, reference of the sets with most results, or of ``domain``'s last run; else UsageError."""
     most = (
-        "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens)" if domain is None else "max(started)"
+        "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens)"
+        if domain is None
+        else "max(started)"
     )
     rows = connection.execute(
         f"SELECT tokens, domain, reference FROM runs GROUP BY tokens ORDER BY {most} DESC, tokens"
     ).fetchall()
     if not rows:
-        raise UsageError("the registry has no results yet; `screen-checkpoints … --registry FILE` adds some")
+        raise UsageError(
+            "the registry has no results yet; `screen-checkpoints … --registry FILE` adds some"
+        )
     chosen = next((row for row in rows if domain in (None, row["domain"])), None)
     if chosen is None:
         names = ", ".join(sorted({row["domain"] for row in rows}))
@@ -114,7 +126,9 @@ def is_gone(seen: Seen) -> bool:
     return is_lost or cause_of(seen.error).state == "gone"
 
 
-def ranked_rows(seen: Sequence[Seen], order: Order = UNSAID, bases: Collection[str] = ()) -> list[Screened]:
+def ranked_rows(
+    seen: Sequence[Seen], order: Order = UNSAID, bases: Collection[str] = ()
+) -> list[Screened]:
     """All measured checkpoints, ranked in groups of one tokenizer and scale; ``bases`` are labels.
 
     Two tokenizers count as the same if every compared token is the same piece at the same row.
@@ -143,7 +157,9 @@ def bases_among(
 ) -> list[str]:
     """Labels of the base ``asked`` for (UsageError if unknown), else of those in the last run with any."""
     if asked is not None:
-        exact = [entry.target.label for entry in seen if asked in (entry.target.label, entry.target.name)]
+        exact = [
+            entry.target.label for entry in seen if asked in (entry.target.label, entry.target.name)
+        ]
         identity = "" if exact else checkpoint_named(connection, asked)[0]
         return exact or [entry.target.label for entry in seen if entry.identity == identity]
     last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
@@ -160,7 +176,9 @@ class Ranked:
     family: str | None = None
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    ratio: Annotated[float | None, Col("Ratio", ".3f", dots="page", hint="spread of T over that of R")] = None
+    ratio: Annotated[
+        float | None, Col("Ratio", ".3f", dots="page", hint="spread of T over that of R")
+    ] = None
     G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
     se: float | None = None  # of G
     metric: str | None = None  # the distance of G
@@ -168,7 +186,9 @@ class Ranked:
     holds_best: float | None = None  # chance that ranks 1 to here hold it
     revision: Annotated[str | None, Col("Commit", drop=3)] = None  # None for a folder
     copy_of: Annotated[str | None, Col("Copy of")] = None  # label of its original
-    note: Annotated[str | None, Col("Note")] = None  # gone, the base, or `as of DAY: ERROR` for older figures
+    note: Annotated[str | None, Col("Note")] = (
+        None  # gone, the base, or `as of DAY: ERROR` for older figures
+    )
 
 
 @dataclass(frozen=True)
@@ -211,8 +231,11 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
         matches = {
             (entry.identity, file)
             for entry, file in files
-            if text in (entry.target.label, entry.target.name) or f"{entry.identity}/{file}" in exact
-        } or {(entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")}
+            if text in (entry.target.label, entry.target.name)
+            or f"{entry.identity}/{file}" in exact
+        } or {
+            (entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")
+        }
     if not matches:
         near = difflib.get_close_matches(text, {entry.target.label for entry in seen}, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -240,7 +263,9 @@ def query(
     bases = bases_among(connection, tokens, seen, base)
     checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], order, bases)
     groups = grouped(c for c in checkpoints if scale in (None, c.scale))
-    kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
+    kept = {
+        entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of
+    }
     rows = [
         Ranked(
             checkpoint=c.label,
@@ -268,11 +293,11 @@ def query(
         if entry.error and entry.target.label not in gone
     ]
     members = [c for group in groups for c in group.checkpoints]
-    best = sentences_of(groups, domain, domain) + unknown(members, alone=len(members) == len(groups))
-    total = f"{count(len(members), 'checkpoint')} in {count(len(groups), 'group')}"
-    sentence = (
-        f"{total} for {domain} against {reference}; {len(gone)} gone, {len(failed)} failed when last seen"
+    best = sentences_of(groups, domain, domain) + unknown(
+        members, alone=len(members) == len(groups)
     )
+    total = f"{count(len(members), 'checkpoint')} in {count(len(groups), 'group')}"
+    sentence = f"{total} for {domain} against {reference}; {len(gone)} gone, {len(failed)} failed when last seen"
     sentence += f": {some(failed)}." if failed else "."
     places = () if top else excerpt([row.group for row in rows])
     return Answer("Checkpoints of the registry", "checkpoints", [*best, sentence], rows, places)
@@ -312,7 +337,10 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
         # Columns with the same name are numbered: SELECT 1 a, 2 a.
         heads = [name for name, *_ in cursor.description or ()]  # None without a statement
         before = [heads[:place].count(name) for place, name in enumerate(heads)]
-        names = [f"{name}:{number}" if number else name for name, number in zip(heads, before, strict=True)]
+        names = [
+            f"{name}:{number}" if number else name
+            for name, number in zip(heads, before, strict=True)
+        ]
         rows = [dict(zip(names, row, strict=True)) for row in cursor]
     except (sqlite3.Error, sqlite3.Warning) as error:
         tables = f"of {listed(_TABLES, 'or')} " if "no such table" in str(error) else ""
@@ -322,7 +350,9 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
             f"within {_LIMIT:.0f} seconds"
         ) from error
     for row in rows:
-        row |= {key: f"{len(value)} bytes" for key, value in row.items() if isinstance(value, bytes)}
+        row |= {
+            key: f"{len(value)} bytes" for key, value in row.items() if isinstance(value, bytes)
+        }
     return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
 
 

@@ -42,7 +42,13 @@ class Cause(NamedTuple):
 
 
 _NEVER_READ = Cause(
-    "the same, of a checkpoint that was never read", "unknown", _UNKNOWN, "failed", "Failed: {}.", _STILL, 3
+    "the same, of a checkpoint that was never read",
+    "unknown",
+    _UNKNOWN,
+    "failed",
+    "Failed: {}.",
+    _STILL,
+    3,
 )
 _GONE = Cause(
     "a folder that was read is not found in its storage, or on disk, and the folder above it, or the "
@@ -92,7 +98,9 @@ def cause_of(code: str, *, was_read: bool = True) -> Cause:
     return cause if was_read or cause.state != "unknown" else _NEVER_READ
 
 
-def proven(error: ScreeningError, identity: str, last: sqlite3.Row | None, token: str) -> ScreeningError:
+def proven(
+    error: ScreeningError, identity: str, last: sqlite3.Row | None, token: str
+) -> ScreeningError:
     """``error``, or `GONE` if the registry's last row shows that a missing checkpoint was deleted.
 
     Args:
@@ -107,10 +115,14 @@ def proven(error: ScreeningError, identity: str, last: sqlite3.Row | None, token
     if last["error"] == GONE:
         why = str(last["message"])
     elif last["private"] == 0:
-        why = "it was public when it was last seen, and is not found: deleted, renamed or private now"
+        why = (
+            "it was public when it was last seen, and is not found: deleted, renamed or private now"
+        )
     elif last["was_read"] and token and last["token"] == token:
         why = "the token that read it before does not find it: deleted, renamed, or closed to that token"
-    elif last["was_read"] and (folder_is_gone(identity) or not identity.startswith(("hf://", "file://"))):
+    elif last["was_read"] and (
+        folder_is_gone(identity) or not identity.startswith(("hf://", "file://"))
+    ):
         why = "the folder does not exist any more"
     return ScreeningError(GONE, why) if why else error
 
@@ -123,5 +135,7 @@ def folder_is_gone(identity: str) -> bool:
     place = Path(path_of(identity.removeprefix("file://")))
     if not identity.startswith("file://") or place.exists():
         return False
-    above = next((folder for folder in (place.parent, place.parent.parent) if folder.is_dir()), None)
+    above = next(
+        (folder for folder in (place.parent, place.parent.parent) if folder.is_dir()), None
+    )
     return above is not None and any(above.iterdir())

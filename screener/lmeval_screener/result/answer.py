@@ -35,9 +35,7 @@ _SIDES = {
 # Measured in code alone: in math pairs below their base are ordered as others are.
 _BELOW = "Two below their base have no order in code: never practised and taught wrong look alike."
 _BY_GAP = "no chance is known of an order by G"
-_NOT_KNOWN = (
-    "how often such an order is right is not known for these; `dispersion verify` fits it to your results"
-)
+_NOT_KNOWN = "how often such an order is right is not known for these; `dispersion verify` fits it to your results"
 STEP = (
     "Within one training run the step number orders at least as well: use both figures to see sudden "
     "changes, not to rank steps."
@@ -73,8 +71,12 @@ def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, s
     labels: dict[str, list[str]] = {}
     for text, c in texts:
         labels.setdefault(text, []).append(c.label)
-    names = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
-    return names | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
+    names = {
+        text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()
+    }
+    return names | {
+        text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1
+    }
 
 
 def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
@@ -110,7 +112,9 @@ def sentences_of(
     return answers
 
 
-def group_sentences(group: Group, subject: str, domain: str = "", places: int | None = None) -> list[str]:
+def group_sentences(
+    group: Group, subject: str, domain: str = "", places: int | None = None
+) -> list[str]:
     """A group's sentences; ``subject`` is the named task, else the domain; ``domain`` adds code's caveat.
 
     ``places`` is as in `first_of`.
@@ -121,7 +125,9 @@ def group_sentences(group: Group, subject: str, domain: str = "", places: int | 
         course = course_sentence(group.figure, figures, [c.step or "" for c in group.steps])
         return [course, *base_sentences(group), STEP]
     if not members:
-        return [f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."]
+        return [
+            f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."
+        ]
     equal, asked = equal_rows(group)
     distinct = {c for c in members if c.copy_of is None}
     if asked and distinct.issubset(asked):
@@ -135,7 +141,10 @@ def group_sentences(group: Group, subject: str, domain: str = "", places: int | 
         return against or [f"{alone}; a screen orders siblings, and says nothing alone."]
     if against and group.places < 2:
         return [*equal, *against]
-    if domain == "code" and sum(c.against is not None and c.against.side == "below" for c in members) > 1:
+    if (
+        domain == "code"
+        and sum(c.against is not None and c.against.side == "below" for c in members) > 1
+    ):
         against.append(_BELOW)
     first = first_of(group, places)
     if not first:
@@ -177,13 +186,17 @@ def _success(group: Group, last: int) -> str:
         chances = []
         if last < group.places:
             ranks = f"ranks 1–{last} hold" if last > 1 else "rank 1 holds"
-            chances.append(f"{ranks} the best with a chance of {group.chances.holds_best[last - 1]:.0%}")
+            chances.append(
+                f"{ranks} the best with a chance of {group.chances.holds_best[last - 1]:.0%}"
+            )
         if last > 1:
             chances.append(f"rank 1 is better than rank {last} with {far:.0%}")
         return f"{slope.said()}: {'; '.join(chances)}"
     counts = ""
     if group.is_like_ours:
-        counts = slope.counts(last if last > 1 else group.places, far, is_list=last == group.first_for())
+        counts = slope.counts(
+            last if last > 1 else group.places, far, is_list=last == group.first_for()
+        )
     return counts or _NOT_KNOWN
 
 
@@ -225,20 +238,27 @@ def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
         named = {c.base for c in alike}
         own = [c for c in alike if not c.is_base and c.place not in named]
         bases = {group.names[c] for c in alike if c not in own} or {
-            c.base.rpartition("/")[2] for c in own if any(note.startswith(SAME_ROWS) for note in c.warnings)
+            c.base.rpartition("/")[2]
+            for c in own
+            if any(note.startswith(SAME_ROWS) for note in c.warnings)
         }
         if own and (len(alike) > 1 or bases):
             names = some([group.names[c] for c in own])
             has, its = ("have", "their") if len(own) > 1 else ("has", "its")
             rows = (
-                f"the output rows of {its} base ({listed(sorted(bases))})" if bases else "equal output rows"
+                f"the output rows of {its} base ({listed(sorted(bases))})"
+                if bases
+                else "equal output rows"
             )
             said.append(f"{names} {has} {rows}")
             # One alone is asked against its base.
             asked += own if len(own) > 1 else alike
     if not said:
         return [], []
-    return [f"{'; '.join(said)}.", f"Ask them: `dispersion race {_places(asked)} --tasks TASK`."], asked
+    return [
+        f"{'; '.join(said)}.",
+        f"Ask them: `dispersion race {_places(asked)} --tasks TASK`.",
+    ], asked
 
 
 def rows_of_base(adapters: Sequence[Failed], *, alone: bool) -> list[str]:
@@ -267,7 +287,12 @@ def _places(members: Sequence[Screened] | Sequence[Failed]) -> str:
     """
     folders = {str(Path(c.repo).parent) for c in members}
     of_base = any(isinstance(c, Screened) and c.is_base for c in members)
-    if len(members) > 1 and len(folders) == 1 and not of_base and all(c.target.local for c in members):
+    if (
+        len(members) > 1
+        and len(folders) == 1
+        and not of_base
+        and all(c.target.local for c in members)
+    ):
         return folders.pop()
     names = [c.name if isinstance(c, Screened) else c.target.name for c in members[:_NAMED]]
     more = ["…"] if len(members) > _NAMED else []

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmeval_dispersion.report.cells import short_names
-from lmeval_dispersion.report.vega import POINT, SAYS, Spec, accuracy_points, course, mark, numeric, span
+from lmeval_dispersion.report.vega import (
+    POINT,
+    SAYS,
+    Spec,
+    accuracy_points,
+    course,
+    mark,
+    numeric,
+    span,
+)
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.orders import DISTANCES
 from lmeval_screener.result.answer import DRAWN, decimals
@@ -69,7 +78,11 @@ def gap_parts(group: Group) -> Spec:
             says = f"{c.label}; {part} {value:.3f}"
             values.append({"checkpoint": name, "part": part, "distance": value, "says": says})
     accuracies = [
-        {"checkpoint": name, "accuracy": c.accuracy, "says": f"{c.label}; accuracy {c.accuracy:.3g}"}
+        {
+            "checkpoint": name,
+            "accuracy": c.accuracy,
+            "says": f"{c.label}; accuracy {c.accuracy:.3g}",
+        }
         for c, name in zip(members, names, strict=True)
         if c.accuracy is not None
     ]
@@ -82,7 +95,10 @@ def gap_parts(group: Group) -> Spec:
             "field": "part",
             "title": None,
             "sort": _PARTS,
-            "scale": {"domain": _PARTS, "range": [f"var(--series-{number})" for number in (2, 3, 1)]},
+            "scale": {
+                "domain": _PARTS,
+                "range": [f"var(--series-{number})" for number in (2, 3, 1)],
+            },
         },
         **SAYS,
     )
@@ -95,7 +111,13 @@ def gap_parts(group: Group) -> Spec:
     return {
         "height": 280,
         "encoding": {
-            "x": {"field": "checkpoint", "type": "nominal", "sort": names, "title": None, "axis": axis}
+            "x": {
+                "field": "checkpoint",
+                "type": "nominal",
+                "sort": names,
+                "title": None,
+                "axis": axis,
+            }
         },
         "layer": layers,
         "resolve": {"scale": {"y": "independent"}},
@@ -139,7 +161,9 @@ def accuracy_chart(groups: Sequence[Group]) -> Spec:
         for group, c in rated
     ]
     titles = {_title(group, figure) for group, _ in rated}
-    return accuracy_points(values, figure, titles.pop() if len(titles) == 1 else "gap G", **_marks(values))
+    return accuracy_points(
+        values, figure, titles.pop() if len(titles) == 1 else "gap G", **_marks(values)
+    )
 
 
 def _marks(values: Sequence[Mapping[str, Any]]) -> Spec:

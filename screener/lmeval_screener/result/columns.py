@@ -60,7 +60,9 @@ class CheckpointColumn(NamedTuple):
 
 def _figures(metric: str) -> Iterator[CheckpointColumn]:
     """G in one metric, its parts and the control, each with its errors."""
-    for part, about in zip(("gap", *PARTS), ("G", "within(T)", "between(T, R)", "within(R)"), strict=True):
+    for part, about in zip(
+        ("gap", *PARTS), ("G", "within(T)", "between(T, R)", "within(R)"), strict=True
+    ):
         path, place = f"{part}.{metric}", f"gaps.{metric}.{part}".removesuffix(".gap")
         csv = path.replace(".", "_")
         kind = Finite if part == "gap" else float
@@ -84,7 +86,12 @@ _C = CheckpointColumn
 COLUMNS = (
     _C("label", str, "unique name in the report, which options take too", shown=Col("Checkpoint")),
     _C("repo", str, "repository after renames, or the folder"),
-    _C("requested_revision", str | None, "as asked for; null: the default branch", "target.revision"),
+    _C(
+        "requested_revision",
+        str | None,
+        "as asked for; null: the default branch",
+        "target.revision",
+    ),
     _C(
         "revision",
         str | None,
@@ -115,12 +122,18 @@ COLUMNS = (
         _to_next,
     ),
     _C("copy_of", str | None, "label of its original, if it is a [copy](#copies); else null"),
-    _C("equal_rows_with", str | None, "label of another with equal rows that it does not copy, or null"),
+    _C(
+        "equal_rows_with",
+        str | None,
+        "label of another with equal rows that it does not copy, or null",
+    ),
     _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
     _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
     _C("ratio.se", float, "jackknife over tokens"),
     _C("ratio.rounding", float, "three standard deviations of what storing moved", csv=None),
-    _C("ratio.reason", str | None, "why there is none", lambda c, _: c.no_ratio or None, "no_ratio"),
+    _C(
+        "ratio.reason", str | None, "why there is none", lambda c, _: c.no_ratio or None, "no_ratio"
+    ),
     *(column for metric in METRICS for column in _figures(metric)),
     _C("is_base", bool, "whether it is the base", only="base"),
     _C(
@@ -132,20 +145,55 @@ COLUMNS = (
         cell=lambda against: against and against["difference"],
     ),
     _C(None, float, "its paired error", "against.se", "against_base_se", only="base"),
-    _C(None, str, "`above`, `below`, `level` or `equal`", "against.side", "against_base_side", only="base"),
+    _C(
+        None,
+        str,
+        "`above`, `below`, `level` or `equal`",
+        "against.side",
+        "against_base_side",
+        only="base",
+    ),
     _C("accuracy", float, "supplied accuracy, or null"),
-    _C("tensor.name", str, "the output projection", "tensor", "tensor", shown=Col("Rows of", drop=2)),
+    _C(
+        "tensor.name",
+        str,
+        "the output projection",
+        "tensor",
+        "tensor",
+        shown=Col("Rows of", drop=2),
+    ),
     _C("tensor.file", str, "its file", "file", None),
-    _C("tensor.dtype", str, "its element type as stored", "dtype", "dtype", shown=Col("Type", drop=1)),
+    _C(
+        "tensor.dtype",
+        str,
+        "its element type as stored",
+        "dtype",
+        "dtype",
+        shown=Col("Type", drop=1),
+    ),
     _C("tensor.shape", _Shape, "rows and columns", "shape", None),
     _C("tensor.tied", bool, "whether it is the input embedding", "tied", "tied"),
     _C("tokens.domain", int, "number of tokens of T", lambda c, _: len(c.resolution.domain)),
     _C("tokens.reference", int, "number of tokens of R", lambda c, _: len(c.resolution.reference)),
-    _C("tokens.dropped", list[str], "words that are not a single token", _dropped, "dropped", " ".join),
-    _C("tokens.digit_scheme", str, "how numbers are cut", "resolution.digit_scheme", "digit_scheme"),
+    _C(
+        "tokens.dropped",
+        list[str],
+        "words that are not a single token",
+        _dropped,
+        "dropped",
+        " ".join,
+    ),
+    _C(
+        "tokens.digit_scheme", str, "how numbers are cut", "resolution.digit_scheme", "digit_scheme"
+    ),
     _C("bytes_read", int, "bytes that travelled; from a cache 0", shown=Col("Read", "bytes")),
     _C("requests", int, "requests for it", shown=Col("Requests", "d")),
-    _C("seconds", _Seconds, "from the first request to the last row", lambda c, _: round(c.seconds, 3)),
+    _C(
+        "seconds",
+        _Seconds,
+        "from the first request to the last row",
+        lambda c, _: round(c.seconds, 3),
+    ),
     _C("notes", list[str], "remarks on its numbers", lambda c, _: list(c.notes), cell="; ".join),
     _C("chosen", Literal["rank", "audit", None], "why it is on the short list", only="list"),
     _C("inclusion_probability", _Share, "with which it was to be on it", only="list"),
@@ -154,7 +202,9 @@ COLUMNS = (
 
 def read_columns() -> list[Column]:
     """The columns of *What was read*."""
-    return [replace(c.shown, key=c.shown.key or str(c.name)) for c in COLUMNS if c.shown is not None]
+    return [
+        replace(c.shown, key=c.shown.key or str(c.name)) for c in COLUMNS if c.shown is not None
+    ]
 
 
 def _there(c: Screened, group: Group) -> Iterator[CheckpointColumn]:

@@ -82,11 +82,15 @@ class Gate:
         others = len(everyone) - 1
         places = [(group, c) for group in groups for c in group.checkpoints if c.label == reference]
         if not places:
-            return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
+            return cls(
+                reference, (), 0, others, next(f.error for f in failed if f.label == reference)
+            )
         group, floor = places[0]
         if floor.is_set_aside:
             return cls(reference, (), 0, others, "NoRatio")
-        figures: dict[Screened, Gap | Ratio] = {c: c.figure for c in group.candidates if c is not floor}
+        figures: dict[Screened, Gap | Ratio] = {
+            c: c.figure for c in group.candidates if c is not floor
+        }
         sides = against_base(floor.figure, figures)
         below = []
         distances = []
@@ -118,7 +122,9 @@ class Gate:
     def sentence(self) -> str:
         """Passed or failed, by whom and by how much; or why the gate cannot be judged."""
         if self.failed == "NoRatio":
-            return f"The gate cannot be judged: {self.reference} has no ratio, which ranks its group."
+            return (
+                f"The gate cannot be judged: {self.reference} has no ratio, which ranks its group."
+            )
         if self.failed is not None:
             return f"The gate cannot be judged: {self.reference} was not screened ({self.failed})."
         rest = f" {self.not_compared} not compared with it." if self.not_compared else ""

@@ -31,12 +31,16 @@ def plan_document(
     from lmeval_screener.checkpoints.hub import Hub
 
     has_token = Hub().has_token()
-    words = sum(len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values())
+    words = sum(
+        len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values()
+    )
     if (asked := domain.answers) is not None:  # a token has at least one character
         words += len(asked.pieces) or min(asked.most, sum(map(len, asked.answers)))
     rows = [_planned(target, words, has_token) for target in targets]
     kinds = Counter(row["what"] for row in rows)
-    api, resolvers, size = (sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes"))
+    api, resolvers, size = (
+        sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes")
+    )
     waits = {
         name: (math.ceil(requests / QUOTAS[name][has_token]) - 1) * _WINDOW / 60
         for name, requests in (("api", api), ("resolvers", resolvers))
@@ -50,9 +54,13 @@ def plan_document(
         f"and {api} API requests, {size / 1e6:.0f} MB. " + wait
     ]
     if kinds:
-        answer.append(f"Without a request: {', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))}.")
+        answer.append(
+            f"Without a request: {', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))}."
+        )
     if any(target.is_glob for target in targets):
-        answer.append("A pattern of revisions counts as one match: every further match costs the same again.")
+        answer.append(
+            "A pattern of revisions counts as one match: every further match costs the same again."
+        )
     if selected.sentence:
         answer.append(f"{selected.sentence[0].upper()}{selected.sentence[1:]}.")
     columns = [
@@ -60,7 +68,9 @@ def plan_document(
         Column("what", "What"),
         Column("api", "API", "d", hint="requests"),
         Column("resolvers", "Resolver", "d", hint="requests; new tokenizers need more"),
-        Column("bytes", "Bytes", ",d", hint="estimate: rows for its parameters, header, configuration"),
+        Column(
+            "bytes", "Bytes", ",d", hint="estimate: rows for its parameters, header, configuration"
+        ),
     ]
     table = Table(rows, columns, "Planned reads", "plan")
     guide = "docs/reference/screening.md"
@@ -101,7 +111,9 @@ def families_document() -> Document:
         for name, family in load_families().items()
     ]
     headings = {"family": "Family", "entries": "Checkpoints", "scales": "Scales", "note": "Note"}
-    return _listing("Families", f"{len(rows)} families; `--family NAME` screens one.", rows, headings)
+    return _listing(
+        "Families", f"{len(rows)} families; `--family NAME` screens one.", rows, headings
+    )
 
 
 def domains_document() -> Document:
@@ -121,10 +133,14 @@ def domains_document() -> Document:
         for name in names
         for role, key, group, taken in described_groups(name)
     ]
-    headings = {"set": "Set", "group": "Group", "role": "Role", "words": "Words", "default": "Taken"}
-    answer = (
-        f"{len(names)} token sets; `--domain SET` and `--reference SET` take one, `SET:GROUP` its groups."
-    )
+    headings = {
+        "set": "Set",
+        "group": "Group",
+        "role": "Role",
+        "words": "Words",
+        "default": "Taken",
+    }
+    answer = f"{len(names)} token sets; `--domain SET` and `--reference SET` take one, `SET:GROUP` its groups."
     return _listing("Token sets", answer, rows, headings | {"examples": "Such as"})
 
 
@@ -150,10 +166,13 @@ def tasks_document() -> Document:
     return _listing("Tasks", answer, rows, headings)
 
 
-def _listing(title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]) -> Document:
+def _listing(
+    title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]
+) -> Document:
     # On a narrow terminal the last columns go first.
     columns = [
-        Column(key, heading, drop=max(place - 1, 0)) for place, (key, heading) in enumerate(headings.items())
+        Column(key, heading, drop=max(place - 1, 0))
+        for place, (key, heading) in enumerate(headings.items())
     ]
     sections = [Section("", [Table(rows, columns, "", name="listing")])]
     return Document(title, answer=[answer], sections=sections, rows=rows, guide=_GUIDE)

@@ -131,7 +131,9 @@ class Result(Report):
             raise NothingScreenedError(f"there is no best checkpoint: {' '.join(sentences)}")
         if not self.groups[0].candidates:
             base = self.groups[0].checkpoints[0].label
-            raise NothingScreenedError(f"there is no best checkpoint: only the base {base} was screened")
+            raise NothingScreenedError(
+                f"there is no best checkpoint: only the base {base} was screened"
+            )
         return self.groups[0].candidates[0]
 
     @property
@@ -156,7 +158,9 @@ class Result(Report):
 
         It holds for two whose accuracies differ by more than 0.01; UsageError unless both are in one group.
         """
-        places = {c.label: (group, c) for group in self.groups for c in group.checkpoints if not c.is_base}
+        places = {
+            c.label: (group, c) for group in self.groups for c in group.checkpoints if not c.is_base
+        }
         if missing := [label for label in (better, worse) if label not in places]:
             raise UsageError(
                 f"expected a screened checkpoint, got {missing[0]!r}; see labels in `checkpoints`"
@@ -217,7 +221,9 @@ class Result(Report):
     def shown(self, chosen: Shortlist) -> Result:
         """The same result, reported with a short list."""
         of = {c.label: c for choice in chosen.groups for c in choice.group.checkpoints}
-        return replace(self, checkpoints=tuple(of.get(c.label, c) for c in self.checkpoints), chosen=chosen)
+        return replace(
+            self, checkpoints=tuple(of.get(c.label, c) for c in self.checkpoints), chosen=chosen
+        )
 
     @cached_property
     def agreement(self) -> list[Agreement]:
@@ -284,7 +290,9 @@ class Result(Report):
 
     def rows(self) -> Sequence[Row]:
         """The rows of CSV and of the data frame, one per checkpoint (of the short list, if one is shown)."""
-        return [columns.flat_row(c, group) for group, members in self._members.items() for c in members]
+        return [
+            columns.flat_row(c, group) for group, members in self._members.items() for c in members
+        ]
 
     def _tokens(self) -> list[dict[str, Any]]:
         """T and R of each tokenizer group, once: members compare the same pieces at the same rows."""
@@ -293,7 +301,9 @@ class Result(Report):
             {"family": family}
             | {
                 side: {
-                    "variants": sorted({"space" if t.text.startswith(" ") else "bare" for t in tokens}),
+                    "variants": sorted(
+                        {"space" if t.text.startswith(" ") else "bare" for t in tokens}
+                    ),
                     "pieces": {token.piece: token.id for token in tokens},
                 }
                 for side, tokens in (
@@ -307,7 +317,9 @@ class Result(Report):
 
     def _answers(self) -> dict[str, Any] | None:
         """The answers of the ratio, and the number of their tokens in each tokenizer group."""
-        counts = {c.family: len(c.resolution.answers) for c in self.checkpoints if c.resolution.answers}
+        counts = {
+            c.family: len(c.resolution.answers) for c in self.checkpoints if c.resolution.answers
+        }
         return {"name": self.answers, "tokens": counts} if self.answers else None
 
     # --- the report -------------------------------------------------------------------------------------
@@ -340,7 +352,8 @@ class Result(Report):
             fields_of(line)
             | {
                 "group": line.group or _SCOPES[line.scope],
-                "permutations": line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
+                "permutations": line.reason
+                or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
             }
             for line in self.agreement
         ]
@@ -349,7 +362,9 @@ class Result(Report):
                 "family": tokens["family"],
                 "set": name,
                 "variant": " and ".join(tokens[side]["variants"]),
-                "tokens": " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
+                "tokens": " ".join(
+                    f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()
+                ),
             }
             for tokens in self._tokens()
             for side, name in (
@@ -411,7 +426,14 @@ class Result(Report):
             *ranks,
             Column("called", "Step" if group.steps else "Checkpoint"),
             *figures,
-            Column("against_base", "Against the base", f".{of_base}f", "against_base_se", against, drop=1),
+            Column(
+                "against_base",
+                "Against the base",
+                f".{of_base}f",
+                "against_base_se",
+                against,
+                drop=1,
+            ),
             Column("chosen", "Chosen", drop=2),
             Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
         ]
@@ -421,9 +443,13 @@ class Result(Report):
         """The places of the user's own short list, by group; none where it takes all."""
         if self.chosen is None:
             return {}
-        return {choice.group.name: choice.k for choice in self.chosen.groups if choice.k < choice.places}
+        return {
+            choice.group.name: choice.k for choice in self.chosen.groups if choice.k < choice.places
+        }
 
-    def _cuts(self, group: Group, members: Sequence[Screened], first: Sequence[Screened]) -> dict[int, str]:
+    def _cuts(
+        self, group: Group, members: Sequence[Screened], first: Sequence[Screened]
+    ) -> dict[int, str]:
         """The line below the checkpoints to evaluate first, with their chance if it is measured."""
         if not first or group.chances is None or not group.is_measured:
             return {}
@@ -453,16 +479,16 @@ class Result(Report):
                 draw = partial(_draw, "steps", group)
                 caption = f"{called} along the training of {group.title}"
                 description = f"{called} against the training step; largest at {best}."
-                meaning = (
-                    "Lines: two standard errors of the difference to the step before (choice of tokens)."
-                )
+                meaning = "Lines: two standard errors of the difference to the step before (choice of tokens)."
             else:
                 draw = partial(_draw, "ranking", group)
                 most = f", the {answer.DRAWN} best of {count}" if count > answer.DRAWN else ""
                 caption = f"{called} of each checkpoint{most}"
                 description = f"Dots of {figure}, best first, from {best}."
                 meaning = "Lines: two standard errors (choice of tokens)."
-            drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"ranking-{group.anchor}")
+            drawn[f"ranking{place}"] = Chart(
+                draw, caption, description, meaning, f"ranking-{group.anchor}"
+            )
             if group.steps and figure == "ratio":
                 drawn[f"gap{place}"] = Chart(
                     partial(_draw, "gap_steps", group),
@@ -519,11 +545,14 @@ class Result(Report):
 
     def _without_base(self) -> list[str]:
         """Groups that are not compared with the base, if there is a base."""
-        alone = [group.title for group in self.groups if group.base is None or group.base.ratio is None]
+        alone = [
+            group.title for group in self.groups if group.base is None or group.base.ratio is None
+        ]
         if not self.base or not alone:
             return []
         why = next(
-            (f.error for f in self.failed if f.label == self.base), "other tokenizer or scale, or no ratio"
+            (f.error for f in self.failed if f.label == self.base),
+            "other tokenizer or scale, or no ratio",
         )
         return [f"Not compared with the base {self.base} ({why}): {listed(alone)}."]
 
@@ -538,9 +567,15 @@ class Result(Report):
         facts = {
             "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
             f"{self.reference}; digit scheme: {tokens.digit_scheme}",
-            "Ratio over": f"{len(tokens.answers)} answer tokens of {self.answers}" if tokens.answers else "",
-            "Words of T that are not single tokens": ", ".join(word.strip() for word in tokens.dropped),
-            "Words of R that are not single tokens": ", ".join(w.strip() for w in tokens.dropped_reference),
+            "Ratio over": f"{len(tokens.answers)} answer tokens of {self.answers}"
+            if tokens.answers
+            else "",
+            "Words of T that are not single tokens": ", ".join(
+                word.strip() for word in tokens.dropped
+            ),
+            "Words of R that are not single tokens": ", ".join(
+                w.strip() for w in tokens.dropped_reference
+            ),
             "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
             f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests",
         }
@@ -562,7 +597,9 @@ def _parts_chart(group: Group) -> Chart:
     caption = f"{what} and the accuracy" if accuracies else what
     bars = "Bars: domain to domain (D–D), domain to everyday words (D–NM), and their sum G; best first."
     line = " Line: accuracy, on its own axis." if accuracies else ""
-    return Chart(partial(_draw, "gap_parts", group), caption, bars + line, name=f"parts-{group.anchor}")
+    return Chart(
+        partial(_draw, "gap_parts", group), caption, bars + line, name=f"parts-{group.anchor}"
+    )
 
 
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
@@ -609,7 +646,11 @@ def _figures(decimals: int, group: Group, chance: str) -> list[Column]:
     ]
 
 
-_FAILED = [Column("label", "Checkpoint"), Column("error", "Error"), Column("message", "Why, and what to do")]
+_FAILED = [
+    Column("label", "Checkpoint"),
+    Column("error", "Error"),
+    Column("message", "Why, and what to do"),
+]
 _AGREEMENT = [
     Column("group", "Group"),
     Column("n", "n", "d"),
@@ -625,9 +666,13 @@ _TOKENS = [
 ]
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()) -> Table:
+def _table(
+    rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()
+) -> Table:
     """Rows with those columns that are not empty."""
-    filled = [column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)]
+    filled = [
+        column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)
+    ]
     return Table(rows, filled, "", name, excerpt=excerpt)
 
 
@@ -647,7 +692,9 @@ def _excerpt(
         return ()
     if training:
         # A course needs its ends and evenly spaced steps between.
-        return tuple(sorted({round(i * (count - 1) / (_TOP + _BOTTOM)) for i in range(_TOP + _BOTTOM + 1)}))
+        return tuple(
+            sorted({round(i * (count - 1) / (_TOP + _BOTTOM)) for i in range(_TOP + _BOTTOM + 1)})
+        )
     places = {*range(_TOP), *range(count - _BOTTOM, count)}
     for cut in cuts:
         places |= {cut - 1, cut}

@@ -119,7 +119,9 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
         except HarnessError as error:
             raise UsageError(str(error)) from error
     if metric is not None:
-        raise UsageError(f"{path}: a CSV file has one accuracy; name a metric of lm-eval's results alone")
+        raise UsageError(
+            f"{path}: a CSV file has one accuracy; name a metric of lm-eval's results alone"
+        )
     return _from_csv(path)
 
 
@@ -197,7 +199,9 @@ def _from_csv(path: Path) -> Accuracies:
     for line, row in _rows(path):
         place = f"{path}: line {line}"
         accuracy = _number(row["accuracy"], place)
-        rated.append(Rated(row["repo"], row.get("revision") or None, accuracy, place, label=row.get("label")))
+        rated.append(
+            Rated(row["repo"], row.get("revision") or None, accuracy, place, label=row.get("label"))
+        )
     if not rated:
         raise UsageError(f"{path}: expected a line for each checkpoint, got none")
     return Accuracies(tuple(rated), str(path))
@@ -226,7 +230,9 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     for line, row in rows:
         if None in row:
             raise UsageError(f"{path}: line {line}: expected {len(heads)} values")
-    return [(line, {key: unguarded(value).strip() for key, value in row.items()}) for line, row in rows]
+    return [
+        (line, {key: unguarded(value).strip() for key, value in row.items()}) for line, row in rows
+    ]
 
 
 def _number(value: object, place: str) -> float:
@@ -235,7 +241,9 @@ def _number(value: object, place: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"{place}: expected an accuracy that is a number, such as 49.8, got {value!r}")
+        raise UsageError(
+            f"{place}: expected an accuracy that is a number, such as 49.8, got {value!r}"
+        )
     return number
 
 
@@ -256,12 +264,16 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
     names = [name for content in runs.values() for name in _tasks(content)]
     tasks = list(dict.fromkeys([*names, *(name for run in alone.values() for name in run.samples)]))
     if not task and len(tasks) != 1:
-        raise UsageError(f"{path} holds {len(tasks)} tasks ({_listed(tasks)}); name one: {path}:TASK")
+        raise UsageError(
+            f"{path} holds {len(tasks)} tasks ({_listed(tasks)}); name one: {path}:TASK"
+        )
     task = task or tasks[0]
     chosen = {file: content for file, content in runs.items() if task in content["results"]}
     alone = {file: run for file, run in alone.items() if task in run.samples}
     if not chosen and not alone:
-        raise UsageError(f"{path}: expected the task {task}, got {_listed(tasks)}{nearest(task, tasks)}")
+        raise UsageError(
+            f"{path}: expected the task {task}, got {_listed(tasks)}{nearest(task, tasks)}"
+        )
     key = _metric(task, chosen, path, metric) if chosen else ""
     latest: dict[tuple[str, str | None, str | None], tuple[Rated, Path]] = {}
     for file, content in sorted(chosen.items(), key=lambda pair: (pair[1]["date"], str(pair[0]))):
@@ -278,7 +290,9 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
         latest[rated.name, rated.revision, rated.file] = rated, file
         runs[file] = run.results
     notes = _unlike(task, {file: runs[file] for _, file in latest.values() if runs[file]})
-    notes += [note for run in alone.values() for note in section(run.results, "inspect").get("notes", [])]
+    notes += [
+        note for run in alone.values() for note in section(run.results, "inspect").get("notes", [])
+    ]
     every = [*chosen, *alone]
     count = f"{len(every)} of lm-eval's result files" if len(every) > 1 else every[0].name
     meaning = "; ".join([f"{task}, {key} ({count})", *notes])
@@ -344,7 +358,9 @@ def _shots(task: str, content: Mapping[str, Any]) -> object:
 
 def _from_race(runs: Mapping[Path, Mapping[str, Any]]) -> Accuracies:
     """Scores in a race, of checkpoints that answered all questions."""
-    whole = {file: run for file, run in runs.items() if run["race"]["questions"] == run["race"]["of"]}
+    whole = {
+        file: run for file, run in runs.items() if run["race"]["questions"] == run["race"]["of"]
+    }
     rated = tuple(_rated(run, file, run["race"]["score"]) for file, run in whole.items())
     meaning = f"a race ({len(whole)} of {len(runs)} asked everything)"
     return Accuracies(rated, meaning, complete=False, dropped=len(runs) - len(whole))
@@ -358,7 +374,9 @@ def _results(file: Path) -> dict[str, Any]:
             f"{file}: expected lm-eval's results as JSON (a CSV file takes no :TASK), got: {error}"
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
-        raise UsageError(f"{file}: expected lm-eval's results with the key `results`, got other JSON")
+        raise UsageError(
+            f"{file}: expected lm-eval's results with the key `results`, got other JSON"
+        )
     check_results(content, file)
     date = content.get("date")
     return content | {"date": date if isinstance(date, (int, float)) else 0.0}
@@ -370,7 +388,9 @@ def _tasks(run: Mapping[str, Any]) -> list[str]:
     return [name for name in run["results"] if name not in members] or list(run["results"])
 
 
-def _metric(task: str, runs: Mapping[Path, Mapping[str, Any]], path: Path, judge: str | None) -> str:
+def _metric(
+    task: str, runs: Mapping[Path, Mapping[str, Any]], path: Path, judge: str | None
+) -> str:
     """The key of the task's accuracy that all results share."""
     contents = list(runs.values())
     scores = [content["results"][task] for content in contents]

@@ -138,18 +138,26 @@ def shortlist(
     if audit_sample < 0:
         raise UsageError(f"expected at least 0, got {audit_sample}", argument="audit_sample")
     choices = tuple(_choice(group, k, audit_sample, seed) for group in groups if group.candidates)
-    return Shortlist(k or max((choice.k for choice in choices), default=0), audit_sample, seed, choices)
+    return Shortlist(
+        k or max((choice.k for choice in choices), default=0), audit_sample, seed, choices
+    )
 
 
 def _choice(group: Group, k: int | None, audit_sample: int, seed: int) -> GroupChoice:
     total, first = group.places, k or group.first_for()
     candidates = group.candidates
     # Rows do not order members without a place, so all are listed. A copy follows its original.
-    listed = (c for c in candidates if not c.copy_of and (c.rank <= first or not group.has_place(c)))
+    listed = (
+        c for c in candidates if not c.copy_of and (c.rank <= first or not group.has_place(c))
+    )
     why: dict[Screened, Why] = dict.fromkeys(listed, "rank")
-    others = sorted((c for c in candidates if c not in why), key=lambda c: (c.name, c.revision or ""))
+    others = sorted(
+        (c for c in candidates if c not in why), key=lambda c: (c.name, c.revision or "")
+    )
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
-    places = draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()
+    places = (
+        draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()
+    )
     probability = dict.fromkeys(why, 1.0) | dict.fromkeys(others, len(places) / max(len(others), 1))
     why |= dict.fromkeys((others[i] for i in places), "audit")
     checkpoints = tuple(

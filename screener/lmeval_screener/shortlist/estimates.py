@@ -87,7 +87,9 @@ class GroupResults:
         if self.design == "audit" and self.stands_for_all:
             single = others / m
             double = others * (others - 1) / (m * (m - 1)) if m > 1 else 1.0
-        weights = np.where(drawn[:, None] & drawn, double, np.where(drawn[:, None] | drawn, single, 1.0))
+        weights = np.where(
+            drawn[:, None] & drawn, double, np.where(drawn[:, None] | drawn, single, 1.0)
+        )
         np.fill_diagonal(weights, 0)
         agree = _signs(self.figure[self.used]) * _signs(accuracies)
         return (weights * (1 + agree)).sum(axis=1) / 2, weights.sum(axis=1)
@@ -212,7 +214,9 @@ def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
 
     # Both tails are monotone in the number of hits.
     possible = range(hits, others - (drawn - hits) + 1)
-    low = bisect.bisect_left(possible, True, key=lambda n: chance(n, range(hits, drawn + 1)) > 0.025)
+    low = bisect.bisect_left(
+        possible, True, key=lambda n: chance(n, range(hits, drawn + 1)) > 0.025
+    )
     high = bisect.bisect_left(possible, True, key=lambda n: chance(n, range(hits + 1)) <= 0.025)
     return Bounds(float(possible[low]), float(possible[high - 1]))
 

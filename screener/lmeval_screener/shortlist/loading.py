@@ -33,7 +33,9 @@ def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
     target = on_base(Target(place, None if revision is None else str(revision), local=local))
     if target.on is None:
         return given
-    return target.arguments() | {key: given[key] for key in given if key not in ("pretrained", "revision")}
+    return target.arguments() | {
+        key: given[key] for key in given if key not in ("pretrained", "revision")
+    }
 
 
 def on_base(target: Target) -> Target:

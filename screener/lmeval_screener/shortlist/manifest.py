@@ -47,10 +47,13 @@ list="$(dirname "${BASH_SOURCE[0]}")"
 def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> None:
     """Raise UsageError, before anything is screened, if a short list cannot be written for lm-eval."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"expected a new or empty folder, got {folder}; name another", argument="emit")
+        raise UsageError(
+            f"expected a new or empty folder, got {folder}; name another", argument="emit"
+        )
     if not domain.tasks:
         raise UsageError(
-            f"expected NAME,NAME with a list of {domain.name}, whose file names no tasks", argument="tasks"
+            f"expected NAME,NAME with a list of {domain.name}, whose file names no tasks",
+            argument="tasks",
         )
     address = next((target.shown for target in targets if target.scheme is not None), None)
     if address is not None:
@@ -62,7 +65,12 @@ def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> Non
 
 
 def emit(
-    folder: Path, head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
+    folder: Path,
+    head: Mapping[str, Any],
+    chosen: Shortlist,
+    *,
+    tasks: tuple[str, ...],
+    command: str,
 ) -> Path:
     """Write the short list's folder for lm-eval; returns the manifest's path.
 
@@ -81,7 +89,11 @@ def emit(
             # A sub-folder holds a training's earlier steps.
             words = (c.repo, "--revision", str(c.revision), "--exclude", "*/*", "--local-dir")
             downloads += f'hf download {shlex.join(words)} "$list"/{shlex.quote(place)}\n'
-        given = {"model": "hf", "model_args": target.arguments(c.revision, place), "tasks": list(tasks)}
+        given = {
+            "model": "hf",
+            "model_args": target.arguments(c.revision, place),
+            "tasks": list(tasks),
+        }
         given |= {"batch_size": "auto", "output_path": f"results/{name}"}
         files[f"models/{name}.yaml"] = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
     script = _RUN.replace("@COUNT@", str(len(members))).replace("@DOWNLOADS@", downloads)
@@ -111,7 +123,10 @@ def _loaded(c: Screened) -> Target:
 
 def _file_name(c: Screened) -> str:
     parts = [Path(c.repo).name if c.revision is None else c.repo, c.target.revision, c.target.file]
-    return re.sub(r"[^\w.-]+", "_", "-".join(part for part in parts if part))[-100:].strip("._-") or "model"
+    return (
+        re.sub(r"[^\w.-]+", "_", "-".join(part for part in parts if part))[-100:].strip("._-")
+        or "model"
+    )
 
 
 def manifest_dict(
@@ -122,7 +137,10 @@ def manifest_dict(
         "schema": SCHEMA,
         "version": __version__,
         "command": command,
-        **{name: head[name] for name in ("domain", "task", "reference", "metric", "ranked_by", "base")},
+        **{
+            name: head[name]
+            for name in ("domain", "task", "reference", "metric", "ranked_by", "base")
+        },
         "tasks": list(tasks),
         **chosen.to_dict(),
         "candidates": [
@@ -154,7 +172,9 @@ def manifest_dict(
 
 def _with_equal_rows(group: Group) -> set[str]:
     """Labels of members that share rows with another, the other included."""
-    pairs = ((c.label, c.equal_rows_with) for c in group.checkpoints if c.equal_rows_with is not None)
+    pairs = (
+        (c.label, c.equal_rows_with) for c in group.checkpoints if c.equal_rows_with is not None
+    )
     return {label for pair in pairs for label in pair}
 
 
@@ -175,7 +195,9 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
-    equal_rows: bool = False  # whether another of its group has the same rows, of which it is not a copy
+    equal_rows: bool = (
+        False  # whether another of its group has the same rows, of which it is not a copy
+    )
 
     @property
     def accuracy(self) -> float:
@@ -266,7 +288,9 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
     given = checked(_File, content, place, _REPAIR)
     candidates = [_candidate(entry) for entry in given["candidates"]]
     if not candidates:
-        raise UsageError(f"{place}: expected at least one candidate, got none; screen checkpoints first")
+        raise UsageError(
+            f"{place}: expected at least one candidate, got none; screen checkpoints first"
+        )
     targets = labelled([c.target for c in candidates])
     pairs = zip(candidates, targets, strict=True)
     groups = given.get("groups", ())

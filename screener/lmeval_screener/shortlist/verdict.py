@@ -61,7 +61,8 @@ class GroupVerdict:
     spearman: Annotated[float | None, Col("Spearman", ".2f", drop=2)]
     p: Annotated[float | None, Col("p", "p-value", drop=2)]
     right: Annotated[
-        float | None, Col("Pairs right", ".0%", dots="both", reach="low high", whisker="95% interval")
+        float | None,
+        Col("Pairs right", ".0%", dots="both", reach="low high", whisker="95% interval"),
     ]
     low: Annotated[float | None, Col("95% CI from", ".0%", drop=1)]
     high: Annotated[float | None, Col("to", ".0%", drop=1)]
@@ -159,7 +160,9 @@ class Verdict(Report):
             if self.ours is not None:
                 why = "a group needs two results; evaluate more of the list"
                 if self.dropped:
-                    why = f"a race drops by result; evaluate the {self.dropped} more that are missing"
+                    why = (
+                        f"a race drops by result; evaluate the {self.dropped} more that are missing"
+                    )
             raise DispersionError(f"kept no slope in {path}: {why}")
         keep_slope(Path(path), self.slope, self.ours.kind, self.task or self.domain)
         kept = f"kept your slope k {self.slope.k:.2f} of {self.ours.kind} in {path}"
@@ -175,7 +178,9 @@ class Verdict(Report):
 
     def charts(self) -> Mapping[str, Chart]:
         """Accuracy against the figure that ranked, for every checkpoint with a result."""
-        by_gap = self.order.startswith(RANKED["gap"]) or any(point.ratio is None for point in self.points)
+        by_gap = self.order.startswith(RANKED["gap"]) or any(
+            point.ratio is None for point in self.points
+        )
         figure = title = "ratio"
         if by_gap:
             figure = "G"
@@ -204,7 +209,10 @@ class Verdict(Report):
 
 
 def verify(
-    manifest: Manifest | str | Path, results: Sequence[str | Path] = (), *, metric: str | None = None
+    manifest: Manifest | str | Path,
+    results: Sequence[str | Path] = (),
+    *,
+    metric: str | None = None,
 ) -> Verdict:
     """Check the screen against results: the verdict on a short list.
 
@@ -230,7 +238,11 @@ def verify(
     by_group = {name: _group(of) for name, of in members.items()}
     # Whichever figure ranked, the verdict is on the order that the screen gave.
     lines = agreements([-c.rank for c in candidates], [c.accuracy for c in candidates], groups)
-    verdicts = [_verdict(line.group, [by_group[line.group]], line) for line in lines if line.scope == "group"]
+    verdicts = [
+        _verdict(line.group, [by_group[line.group]], line)
+        for line in lines
+        if line.scope == "group"
+    ]
     separate = holm({i: verdict.p for i, verdict in enumerate(verdicts) if verdict.p is not None})
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
     overall = _verdict("all groups", list(by_group.values()), whole)
@@ -238,7 +250,9 @@ def verify(
     return Verdict(
         domain=manifest.domain,
         outcome=overall.outcome,
-        groups=tuple(replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)),
+        groups=tuple(
+            replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)
+        ),
         overall=overall,
         results=tuple(accuracies.meaning for accuracies in found),
         without=tuple(c.target.label for c in candidates if c.chosen and math.isnan(c.accuracy)),
@@ -257,7 +271,9 @@ def verify(
     )
 
 
-def _slopes(manifest: Manifest, candidates: Sequence[Candidate], *, survivors: bool) -> dict[str, Any]:
+def _slopes(
+    manifest: Manifest, candidates: Sequence[Candidate], *, survivors: bool
+) -> dict[str, Any]:
     """The slope of the results and ours, and the places of the largest group, as fields of a verdict.
 
     A race's survivors were chosen by their results: where a race dropped any, its random sample counts
@@ -272,16 +288,23 @@ def _slopes(manifest: Manifest, candidates: Sequence[Candidate], *, survivors: b
     # Without a single kind, or with the user's slope, the smaller one.
     (kind, *others) = set(manifest.kinds.values())
     ours = SLOPES[FINE_TUNES] if others else SLOPES.get(kind, SLOPES[FINE_TUNES])
-    fields: dict[str, Any] = {"ours": ours, "places": max(c.rank for of in groups.values() for c in of)}
+    fields: dict[str, Any] = {
+        "ours": ours,
+        "places": max(c.rank for of in groups.values() for c in of),
+    }
     sample = [c for of in groups.values() for c in of if c.chosen == "audit"]
     if survivors and any(math.isnan(c.accuracy) for c in sample):
         return fields
     evaluated = []
     for of in groups.values():
-        known = [c for c in of if not math.isnan(c.accuracy) and (c.chosen == "audit" or not survivors)]
+        known = [
+            c for c in of if not math.isnan(c.accuracy) and (c.chosen == "audit" or not survivors)
+        ]
         if len(known) > 1:
             scores = normal_scores(max(c.rank for c in of))
-            evaluated.append((scores[[c.rank - 1 for c in known]], np.array([c.accuracy for c in known])))
+            evaluated.append(
+                (scores[[c.rank - 1 for c in known]], np.array([c.accuracy for c in known]))
+            )
     near = NEAR * (100 if any(accuracies.max() > 1 for _, accuracies in evaluated) else 1)
     return fields | ({"slope": fitted(evaluated, ours, near)} if evaluated else {})
 
@@ -359,7 +382,8 @@ def _rated(
     for source in sources:
         accuracies = read_accuracies(source, metric)
         accuracies = replace(
-            accuracies, rated=tuple(_by_name(rated, manifest.candidates) for rated in accuracies.rated)
+            accuracies,
+            rated=tuple(_by_name(rated, manifest.candidates) for rated in accuracies.rated),
         )
         found.append(accuracies)
         for i, target in enumerate(accuracies.of(targets)):
@@ -379,7 +403,9 @@ def _rated(
 def _by_name(rated: Rated, candidates: Sequence[Candidate]) -> Rated:
     """A result for the screened commit, under the requested revision and file."""
     for c in candidates if rated.revision is not None else ():
-        same_file = rated.file is None or (c.target.file and c.target.file.lower() in rated.file.lower())
+        same_file = rated.file is None or (
+            c.target.file and c.target.file.lower() in rated.file.lower()
+        )
         if (c.target.repo, c.revision) == (rated.name, rated.revision) and same_file:
             return replace(rated, name=c.target.label, revision=None)
     return rated

@@ -42,7 +42,9 @@ def _snapshot(repository: Path) -> str:
     """The folder of a repository's snapshot that is meant; empty without one."""
     snapshots = repository / "snapshots"
     try:
-        commit = (repository / "refs" / "main").read_text(encoding="ascii", errors="replace").strip()
+        commit = (
+            (repository / "refs" / "main").read_text(encoding="ascii", errors="replace").strip()
+        )
     except OSError:
         commit = ""
     if _COMMIT.fullmatch(commit) and (snapshots / commit).is_dir():

@@ -85,7 +85,9 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
         if known.lower() == name.lower():
             return family
     where = "" if path is None else f" in {path}"
-    raise UsageError(f"unknown family {name!r}{where}{nearest(name, families)}; known: {', '.join(families)}")
+    raise UsageError(
+        f"unknown family {name!r}{where}{nearest(name, families)}; known: {', '.join(families)}"
+    )
 
 
 def demo_targets() -> list[Target]:

@@ -360,7 +360,11 @@ def layout_of(
             if match := pattern.fullmatch(path):
                 named = match.groupdict().get("folder")
                 inside = posixpath.dirname(path) if named is None else named
-                values = {"folder": _joined(place, inside), "path": path, "name": posixpath.basename(path)}
+                values = {
+                    "folder": _joined(place, inside),
+                    "path": path,
+                    "name": posixpath.basename(path),
+                }
                 copied = ""
                 if not is_local and "{folder}" in layout.step:
                     copied, values["folder"] = _copied(place, inside)
@@ -373,7 +377,9 @@ def _copied(place: str, inside: str) -> tuple[str, str]:
     """The step that brings an address or a repository to this machine, and where ``inside`` is then."""
     if "://" in place:
         return f"copy {_joined(place, inside)} to FOLDER, and ", "FOLDER"
-    return f"download it: `hf download {place} --local-dir FOLDER`; then ", _joined("FOLDER", inside)
+    return f"download it: `hf download {place} --local-dir FOLDER`; then ", _joined(
+        "FOLDER", inside
+    )
 
 
 def _joined(place: str, inside: str) -> str:
@@ -386,5 +392,6 @@ def rows() -> list[tuple[str, str, str, str]]:
     """The table for the docs: program, how it is seen, where the model is, command."""
     layouts = (*LAYOUTS, STOPPED, *TOKENIZERS)
     return [
-        (row.program, row.signs, row.model, row.step.format(folder="FOLDER", name="FILE")) for row in layouts
+        (row.program, row.signs, row.model, row.step.format(folder="FOLDER", name="FILE"))
+        for row in layouts
     ]

@@ -163,7 +163,11 @@ class Target:
         given, for a folder that stores none.
         """
         place, revision = self.place, commit or self.revision
-        given: dict[str, str | None] = {"pretrained": place, "revision": revision, "gguf_file": self.file}
+        given: dict[str, str | None] = {
+            "pretrained": place,
+            "revision": revision,
+            "gguf_file": self.file,
+        }
         given["tokenizer"] = self._borrowed_tokenizer
         if self.on is not None:
             place = folder or label(place, revision)
@@ -175,7 +179,9 @@ class Target:
 # --- parsing ---------------------------------------------------------------------------------------------
 
 
-def parse_targets(text: str, tokenizer: str | None = None, left_out: list[str] | None = None) -> list[Target]:
+def parse_targets(
+    text: str, tokenizer: str | None = None, left_out: list[str] | None = None
+) -> list[Target]:
     """The targets for a name: a glob's matches, the checkpoints of a training run or of a folder.
 
     Those in a storage are expanded when they are screened: that takes requests. A bad name gives a
@@ -210,7 +216,9 @@ def _not_local(target: Target, path: str) -> Target:
     if not target.on_hub or "/" in path or target.revision is not None:
         return target
     families = bundled_yaml(Path(__file__).with_name("families.yaml"))["families"]
-    alike = sorted((name for name in families if name.lower().startswith(target.repo.lower())), key=len)
+    alike = sorted(
+        (name for name in families if name.lower().startswith(target.repo.lower())), key=len
+    )
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if target.repo.lower() == "demo":
         why = "the bundled family: `screen-checkpoints --demo`"
@@ -233,7 +241,9 @@ def matching_paths(text: str) -> list[str]:
     path = os.path.expanduser(text.removeprefix("file://"))
     if "://" in path or not glob.has_magic(path) or os.path.exists(path):
         return []
-    return sorted((p for p in glob.glob(path) if p.endswith(SUFFIXES) or os.path.isdir(p)), key=step_key)
+    return sorted(
+        (p for p in glob.glob(path) if p.endswith(SUFFIXES) or os.path.isdir(p)), key=step_key
+    )
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
@@ -266,7 +276,12 @@ def parse_name(text: str) -> Target:
     if (local := _on_disk(text)) is not None:
         return local
     rest, colon, choice = text.rpartition(":")
-    if colon and _GGUF_CHOICE.fullmatch(choice) and len(rest) > 1 and not re.fullmatch(r"\w+://[^/]*", rest):
+    if (
+        colon
+        and _GGUF_CHOICE.fullmatch(choice)
+        and len(rest) > 1
+        and not re.fullmatch(r"\w+://[^/]*", rest)
+    ):
         return replace(parse_name(rest), file=choice)
     scheme, mark, rest = text.partition("://")
     if not mark:
@@ -292,7 +307,9 @@ def parse_name(text: str) -> Target:
         raise _bad(text, "an address needs a scheme before :// and a place after it")
     name = name.rstrip("/")
     if not REPOSITORY.fullmatch(name) or ".." in name:
-        raise _bad(text, "which matches nothing here; check the pattern" if glob.has_magic(text) else "")
+        raise _bad(
+            text, "which matches nothing here; check the pattern" if glob.has_magic(text) else ""
+        )
     return Target(name, revision or None)
 
 
@@ -311,8 +328,14 @@ def _missing(text: str) -> ScreeningError:
         here = [joined(folder, entry) for entry in entries]
         near = difflib.get_close_matches(joined(folder, name), here, n=1)
     why += f"; did you mean {near[0]}?" if near else ": check the path"
-    hub = f" (the Hub's repository is hf://{text})" if REPOSITORY.fullmatch(text) and "/" in text else ""
-    return ScreeningError("FolderNotFound", f"expected a folder or a weights file, got {text!r}{why}{hub}")
+    hub = (
+        f" (the Hub's repository is hf://{text})"
+        if REPOSITORY.fullmatch(text) and "/" in text
+        else ""
+    )
+    return ScreeningError(
+        "FolderNotFound", f"expected a folder or a weights file, got {text!r}{why}{hub}"
+    )
 
 
 def _on_disk(text: str) -> Target | None:
@@ -376,7 +399,9 @@ def _page_of_revision(text: str) -> tuple[str, str]:
 
 
 def _bad(text: str, why: str = "") -> ScreeningError:
-    return ScreeningError("BadName", f"expected {_FORMS}, got {text!r}" + (f": {why}" if why else ""))
+    return ScreeningError(
+        "BadName", f"expected {_FORMS}, got {text!r}" + (f": {why}" if why else "")
+    )
 
 
 def storable(text: str) -> str:
@@ -410,13 +435,21 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
     """
     from lmeval_dispersion.report.cells import short_names
 
-    cached = {target: name for target in targets if target.local and (name := cached_name(target.place))}
-    paths = {target: _path(target) for target in targets if not target.on_hub and target not in cached}
+    cached = {
+        target: name for target in targets if target.local and (name := cached_name(target.place))
+    }
+    paths = {
+        target: _path(target) for target in targets if not target.on_hub and target not in cached
+    }
     short = dict(zip(paths, short_names(list(paths.values())), strict=True))
     labels = []
     for target in targets:
         text = cached.get(target) or short.get(target, target.name)
-        if target in paths and "/" not in text and (target.scheme == "models" or text.endswith(".gguf")):
+        if (
+            target in paths
+            and "/" not in text
+            and (target.scheme == "models" or text.endswith(".gguf"))
+        ):
             text = "/".join(paths[target].rsplit("/", 2)[-2:])
         labels.append(text)
     seen = Counter[str]()
@@ -438,12 +471,18 @@ def shared_name(targets: Sequence[Target]) -> str:
     paths = [name or (target.repo if target.on_hub else _path(target)) for name, target in pairs]
     if len({(target.scheme, target.local) for target in targets}) > 1:
         return ""
-    return os.path.basename(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].rsplit("/", 1)[-1]
+    return (
+        os.path.basename(os.path.commonpath(paths))
+        if len(paths) > 1
+        else paths[0].rsplit("/", 1)[-1]
+    )
 
 
 def _path(target: Target) -> str:
     if target.local:
-        path = printable(os.path.abspath(target.repo).replace(os.sep, "/"))  # so that `.` has a name
+        path = printable(
+            os.path.abspath(target.repo).replace(os.sep, "/")
+        )  # so that `.` has a name
     else:
         path = target.shown.partition(":/")[2].strip("/")
     if target.file is None:

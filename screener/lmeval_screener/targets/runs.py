@@ -12,7 +12,14 @@ from itertools import islice
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.formats import ADAPTERS, GGUF, SAFETENSORS, TOKENIZER_FILES, holds_weights, own_weights
+from lmeval_screener.formats import (
+    ADAPTERS,
+    GGUF,
+    SAFETENSORS,
+    TOKENIZER_FILES,
+    holds_weights,
+    own_weights,
+)
 from lmeval_screener.targets.caches import hub_snapshots, ollama_models
 from lmeval_screener.targets.layouts import layout_of
 
@@ -33,7 +40,9 @@ _NO_MODEL = re.compile(
     re.IGNORECASE,
 )
 # Results of a training in a model's own folder: what else lies in it, such as encoders, is a part.
-_RESULT = re.compile(r"(?:.*[-_])?merged(?:[-_].*)?|final(?:[-_].*)?|last-checkpoint", re.IGNORECASE)
+_RESULT = re.compile(
+    r"(?:.*[-_])?merged(?:[-_].*)?|final(?:[-_].*)?|last-checkpoint", re.IGNORECASE
+)
 # Files of a folder that is certainly a model or an adapter, for the glob that a sentence offers.
 _MODEL_FILES = {"config.json", SAFETENSORS.single, "adapter_config.json"}
 _LOOKED_AT = 10_000  # folders that are looked at to offer a glob
@@ -69,7 +78,9 @@ def step_number(revision: str) -> float | None:
     >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
     (140000.0, 500.0, None)
     """
-    number = re.search(r"step[-_=]?([0-9]+)", revision, re.IGNORECASE) or re.search(r"([0-9]+)", revision)
+    number = re.search(r"step[-_=]?([0-9]+)", revision, re.IGNORECASE) or re.search(
+        r"([0-9]+)", revision
+    )
     if number is None or len(number[1]) > _DIGITS:
         return None
     return float(number[1])
@@ -116,7 +127,9 @@ def checkpoints_in(folder: str) -> Run:
         without = [repository for repository, place in cached.items() if not held[place]]
         return Run([place for place in held if held[place]] or [folder], without)
     _refuse_ollama(folder)
-    inner = [joined(folder, name) for name in sorted(folders, key=step_key) if not name.startswith(".")]
+    inner = [
+        joined(folder, name) for name in sorted(folders, key=step_key) if not name.startswith(".")
+    ]
     if found := _subfolders(folder, {place: names_in(place) for place in inner}):
         return found
     _refuse_deeper(folder)
@@ -136,7 +149,9 @@ def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
     models = {place: files for place, (_, files) in listed.items() if _holds_model(files)}
     if not any("config.json" in files or _holds_readable(files) for files in models.values()):
         below = [
-            f"{os.path.basename(place)}/{name}" for place, (_, files) in listed.items() for name in files
+            f"{os.path.basename(place)}/{name}"
+            for place, (_, files) in listed.items()
+            for name in files
         ]
         if layout_of(below, folder):
             return Run([folder])
@@ -245,7 +260,11 @@ def _steps_among(folders: Iterable[str]) -> list[str]:
 
 
 def _whole_run(
-    folder: str, top: Names, store: str, folders: Collection[str], models: Mapping[str, Collection[str]]
+    folder: str,
+    top: Names,
+    store: str,
+    folders: Collection[str],
+    models: Mapping[str, Collection[str]],
 ) -> Generator[list[str], list[Names], Run]:
     """A run in ``folder``, with the models of its steps from ``store`` and the names in them."""
     steps = _steps_among(folders)
@@ -282,7 +301,9 @@ def _has_tokenizer(files: Collection[str]) -> bool:
     return any(name in files for name in TOKENIZER_FILES)
 
 
-def _tokenizers(models: Mapping[str, Collection[str]], outer: Iterable[tuple[str, Names]]) -> dict[str, str]:
+def _tokenizers(
+    models: Mapping[str, Collection[str]], outer: Iterable[tuple[str, Names]]
+) -> dict[str, str]:
     """Model without a tokenizer -> the first folder that has one, among the run's other folders."""
     source = next((place for place, (_, files) in outer if _has_tokenizer(files)), None)
     if source is None:
@@ -311,7 +332,9 @@ def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, 
                 whole.setdefault(step, place)
             elif has_config or has_weights:
                 either.setdefault(step, place)
-            below += [(step, joined(place, name)) for name in sorted(folders) if not name.startswith(".")]
+            below += [
+                (step, joined(place, name)) for name in sorted(folders) if not name.startswith(".")
+            ]
         level = [(step, place) for step, place in below if step not in whole]
     chosen = [whole.get(step) or either.get(step) or step for step in steps]
     return {place: names[place] for place in chosen}

@@ -22,7 +22,15 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.layouts import mistake, nearest
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens.sets import MOST, AnswerSet, Token, TokenSet, is_file, load_token_set, lookup
+from lmeval_screener.tokens.sets import (
+    MOST,
+    AnswerSet,
+    Token,
+    TokenSet,
+    is_file,
+    load_token_set,
+    lookup,
+)
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.yaml_fields import load_yaml
 
@@ -106,7 +114,9 @@ def _split(names: str) -> list[str]:
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
     """The answer set of a bundled domain, for the ratio; None without known answers."""
     if domain_set_name == "math":  # digits: answers consist of them
-        digits = [text for group in load_token_set("math").groups.values() for text in group.texts()]
+        digits = [
+            text for group in load_token_set("math").groups.values() for text in group.texts()
+        ]
         return AnswerSet("math", (), "math", "the ten digits", dict.fromkeys(digits, 1))
     return load_answers("humaneval") if domain_set_name == "code" else None
 
@@ -143,7 +153,10 @@ def resolve_answers(
         found = differing(answers.name, answers.answers, cut)
         rows = most_frequent(answers.name, found.weights)[: answers.most]
         rows += _missing(rows, found.all_weights, vocabulary)
-        kept: Mapping[Piece, int] = {**found.weights, **{row: found.all_weights[row] for row in rows}}
+        kept: Mapping[Piece, int] = {
+            **found.weights,
+            **{row: found.all_weights[row] for row in rows},
+        }
         if all(len(vocabulary.text(piece).strip()) == 1 for _, piece in rows):
             kept = found.all_weights  # numbers and letters are right in any form
         left = 1 - sum(kept.values()) / found.everything
@@ -155,7 +168,9 @@ def resolve_answers(
             f"turn, and one alone has no distance; ask `dispersion probe --task {answers.name}`, or name a "
             "domain",
         )
-    return tuple(Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows), left
+    return tuple(
+        Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows
+    ), left
 
 
 def left_out_note(task: str, share: float) -> str:
@@ -183,7 +198,9 @@ class Differing(NamedTuple):
     everything: int  # number of all tokens, those in sentences too
 
 
-def differing(name: str, answers: Mapping[str, int], cut: Callable[[str], Iterable[Piece]]) -> Differing:
+def differing(
+    name: str, answers: Mapping[str, int], cut: Callable[[str], Iterable[Piece]]
+) -> Differing:
     """Tokens that differ between answers: each answer counts a token once.
 
     Left out are answers that are sentences, with more than `WORDS` different words that differ, and tokens
@@ -273,7 +290,9 @@ def _set(path: Path, file: _File, asked: str) -> AnswerSet:
             f"{asked} has no answer tokens: {file.refused}; name a domain, or let a base find tokens: "
             f"`dispersion tokens {asked} --base MODEL -o set.yaml`"
         )
-    if bool(file.answers) == bool(file.pieces) or bool(file.pieces) != bool(file.tokenizer and file.base):
+    if bool(file.answers) == bool(file.pieces) or bool(file.pieces) != bool(
+        file.tokenizer and file.base
+    ):
         raise mistake(path, "", "either `answers`, or `pieces` with `tokenizer` and `base`", None)
     about = f"answers of {file.name}" + (f" as {file.base} begins them" if file.base else "")
     if file.documents:

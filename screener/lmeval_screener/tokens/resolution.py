@@ -59,7 +59,9 @@ def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -
     if answers is None:
         answers = answers_of_domain(name or DOMAIN)
     if answers is None or not (task or answers.tasks):
-        words = load_token_set(name or DOMAIN)  # the set itself holds the answers, or they are not known
+        words = load_token_set(
+            name or DOMAIN
+        )  # the set itself holds the answers, or they are not known
         return replace(words, tasks=evaluated or words.tasks, remark=remark)
     if name or answers.domain:
         words = load_token_set(name or answers.domain)
@@ -84,7 +86,9 @@ class Resolution:
     reference: tuple[Token, ...]  # R likewise, without the rows of T
     dropped: tuple[str, ...]  # surface forms of T that are not a single piece
     dropped_reference: tuple[str, ...]  # surface forms of R that are not a single piece
-    never_made: tuple[str, ...]  # those whose piece exists but is never made from text, with the reason
+    never_made: tuple[
+        str, ...
+    ]  # those whose piece exists but is never made from text, with the reason
     shared: tuple[Token, ...]  # tokens of R that are rows of T, and so were removed from R
     one_row: tuple[str, ...]  # words of one set that share a row, which counts once
     digit_scheme: DigitScheme  # how numbers are split, see `Vocabulary.digit_scheme`

@@ -46,7 +46,9 @@ class AnswerSet:
     tasks: tuple[str, ...]  # lm-eval's names, or shell patterns of them
     domain: str = ""  # bundled domain set that G uses; empty: G is over the answer tokens too
     about: str = ""  # ``answers of gsm8k (1,319 documents)``
-    answers: dict[str, Annotated[int, 1]] = field(default_factory=dict)  # text after a prompt -> its count
+    answers: dict[str, Annotated[int, 1]] = field(
+        default_factory=dict
+    )  # text after a prompt -> its count
     pieces: tuple[str, ...] = ()  # pieces that a base expects, most probable first
     tokenizer: str = ""  # `Vocabulary.digest` of the base's tokenizer
     base: str = ""  # the model that expects ``pieces``
@@ -118,7 +120,9 @@ def bundled_token_sets() -> list[str]:
 def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
     """Role, name, words and default (whether it is taken) of each group in a bundled set."""
     file = load_yaml(_File, data_folder("token_sets") / f"{name}.yaml")
-    return [(file.role, key, group, key in file.default_groups) for key, group in file.groups.items()]
+    return [
+        (file.role, key, group, key in file.default_groups) for key, group in file.groups.items()
+    ]
 
 
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
@@ -156,7 +160,9 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
         for position, item in enumerate(group.items):
             key = f"groups.{name}.items[{position}]"
             if item != item.strip():
-                raise mistake(path, key, "a word without spaces around it", item, "use `variant: space`")
+                raise mistake(
+                    path, key, "a word without spaces around it", item, "use `variant: space`"
+                )
             if not item.isprintable():
                 raise mistake(path, key, "printable signs", item)
     for position, default in enumerate(file.default_groups):
@@ -179,7 +185,9 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
             )
     taken = {key: groups[key] for key in dict.fromkeys(chosen or file.default_groups)}
     for variant in variants:
-        taken = {key: replace(group, variant=cast(Variant, variant)) for key, group in taken.items()}
+        taken = {
+            key: replace(group, variant=cast(Variant, variant)) for key, group in taken.items()
+        }
     size = sum(len(group.items) for group in taken.values())
     if size < file.min_tokens:
         raise UsageError(
@@ -197,7 +205,10 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
 
 
 def _digest(min_tokens: int, groups: dict[str, WordGroup]) -> str:
-    content = [min_tokens, [[name, group.require_all, group.texts()] for name, group in groups.items()]]
+    content = [
+        min_tokens,
+        [[name, group.require_all, group.texts()] for name, group in groups.items()],
+    ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

@@ -61,7 +61,8 @@ class Vocabulary:
         kind: Kind,  # how a piece spells a leading space and other bytes: ``Ġthe`` or ``▁the``
         added: object = None,  # tokens that are cut from the text before the model sees it
         individual_digits: bool = False,  # numbers are split into digits, whatever the vocabulary holds
-        build: Callable[[str], list[str]] | None = None,  # how the model splits a piece's own spelling
+        build: Callable[[str], list[str]]
+        | None = None,  # how the model splits a piece's own spelling
         normalise: Callable[[str], str] = str,
         always_spaced: bool = False,  # a space is put before every word of a text
     ) -> None:
@@ -109,7 +110,10 @@ class Vocabulary:
             model.get("vocab"),
             _kind(data),
             data.get("added_tokens"),
-            any(part.get("type") == "Digits" and part.get("individual_digits") for part in _parts(data)),
+            any(
+                part.get("type") == "Digits" and part.get("individual_digits")
+                for part in _parts(data)
+            ),
             _builder(model),
             functools.partial(_normalised, _parts(data, "normalizer")),
             any(part.get("type") == "Metaspace" and _prepends(part) for part in parts),
@@ -127,7 +131,9 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """The tokenizer's number of rows: its last id + 1, added tokens included."""
-        return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
+        return 1 + max(
+            (*self._pieces.values(), *(token.id for token in self._added.values())), default=-1
+        )
 
     def piece(self, text: str) -> str:
         """The vocabulary's spelling of ``text``, whose leading space (if any) is part of it.
@@ -210,7 +216,9 @@ class Vocabulary:
         if self.kind == "sentencepiece":
             return piece.replace("▁", " ")
         signs = {sign: byte for byte, sign in _byte_signs().items()}
-        return bytes(signs[sign] for sign in piece if sign in signs).decode(errors="backslashreplace")
+        return bytes(signs[sign] for sign in piece if sign in signs).decode(
+            errors="backslashreplace"
+        )
 
     def text_row(self, piece: str) -> int | None:
         """A piece's row, by its spelling; None for special tokens, bytes, white space, unknown pieces."""
@@ -222,7 +230,9 @@ class Vocabulary:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over pieces and ids, without added tokens: fine-tunes add some and keep their base's."""
-        kept = sorted((row, piece) for piece, row in self._pieces.items() if piece not in self._added)
+        kept = sorted(
+            (row, piece) for piece, row in self._pieces.items() if piece not in self._added
+        )
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def never_made(self, text: str) -> str | None:
@@ -271,7 +281,9 @@ def _builder(model: dict[str, Any]) -> Callable[[str], list[str]] | None:
     """How a model splits a piece's own spelling; None if the file does not say or it cannot matter."""
     if model.get("type") == "Unigram" and isinstance(model.get("vocab"), list):
         try:
-            return functools.partial(_likeliest, {piece: float(score) for piece, score in model["vocab"]})
+            return functools.partial(
+                _likeliest, {piece: float(score) for piece, score in model["vocab"]}
+            )
         except (TypeError, ValueError, OverflowError):
             return None  # refused when the pieces are read
     merges = model.get("merges")
@@ -283,7 +295,11 @@ def _builder(model: dict[str, Any]) -> Callable[[str], list[str]] | None:
     ranks: dict[tuple[str, str], int] = {}
     for rank, merge in enumerate(in_steps(merges)):
         pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(isinstance(part, str) for part in pair)
+        ):
             _refuse(f"expected `model.merges` to list pairs of pieces, got {brief(merge)}")
         ranks.setdefault((pair[0], pair[1]), rank)
     if model.get("ignore_merges") is True:  # a word that has a piece is that piece
@@ -366,7 +382,9 @@ def _added_tokens(listed: object) -> dict[str, _Added]:
         _refuse(f"expected at most {ADDED_TOKENS} `added_tokens`, got {len(listed)}")
     tokens = {}
     for token in listed:
-        content, row = (token.get("content"), token.get("id")) if isinstance(token, dict) else (None, None)
+        content, row = (
+            (token.get("content"), token.get("id")) if isinstance(token, dict) else (None, None)
+        )
         if not isinstance(content, str) or type(row) is not int or row < 0:
             _refuse(f"expected `added_tokens` with content and id, got {brief(token)}")
         if content:
@@ -377,11 +395,15 @@ def _added_tokens(listed: object) -> dict[str, _Added]:
 
 def _parts(data: dict[str, Any], *keys: str) -> list[dict[str, Any]]:
     """Every component of normalizer, pre-tokenizer and decoder (or of ``keys``), sequences opened."""
-    open_parts = [data.get(key) for key in reversed(keys or ("normalizer", "pre_tokenizer", "decoder"))]
+    open_parts = [
+        data.get(key) for key in reversed(keys or ("normalizer", "pre_tokenizer", "decoder"))
+    ]
     parts: list[dict[str, Any]] = []
     while open_parts:
         if len(open_parts) + len(parts) > TOKENIZER_PARTS:
-            _refuse(f"expected at most {TOKENIZER_PARTS} parts of a normaliser or pre-tokenizer, got more")
+            _refuse(
+                f"expected at most {TOKENIZER_PARTS} parts of a normaliser or pre-tokenizer, got more"
+            )
         part = open_parts.pop()
         if not isinstance(part, dict):
             continue
@@ -414,4 +436,6 @@ def _byte_signs() -> dict[int, str]:
     """Byte → its printable sign in byte-level vocabularies (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }

@@ -21,10 +21,51 @@ _WORDS = 40
 _LENGTH = 1000
 #: How PEFT's own words in names begin, of every method that changes modules (peft 0.21).
 _OWN_WORDS = (
-    *("lora_", "ia3_", "hada_", "lokr_", "oft_", "boft_", "vera_lambda_", "pvera_lambda_", "ln_tuning_"),
-    *("fourierft_", "hra_", "bone_", "miss_", "randlora_", "road_", "c3a_", "shira_", "trainable_tokens_"),
-    *("osf_", "waveft_", "gralora_", "delora_", "psoft_", "adaption_", "adamss_", "beft_", "deft_", "frod_"),
-    *("glora_", "hira_", "lily_", "peanut_", "poly_", "shadow_", "supertuning_", "tinylora_", "unilora_"),
+    *(
+        "lora_",
+        "ia3_",
+        "hada_",
+        "lokr_",
+        "oft_",
+        "boft_",
+        "vera_lambda_",
+        "pvera_lambda_",
+        "ln_tuning_",
+    ),
+    *(
+        "fourierft_",
+        "hra_",
+        "bone_",
+        "miss_",
+        "randlora_",
+        "road_",
+        "c3a_",
+        "shira_",
+        "trainable_tokens_",
+    ),
+    *(
+        "osf_",
+        "waveft_",
+        "gralora_",
+        "delora_",
+        "psoft_",
+        "adaption_",
+        "adamss_",
+        "beft_",
+        "deft_",
+        "frod_",
+    ),
+    *(
+        "glora_",
+        "hira_",
+        "lily_",
+        "peanut_",
+        "poly_",
+        "shadow_",
+        "supertuning_",
+        "tinylora_",
+        "unilora_",
+    ),
     *("vblora_", "xlora_", "base_layer", "modules_to_save", "token_adapter", "original_module"),
 )
 _HEAD_MODULES = frozenset(name.removesuffix(".weight") for name in HEADS)
@@ -32,7 +73,9 @@ _EMBEDDING_MODULES = tuple(name.removesuffix(".weight") for name in EMBEDDINGS)
 #: What classes for causal language models call the model below their head, likeliest first.
 _CLASS_PREFIXES = ("model.", "transformer.", "gpt_neox.", "backbone.", "rwkv.", "biogpt.")
 #: First words of names that hold a language model inside a larger one.
-_WRAPPER_WORDS = frozenset(word for wrapper in WRAPPERS for word in wrapper.split(".")) | {"transformer"}
+_WRAPPER_WORDS = frozenset(word for wrapper in WRAPPERS for word in wrapper.split(".")) | {
+    "transformer"
+}
 #: Parts of first words that belong to other parts of a larger model.
 _TOWERS = ("vision", "visual", "audio", "speech", "talker")
 #: Architectures, by ``model_type``, whose modules transformers 5.24 calls otherwise than their files do.
@@ -132,7 +175,8 @@ class BaseModules:
         inside = [name for name in self._names if any(map(str.isdigit, name.split(".")))]
         longest = max((name.count(".") for name in inside), default=0)
         return min(
-            (name for name in inside if name.count(".") == longest), default=min(self._names, default="")
+            (name for name in inside if name.count(".") == longest),
+            default=min(self._names, default=""),
         )
 
     @cached_property
@@ -143,7 +187,9 @@ class BaseModules:
         inner = _WRAPPER_WORDS - {"", "model", "transformer"}
         for name in self._names:
             words = name.split(".")[:2]
-            if not inner.isdisjoint(words) or any(tower in word for tower in _TOWERS for word in words):
+            if not inner.isdisjoint(words) or any(
+                tower in word for tower in _TOWERS for word in words
+            ):
                 return True
         return False
 
@@ -155,7 +201,9 @@ class BaseModules:
     @cached_property
     def _outside(self) -> frozenset[str]:
         """Names of the modules up to their layers, without wrappers, and of heads."""
-        return frozenset(_without_wrappers(_to_layers(name)) for name in (*self._names, *_HEAD_MODULES))
+        return frozenset(
+            _without_wrappers(_to_layers(name)) for name in (*self._names, *_HEAD_MODULES)
+        )
 
     @cached_property
     def _class_prefix(self) -> str:
@@ -163,7 +211,9 @@ class BaseModules:
         embedding = next((name for name in _EMBEDDING_MODULES if name in self._names), "")
         if not embedding or embedding.startswith(_CLASS_PREFIXES):
             return ""
-        prefixes = [prefix for prefix in _CLASS_PREFIXES if prefix + embedding in _EMBEDDING_MODULES]
+        prefixes = [
+            prefix for prefix in _CLASS_PREFIXES if prefix + embedding in _EMBEDDING_MODULES
+        ]
         return prefixes[0] if prefixes else ""
 
 

@@ -14,7 +14,9 @@ from itertools import product
 from typing import NamedTuple
 
 #: A character of a pattern: an escaped sign, a class, any sign, or itself; then how often.
-_ATOM = re.compile(r"(\\[dwDWsS]|\\[^A-Za-z0-9]|\[\^?\]?[^\[\]\\]*\]|[^\\()\[\]{}|*+?^$])([*+?]?)(?![*+?{])")
+_ATOM = re.compile(
+    r"(\\[dwDWsS]|\\[^A-Za-z0-9]|\[\^?\]?[^\[\]\\]*\]|[^\\()\[\]{}|*+?^$])([*+?]?)(?![*+?{])"
+)
 _GROUP = re.compile(r"\((?:\?:)?([^()\[\]]*)\)(?![*+?{])")
 _LONGEST = 200  # characters of a pattern
 _MOST = 32  # patterns without alternatives that come of one

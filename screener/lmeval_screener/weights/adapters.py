@@ -31,7 +31,13 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import ADAPTERS, own_weights
 from lmeval_screener.weights.adapter_names import PREFIX, BaseModules, module_of, words_of
 from lmeval_screener.weights.adapter_patterns import UnknownPattern, first_match
-from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, WRAPPERS, is_of_model
+from lmeval_screener.weights.architectures import (
+    EMBEDDINGS,
+    FINAL_NORMS,
+    HEADS,
+    WRAPPERS,
+    is_of_model,
+)
 from lmeval_screener.weights.body import SAME_ROWS
 from lmeval_screener.weights.model_files import read_json
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection
@@ -57,7 +63,13 @@ _BEFORE_THE_MODEL = (
 #: Settings that mean a method other than LoRA or DoRA.
 _OTHER_METHODS = (
     *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config"),
-    *("velora_config", "monteclora_config", "megatron_config", "layer_replication", "fan_in_fan_out"),
+    *(
+        "velora_config",
+        "monteclora_config",
+        "megatron_config",
+        "layer_replication",
+        "fan_in_fan_out",
+    ),
 )
 
 
@@ -103,7 +115,9 @@ class _Update:
             left.astype(np.float64) @ right.astype(np.float64)
         )
         if self.magnitude is not None:
-            changed *= await self.magnitude.read(ids) / np.linalg.norm(changed, axis=1, keepdims=True)
+            changed *= await self.magnitude.read(ids) / np.linalg.norm(
+                changed, axis=1, keepdims=True
+            )
         result: NDArray[np.float32] = changed.astype(np.float32)
         return result
 
@@ -129,7 +143,9 @@ class AdaptedRows:
             rows = await update.applied(rows, ids)
         here = [at for at, i in enumerate(ids) if i in self.tokens]
         if self.token_rows is not None and here:
-            asked, place = np.unique([self.tokens.index(ids[at]) for at in here], return_inverse=True)
+            asked, place = np.unique(
+                [self.tokens.index(ids[at]) for at in here], return_inverse=True
+            )
             rows = rows.copy()
             rows[here] = (await self.token_rows.read(asked.tolist()))[place]
         return rows
@@ -373,7 +389,10 @@ def _parts_of_head(adapter: Adapter, *, tied: bool) -> dict[str, dict[str, Tenso
 async def _nothing(adapter: Adapter) -> str:
     """Why an adapter changes nothing: alpha is 0, or in a local file a factor of every product is zero."""
     settings = adapter.settings
-    if settings.get("peft_type") != "LORA" or settings.get("init_lora_weights", True) not in _PLAIN_STARTS:
+    if (
+        settings.get("peft_type") != "LORA"
+        or settings.get("init_lora_weights", True) not in _PLAIN_STARTS
+    ):
         return ""
     factors: dict[str, dict[str, str]] = {}
     for name in adapter.tensors:
@@ -435,7 +454,9 @@ async def _adapted_rows(
         tokens = tokens[:1]
     if len(tokens) > 1 or (tokens and updates):
         kinds = " and ".join(sorted({part for tensors in parts.values() for part in tensors}))
-        raise adapter.unread_error(f"changes {' and '.join(parts)}, which are one matrix, by {kinds}")
+        raise adapter.unread_error(
+            f"changes {' and '.join(parts)}, which are one matrix, by {kinds}"
+        )
     rows = AdaptedRows(whole[0] if whole else base, tuple(updates), *(tokens[0] if tokens else ()))
     v, d = rows.shape
     for update in updates:
@@ -444,7 +465,9 @@ async def _adapted_rows(
             raise adapter.unread_error(f"has factors for {factors} numbers; its base has {v} × {d}")
     new = rows.token_rows
     if d != base.shape[1] or (new and (new.shape[1] != d or max(rows.tokens, default=0) >= v)):
-        raise adapter.unread_error(f"has rows that do not fit the {v} × {base.shape[1]} numbers of its base")
+        raise adapter.unread_error(
+            f"has rows that do not fit the {v} × {base.shape[1]} numbers of its base"
+        )
     return rows
 
 
@@ -487,7 +510,9 @@ def _is_head(module: str) -> bool:
 
 
 def _is_embedding(module: str) -> bool:
-    return is_of_model(module) and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
+    return is_of_model(module) and (
+        module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS
+    )
 
 
 def _of_module(stated: Any, module: str) -> Any:
@@ -498,14 +523,18 @@ def _of_module(stated: Any, module: str) -> Any:
     return None
 
 
-async def _located(adapter: Adapter, module: str, tensors: Mapping[str, Tensor]) -> dict[str, Matrix]:
+async def _located(
+    adapter: Adapter, module: str, tensors: Mapping[str, Tensor]
+) -> dict[str, Matrix]:
     located = {}
     for part, tensor in tensors.items():
         if part not in ("A", "B", "EA", "EB", "magnitude", "base", "weight", "tokens"):
             raise adapter.unread_error(f"stores {module}.{part}")
         flat = len(tensor.shape) != 2 and part != "magnitude"
         if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape or flat:
-            raise adapter.unread_error(f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}")
+            raise adapter.unread_error(
+                f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}"
+            )
         narrow = part in ("B", "magnitude")
         located[part] = await adapter.files.matrix(adapter.file, tensor, narrow=narrow)
     return located
@@ -523,7 +552,9 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     magnitude = place.get("magnitude")
     if (magnitude is not None) != bool(settings.get("use_dora")):
         use = settings.get("use_dora")
-        raise adapter.unread_error(f"has use_dora={use!r} without the matching magnitudes of {module}")
+        raise adapter.unread_error(
+            f"has use_dora={use!r} without the matching magnitudes of {module}"
+        )
     if magnitude is not None and embedding:
         raise adapter.unread_error(
             f"is a DoRA of the embedding {module}, whose lengths depend on all rows at once"
@@ -532,7 +563,9 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     alpha = _setting(adapter, "lora_alpha", 8, "alpha_pattern", module)
     if type(alpha) not in (int, float) or not math.isfinite(alpha) or b.shape[1] != rank:
         ranks = f"{rank} and {b.shape[1]}"
-        raise adapter.unread_error(f"has lora_alpha {alpha!r} and factors of ranks {ranks} for {module}")
+        raise adapter.unread_error(
+            f"has lora_alpha {alpha!r} and factors of ranks {ranks} for {module}"
+        )
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
         raise adapter.unread_error(

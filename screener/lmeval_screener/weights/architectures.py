@@ -31,7 +31,9 @@ _LOGIT_SCALE = ("lm_head.logit_scale",)
 NormKind = Literal["rms", "layer"]
 #: Kind of the final norm, and whether it multiplies by 1 + its weight, by ``model_type``.
 NORMS: dict[str, tuple[NormKind, bool]] = {
-    name: (norm["kind"], norm["plus_one"]) for norm in TABLES["norms"] for name in norm["types"].split()
+    name: (norm["kind"], norm["plus_one"])
+    for norm in TABLES["norms"]
+    for name in norm["types"].split()
 }
 #: Architectures whose final norm has no weight.
 NORMS_WITHOUT_WEIGHT = frozenset(TABLES["norms_without_weight"])
@@ -47,7 +49,18 @@ WHOLE_IN_MLX = frozenset(TABLES["whole_in_mlx"].split())
 
 #: Parts of names that do not belong to the model's own head or embedding.
 NOT_THE_MODEL = (
-    *("mtp", "draft", "medusa", "eagle", "vision", "visual", "audio", "speech", "talker", "code_predictor"),
+    *(
+        "mtp",
+        "draft",
+        "medusa",
+        "eagle",
+        "vision",
+        "visual",
+        "audio",
+        "speech",
+        "talker",
+        "code_predictor",
+    ),
 )
 
 #: Values of ``model_type`` whose class does *not* tie when config.json is silent; all other known ones tie.
@@ -70,14 +83,18 @@ _PACKED = re.compile(
 SAYS_TIED = "config.json says that embeddings are tied"
 
 
-def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
+def choose_tensor(
+    names: Iterable[str], config: Mapping[str, Any], warnings: list[str]
+) -> tuple[str, bool]:
     """The stored output projection's name, and whether it is the tied input embedding; or ScreeningError.
 
     Contradictions and silence of config.json are added to ``warnings``.
     """
     stored = set(names)
     if scale := stored_name(stored, _LOGIT_SCALE):
-        reason = f"each logit is multiplied by a learned {scale}, which neither G nor the ratio includes"
+        reason = (
+            f"each logit is multiplied by a learned {scale}, which neither G nor the ratio includes"
+        )
         raise cannot("NoOutputProjection", reason, "screen models of another architecture")
     head = stored_name(stored, HEADS) or _only_head(stored)
     ties = _says_tied(levels(config))
@@ -101,7 +118,9 @@ def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: lis
         )
     types = model_types(config)
     if ties is None and not types:
-        warnings.append(f"config.json is silent on tied embeddings and no head is stored; read {embedding}")
+        warnings.append(
+            f"config.json is silent on tied embeddings and no head is stored; read {embedding}"
+        )
     if not class_ties(config):
         why = "config.json says that embeddings are not tied"
         if ties is not False:
@@ -132,18 +151,26 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
     Those that are not in `SCALES` come first: an error names them. Empty without any.
     """
     stem = name.removesuffix("weight")
-    words = {other.removeprefix(stem) for other in stored if other.startswith(stem) and other != name}
-    return sorted((w for w in words if not _HARMLESS.fullmatch(w)), key=lambda word: (word in SCALES, word))
+    words = {
+        other.removeprefix(stem) for other in stored if other.startswith(stem) and other != name
+    }
+    return sorted(
+        (w for w in words if not _HARMLESS.fullmatch(w)), key=lambda word: (word in SCALES, word)
+    )
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
     """``model_type`` in config.json and in the language model inside it, outermost first."""
-    return [level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)]
+    return [
+        level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)
+    ]
 
 
 def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
     """Kind of the final norm, whether it multiplies by 1 + weight, whether it has a weight; None: unknown."""
-    if model_type == "hf_olmo":  # OLMo as first released, and DataDecide: by settings (olmo/model.py)
+    if (
+        model_type == "hf_olmo"
+    ):  # OLMo as first released, and DataDecide: by settings (olmo/model.py)
         kinds: dict[Any, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
         stated = config.get("layer_norm_type")
         kind = kinds.get(stated) if isinstance(stated, str) else None
@@ -157,13 +184,18 @@ def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, 
 
 def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """config.json and the configurations of a language model inside it."""
-    inner = [config.get(key) for key in ("text_config", "language_config", "llm_config", "thinker_config")]
+    inner = [
+        config.get(key)
+        for key in ("text_config", "language_config", "llm_config", "thinker_config")
+    ]
     return [config, *(level for level in inner if isinstance(level, dict))]
 
 
 def is_of_model(name: str) -> bool:
     """Whether a name belongs to the text model, outside its layers: not to a draft head or an image tower."""
-    return not any(word in name for word in NOT_THE_MODEL) and not any(map(str.isdigit, name.split(".")))
+    return not any(word in name for word in NOT_THE_MODEL) and not any(
+        map(str.isdigit, name.split("."))
+    )
 
 
 def cannot(code: str, reason: str, step: str) -> ScreeningError:

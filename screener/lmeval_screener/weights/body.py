@@ -34,7 +34,12 @@ _MTP = "mtp."
 _STACKED = "switch_mlp."
 #: Ends of names of norms to which mlx_lm adds 1.
 _WHOLE_NORMS = (
-    *(".input_layernorm.weight", ".post_attention_layernorm.weight", ".q_norm.weight", ".k_norm.weight"),
+    *(
+        ".input_layernorm.weight",
+        ".post_attention_layernorm.weight",
+        ".q_norm.weight",
+        ".k_norm.weight",
+    ),
 )
 MOST = 32  # tensors read of a checkpoint that is not on this machine
 _NUMBERS = 64  # numbers read from each tensor
@@ -102,7 +107,9 @@ class Bodies:
     """Bodies of one kind, by their places, among which a body of another kind is looked for."""
 
     def __init__(self, tensors: int) -> None:
-        self._row = np.dtype([("digest", f"V{_DIGEST}"), ("whole", "V4"), ("tensors", _TENSOR, (tensors,))])
+        self._row = np.dtype(
+            [("digest", f"V{_DIGEST}"), ("whole", "V4"), ("tensors", _TENSOR, (tensors,))]
+        )
         self._content = bytearray()
         self._places: list[int] = []
 
@@ -140,7 +147,9 @@ def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
     return hashlib.blake2b(" ".join(sorted(digests)).encode(), digest_size=_DIGEST).digest()
 
 
-async def read_body(snapshot: Snapshot, most: int | None = None, paths: Sequence[str] | None = None) -> bytes:
+async def read_body(
+    snapshot: Snapshot, most: int | None = None, paths: Sequence[str] | None = None
+) -> bytes:
     """Read a body in brief, over all tensors or ``most``, the same ones in every checkpoint.
 
     Tensors that are packed or not contiguous are left out, and all but one slice of a sliced tensor; for

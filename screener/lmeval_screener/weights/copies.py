@@ -65,10 +65,16 @@ def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
     noise: Array = error.sum(axis=0) * np.square(norm.weight)
     of_gamma = 2 * min(relative_error(dtype), relative_error("BF16"))  # γ itself is never quantised
     first, second = (np.square(sums)[side] for side in _PAIRS)
-    variance = (first + second) @ noise + (first * second).sum(axis=1) * of_gamma**2 + np.square(noise).sum()
+    variance = (
+        (first + second) @ noise
+        + (first * second).sum(axis=1) * of_gamma**2
+        + np.square(noise).sum()
+    )
     numbers = [*raw, math.sqrt(error.sum()), *(sums @ sums.T)[_PAIRS], np.sqrt(variance.mean())]
     kind = str(norm.kind).encode()
-    return _marks(rows, b"") + _marks(norm.weight, kind) + np.asarray(numbers, dtype="<f4").tobytes()
+    return (
+        _marks(rows, b"") + _marks(norm.weight, kind) + np.asarray(numbers, dtype="<f4").tobytes()
+    )
 
 
 def are_sketch(content: bytes) -> bool:
@@ -94,7 +100,9 @@ def _marks(numbers: NDArray[Any], kind: bytes) -> bytes:
     short = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     kept = (exact, half, short.view("<f4"))
     # 0 and -0 are the same number.
-    return b"".join(hashlib.blake2b((x + 0).tobytes() + kind, digest_size=_MARK).digest() for x in kept)
+    return b"".join(
+        hashlib.blake2b((x + 0).tobytes() + kind, digest_size=_MARK).digest() for x in kept
+    )
 
 
 def _keys(sketch: bytes) -> list[bytes]:
@@ -183,7 +191,10 @@ def _by_rows(members: Sequence[Reading]) -> list[Original]:
     result = list(range(len(members)))
     order = sorted(
         (place for place, member in enumerate(members) if member.sketch),
-        key=lambda place: (members[place].dtype not in PLAIN_DTYPES, relative_error(members[place].dtype)),
+        key=lambda place: (
+            members[place].dtype not in PLAIN_DTYPES,
+            relative_error(members[place].dtype),
+        ),
     )
     exact: dict[bytes, int] = {}
     rounded: dict[bytes, int] = {}
@@ -205,7 +216,9 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
     merged: NDArray[np.intp] = np.arange(len(members))
     if len(members) < 2:
         return merged
-    numbers = np.stack([np.frombuffer(m.sketch[6 * _MARK :], "<f4") for m in members]).astype(np.float64)
+    numbers = np.stack([np.frombuffer(m.sketch[6 * _MARK :], "<f4") for m in members]).astype(
+        np.float64
+    )
     raw, raw_error, gram, error = np.split(numbers, [_RAW, _RAW + 1, len(numbers[0]) - 1], axis=1)
     length = np.linalg.norm(gram, axis=1)
     reach = math.sqrt(len(gram[0])) * _WITHIN * error[:, 0] + _FLOAT32 * length
@@ -244,7 +257,10 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
 
 
 def _separate(
-    merged: NDArray[np.intp], fine: NDArray[np.intp], other: NDArray[np.intp], plain: NDArray[np.bool_]
+    merged: NDArray[np.intp],
+    fine: NDArray[np.intp],
+    other: NDArray[np.intp],
+    plain: NDArray[np.bool_],
 ) -> None:
     """Undo copies of plain types that are alike to two different readings, given all alike pairs."""
     count, inside = len(merged), merged[fine] == merged[other]

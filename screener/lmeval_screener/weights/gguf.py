@@ -45,14 +45,39 @@ _PIECE = 2**20  # bytes of one request while the header is walked
 _BEGINNING = 4096  # bytes that hold a header's first pairs, which say what kind of file it is
 _FIRST = 64  # most pairs that are read of a header's beginning
 _ASKED = 16  # most files of one folder whose kind is read to choose among them
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
-_KEPT = re.compile(r"general\.(architecture|type|alignment)|tokenizer\.ggml\.(model|pre|tokens|token_type)")
+_KEPT = re.compile(
+    r"general\.(architecture|type|alignment)|tokenizer\.ggml\.(model|pre|tokens|token_type)"
+)
 _INTEGERS = ("I8", "I16", "I32", "I64")
 #: Pre-tokenizers of llama.cpp that split numbers into single digits, whatever the vocabulary holds.
-_SINGLE_DIGITS = {"qwen2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+_SINGLE_DIGITS = {
+    "qwen2",
+    "smollm",
+    "starcoder",
+    "refact",
+    "command-r",
+    "codeshell",
+    "exaone",
+    "minerva-7b",
+}
 _CONTROL, _USER, _UNUSED = 3, 4, 5
-_NORMS: dict[NormKind, set[str]] = {kind: set(names.split()) for kind, names in TABLES["gguf_norms"].items()}
+_NORMS: dict[NormKind, set[str]] = {
+    kind: set(names.split()) for kind, names in TABLES["gguf_norms"].items()
+}
 #: The architecture whose norm has no weight.
 _NORM_WITHOUT_WEIGHT = "olmo"
 #: GGUF's type code -> name, weights a block, bytes a block.
@@ -127,7 +152,9 @@ class GgufModel:
             elif role != _UNUSED:
                 pieces.setdefault(token, row)
         kind = kinds[self.pairs["model"]]
-        return Vocabulary(pieces, kind, added, individual_digits=self.pairs["pre"] in _SINGLE_DIGITS)
+        return Vocabulary(
+            pieces, kind, added, individual_digits=self.pairs["pre"] in _SINGLE_DIGITS
+        )
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
@@ -188,7 +215,9 @@ async def models_among(snapshot: Snapshot) -> list[str]:
 async def _other_kind(snapshot: Snapshot, path: str) -> str:
     """What a GGUF file is instead of a model, by its first pairs; empty for a model and a broken file."""
     try:
-        return _kind(await _Walk(WeightFile(snapshot, await snapshot.look_up(path)), _BEGINNING).beginning())
+        return _kind(
+            await _Walk(WeightFile(snapshot, await snapshot.look_up(path)), _BEGINNING).beginning()
+        )
     except ScreeningError:
         return ""  # the error is raised where the file is read
 
@@ -219,13 +248,18 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     what = f"{names[0]} of {snapshot.repo}"
     if len(places) != sum(len(header.tensors) for header in headers.values()):
         raise ScreeningError(
-            "BadHeader", f"two parts of {what} hold a tensor of the same name; download or save them again"
+            "BadHeader",
+            f"two parts of {what} hold a tensor of the same name; download or save them again",
         )
     kinds = [kind for header in headers.values() if (kind := _kind(header.pairs))]
     if kinds:
-        step = "screen the GGUF file of the whole model (llama-export-lora merges an adapter into it)"
+        step = (
+            "screen the GGUF file of the whole model (llama-export-lora merges an adapter into it)"
+        )
         raise cannot("NoOutputProjection", f"{what} is {kinds[0]}", step)
-    head = next((tensor for tensor in ("output.weight", "token_embd.weight") if tensor in places), None)
+    head = next(
+        (tensor for tensor in ("output.weight", "token_embd.weight") if tensor in places), None
+    )
     if head is None:
         raise cannot(
             "NoOutputProjection",
@@ -260,7 +294,9 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     return GgufModel(projection, f"sha256:{digest}", vocabulary)
 
 
-def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mapping[str, str]) -> StoredNorm:
+def _final_norm(
+    files: WeightFiles, headers: Mapping[str, Header], places: Mapping[str, str]
+) -> StoredNorm:
     """The location of the final norm. Its weight is the multiplier: converters add the 1 that Gemma omits."""
     name = "output_norm.weight"
     stated = [header.pairs.get("general.architecture") for header in headers.values()]
@@ -314,7 +350,9 @@ class _Walk:
             pairs[name] = value
         described = [await self._tensor() for _ in range(tensors)]
         stored = self._placed(described, pairs.get("general.alignment", 32))
-        return Header(stored, pairs={name: value for name, value in pairs.items() if _KEPT.fullmatch(name)})
+        return Header(
+            stored, pairs={name: value for name, value in pairs.items() if _KEPT.fullmatch(name)}
+        )
 
     async def beginning(self) -> dict[str, Any]:
         """The pairs up to the file's kind, or before the vocabulary, which is most of a header."""
@@ -332,7 +370,9 @@ class _Walk:
     async def _pair(self) -> tuple[str, Any]:
         name = await self._string()
         if len(name) > _LONGEST_KEY:
-            raise self._bad(f"the key {name!r} has {len(name)} characters, more than {_LONGEST_KEY}")
+            raise self._bad(
+                f"the key {name!r} has {len(name)} characters, more than {_LONGEST_KEY}"
+            )
         keep = _KEPT.fullmatch(name) is not None
         value = await self._value(await self._scalar("I"), keep=keep)
         return name, value if keep else None
@@ -348,7 +388,9 @@ class _Walk:
             raise self._bad(f"its version is {word} ({version}); versions 2 and 3 are supported")
         tensors, count = await self._scalar("Q"), await self._scalar("Q")
         # A pair takes at least 12 bytes and a tensor 24, so the file's size limits their numbers.
-        if count > min(GGUF_PAIRS, self._size // 12) or tensors > min(GGUF_TENSORS, self._size // 24):
+        if count > min(GGUF_PAIRS, self._size // 12) or tensors > min(
+            GGUF_TENSORS, self._size // 24
+        ):
             raise self._bad(f"it announces {count} pairs and {tensors} tensors")
         return tensors, count
 

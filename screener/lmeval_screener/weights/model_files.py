@@ -60,7 +60,9 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
         if has_index:
             index = await read_json(snapshot, kind.index, "BadIndex")
             shards = index.get("weight_map")
-            if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
+            if not isinstance(shards, dict) or not all(
+                isinstance(file, str) for file in shards.values()
+            ):
                 raise bad_index(snapshot, kind.index, "has no weight_map of names")
             named = sorted(set(shards.values()))
             missing = [file for file in named if file not in snapshot.files]
@@ -73,7 +75,9 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
         return ModelFiles(tuple(slices), sliced=True)
     others = safetensors_files(snapshot.files)
     if len(others) == 1:
-        note = f"{SAFETENSORS.single} is not stored; {others[0]}, the only safetensors file, was read"
+        note = (
+            f"{SAFETENSORS.single} is not stored; {others[0]}, the only safetensors file, was read"
+        )
         return ModelFiles((others[0],), notes=(note,))
     return ModelFiles(tuple(others))
 
@@ -82,7 +86,9 @@ def bad_index(snapshot: Snapshot, name: str | None, reason: str) -> ScreeningErr
     """The error for an index of shards that does not fit its files."""
     copy = "copy" if snapshot.is_local else "upload"
     why = f"the index is stale or the {copy} incomplete"
-    return ScreeningError("BadIndex", f"{name} of {snapshot.repo} {reason}: {why}; {snapshot.next_step}")
+    return ScreeningError(
+        "BadIndex", f"{name} of {snapshot.repo} {reason}: {why}; {snapshot.next_step}"
+    )
 
 
 async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:

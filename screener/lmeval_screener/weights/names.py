@@ -67,10 +67,14 @@ _ANYWHERE = (
     Wrapper("_flat_param", "it was saved from FSDP's flattened parameters", _GATHER),
     Wrapper("flat_param_0", "it was saved from FSDP's flattened parameters", _GATHER),
     Wrapper(
-        "_checkpoint_wrapped_module", "it was saved from layers wrapped for activation checkpointing", _GATHER
+        "_checkpoint_wrapped_module",
+        "it was saved from layers wrapped for activation checkpointing",
+        _GATHER,
     ),
     Wrapper(
-        "_checkpoint_wrapped_model", "it was saved from layers wrapped for activation checkpointing", _GATHER
+        "_checkpoint_wrapped_model",
+        "it was saved from layers wrapped for activation checkpointing",
+        _GATHER,
     ),
     Wrapper("_forward_module", "it was saved from the wrapper of Lightning or DeepSpeed", _UNWRAP),
 )
@@ -79,7 +83,9 @@ _IN_FRONT = (
     Wrapper("base_model.model", "it was saved from a PEFT model", _MERGE),
     Wrapper("module", "it was saved from the wrapper of DDP, DataParallel or DeepSpeed", _UNWRAP),
     Wrapper(
-        "_module", "it was saved from the wrapper of Opacus", "save `model._module` with save_pretrained"
+        "_module",
+        "it was saved from the wrapper of Opacus",
+        "save `model._module` with save_pretrained",
     ),
 )
 _PEFT_INSIDE = ".base_model.model."
@@ -98,7 +104,13 @@ _DRAFT_INPUTS = ("fc.weight", "model.fc.weight")
 _DRAFT_CLASSES = re.compile(r"Eagle3?$|^Medusa|Speculator|DraftModel")
 #: Heads of models that score, classify or estimate, and their classes: reward and value models, probes.
 _OTHER_HEADS = (
-    *("score.weight", "classifier.weight", "v_head.summary.weight", "v_head.0.weight", "value_head.weight"),
+    *(
+        "score.weight",
+        "classifier.weight",
+        "v_head.summary.weight",
+        "v_head.0.weight",
+        "value_head.weight",
+    ),
     *("regression_layer.weight", "reward_head.weight", "qa_outputs.weight", "rm_head.weight"),
 )
 _OTHER_CLASSES = re.compile(
@@ -112,14 +124,22 @@ _LAYER = re.compile(r"(?P<stem>(?:[A-Za-z_]\w*\.)*?(?:layers|h|blocks))\.(?P<num
 _LAYER_COUNTS = ("decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 #: Types that leave layers out by their configuration.
 _WITH_HOLES = ("nemotron-nas",)
-_INCOMPLETE = "it may be an incomplete copy: download it again, or save it again with save_pretrained"
+_INCOMPLETE = (
+    "it may be an incomplete copy: download it again, or save it again with save_pretrained"
+)
 #: Types whose own names have a wrapper's part behind the prefix.
 _INSIDE = {"inkling2_text": "llm", "inkling2_loop_text": "llm"}
 #: Prefix of stored names by ``model_type``, where it is not ``model.``.
-_PREFIXES = {name: f"{prefix}." for prefix, types in TABLES["prefixes"].items() for name in types.split()}
+_PREFIXES = {
+    name: f"{prefix}." for prefix, types in TABLES["prefixes"].items() for name in types.split()
+}
 #: Beginnings of a head's names, which have no prefix.
 _OF_HEADS = (
-    *(name.removesuffix("weight") for name in HEADS if not name.startswith(("model.", "transformer."))),
+    *(
+        name.removesuffix("weight")
+        for name in HEADS
+        if not name.startswith(("model.", "transformer."))
+    ),
     "decoder.bias",
 )
 #: Parts of the names of prefixes and wrappers.
@@ -206,7 +226,9 @@ def refuse_part(
         return
     step = "correct config.json, or save it again with save_pretrained"
     if shape[0] < rows or shape[1] < width:
-        step = "if it is one slice of tensor parallelism, save the gathered model with save_pretrained"
+        step = (
+            "if it is one slice of tensor parallelism, save the gathered model with save_pretrained"
+        )
     raise cannot(
         "NoOutputProjection",
         f"{name} is {shape[0]} × {shape[1]} and config.json says {rows or shape[0]} × {width or shape[1]}, "
@@ -225,7 +247,9 @@ def notes_on(names: Iterable[str], config: Mapping[str, Any]) -> list[str]:
     parts = [f"{name} is stored" for name in heads[:1]]
     parts += [f"config.json says {name}" for name in classes[:1]]
     stated = " and ".join(parts)
-    return [f"{stated}: read as AutoModelForCausalLM loads it, without the head that it was trained for"]
+    return [
+        f"{stated}: read as AutoModelForCausalLM loads it, without the head that it was trained for"
+    ]
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
@@ -296,13 +320,16 @@ def _refuse_other_case(names: Iterable[str]) -> None:
     if name is not None and lowered[name] != name:
         step = "rename the tensors as their class names them, and save them again"
         raise _random(
-            f"its names are in another case ({lowered[name]} for {name}), which no loader knows", step
+            f"its names are in another case ({lowered[name]} for {name}), which no loader knows",
+            step,
         )
 
 
 def _wrapped(wrapper: Wrapper, name: str) -> ScreeningError:
     where = "begin with" if name.startswith(wrapper.part) else "hold"
-    return _random(f"{wrapper.cause} and names {where} `{wrapper.part}.`, which no class has", wrapper.step)
+    return _random(
+        f"{wrapper.cause} and names {where} `{wrapper.part}.`, which no class has", wrapper.step
+    )
 
 
 def refuse_placeholders(shapes: Mapping[str, Shape]) -> None:

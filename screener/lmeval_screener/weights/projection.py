@@ -160,7 +160,9 @@ async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
     """Read rows of the output projection, as `read_rows`, and the final norm before it, concurrently."""
-    rows, norm = await side_by_side([read_rows(projection, ids), projection.norm.read(projection.shape[1])])
+    rows, norm = await side_by_side(
+        [read_rows(projection, ids), projection.norm.read(projection.shape[1])]
+    )
     return rows, norm
 
 
@@ -212,15 +214,21 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     except ScreeningError as error:
         if error.code != "QuantizedTensor" or not (base := await _base_model(snapshot)):
             raise
-        raise ScreeningError(error.code, f"{str(error).partition('; ')[0]}; screen {base}") from error
+        raise ScreeningError(
+            error.code, f"{str(error).partition('; ')[0]}; screen {base}"
+        ) from error
 
 
-async def _find(snapshot: Snapshot, config: Mapping[str, Any], chosen: ModelFiles) -> OutputProjection:
+async def _find(
+    snapshot: Snapshot, config: Mapping[str, Any], chosen: ModelFiles
+) -> OutputProjection:
     files = WeightFiles(snapshot)
     warnings: list[str] = []
     adapters = [path for path in ADAPTERS if path in snapshot.files]
     if adapters and "adapter_config.json" not in snapshot.files:
-        warnings.append(f"{adapters[0]} has no adapter_config.json: no program puts it on the weights")
+        warnings.append(
+            f"{adapters[0]} has no adapter_config.json: no program puts it on the weights"
+        )
     sharded = chosen.kind
     holders = chosen.holders
     shapes: dict[str, Shape] = dict.fromkeys(holders)
@@ -238,12 +246,16 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], chosen: ModelFile
     name, tied = _chosen(holders, config, warnings)
     file = holders[name][0]
     if sharded and ("/" in file or file not in snapshot.files or not file.endswith(sharded.suffix)):
-        raise bad_index(snapshot, sharded.index, f"says that {name} is in {file!r}, which does not exist")
+        raise bad_index(
+            snapshot, sharded.index, f"says that {name} is in {file!r}, which does not exist"
+        )
     header = await files.header(file, _header_bytes(holders, file))
     tensor = header.tensors.get(name)
     if tensor is None:
         index_name = sharded.index if sharded else None
-        raise bad_index(snapshot, index_name, f"says that {name} is in {file}, which does not contain it")
+        raise bad_index(
+            snapshot, index_name, f"says that {name} is in {file}, which does not contain it"
+        )
     if sharded:
         refuse_placeholders({stored: part.shape for stored, part in header.tensors.items()})
         parameters = snapshot.parameters or await _parameters(files, chosen.index, holders, tensor)
@@ -263,9 +275,15 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], chosen: ModelFile
             refuse_part(embedding, shapes[embedding] or (), config, more_rows=not tied)
     if not tied and _shares_an_embedding(tensor, header):
         tied, warnings = True, [text for text in warnings if not text.startswith(names.SAYS_TIED)]
-    sizes = [level["vocab_size"] for level in names.levels(config) if type(level.get("vocab_size")) is int]
+    sizes = [
+        level["vocab_size"]
+        for level in names.levels(config)
+        if type(level.get("vocab_size")) is int
+    ]
     if sizes and rows.shape[0] < sizes[0]:
-        warnings.append(f"config.json says vocab_size {sizes[0]}, but only {rows.shape[0]} rows are stored")
+        warnings.append(
+            f"config.json says vocab_size {sizes[0]}, but only {rows.shape[0]} rows are stored"
+        )
     warnings += names.head_bias(holders)
     warnings += notes_on(holders, config)
     norm = _find_norm(files, holders, config)
@@ -291,7 +309,10 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], chosen: ModelFile
 
 
 async def _rows(
-    files: WeightFiles, tensor: Tensor, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
+    files: WeightFiles,
+    tensor: Tensor,
+    holders: Mapping[str, Sequence[str]],
+    config: Mapping[str, Any],
 ) -> Rows:
     """Rows of a stored matrix, with its separate scales, if any."""
     companions = names.companions(tensor.name, holders)
@@ -301,7 +322,9 @@ async def _rows(
     if tensor.dtype in FLOAT_DTYPES:
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             reason = f"{tensor.name} has shape {tensor.shape}, expected (v, d)"
-            raise names.cannot("NoOutputProjection", reason, "check that it is a causal language model")
+            raise names.cannot(
+                "NoOutputProjection", reason, "check that it is a causal language model"
+            )
         rows = await files.matrix(holders[tensor.name][0], tensor)
         is_code = tensor.dtype in SCALED_DTYPES
         if not companions and not (is_code and quantization):
@@ -311,14 +334,20 @@ async def _rows(
         elif is_code and len(companions) == 1 and companions[0] in names.SCALES:
             name = stem + companions[0]
             file = holders[name][0]
-            scale = (await files.header(file)).tensors.get(name) if file in files.snapshot.files else None
+            scale = (
+                (await files.header(file)).tensors.get(name)
+                if file in files.snapshot.files
+                else None
+            )
             if scale is None:
                 how += f", which is not in {file}"
             elif made := scaled(rows, await files.matrix(file, scale, narrow=True), quantization):
                 return made
             else:
                 how += f", {scale.dtype} of shape {scale.shape}, blocks of no known size"
-    raise names.cannot("QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model")
+    raise names.cannot(
+        "QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model"
+    )
 
 
 def _chosen(
@@ -379,7 +408,9 @@ def _header_bytes(holders: Mapping[str, Sequence[str]], file: str) -> int:
 def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
     """Whether a head has the bytes of an input embedding: an archive keeps tied matrices once."""
     place = tensor.begin, tensor.end
-    others = [t.name for t in header.tensors.values() if (t.begin, t.end) == place and t is not tensor]
+    others = [
+        t.name for t in header.tensors.values() if (t.begin, t.end) == place and t is not tensor
+    ]
     return names.stored_name(others, names.EMBEDDINGS) is not None
 
 
@@ -433,7 +464,9 @@ def _find_norm(
     if not held:
         return StoredNorm(files, reason=f"{name} is not in {holders[name][0]}")
     if kind == "rms" and (bias := name.removesuffix("weight") + "bias") in holders:
-        return StoredNorm(files, reason=f"{bias} is stored, and the norm of {types[-1]} has no bias")
+        return StoredNorm(
+            files, reason=f"{bias} is stored, and the norm of {types[-1]} has no bias"
+        )
     return StoredNorm(files, name, held, kind, plus_one, _header_bytes(holders, held[0]))
 
 
@@ -446,11 +479,16 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
     if known := layout_of(snapshot.names_around(), snapshot.repo, is_local=snapshot.is_local):
         code, reason, step = known
         return names.cannot(code, reason, step)
-    base, usual = await _base_model(snapshot) or "its base model", [kind.single for kind in TRANSFORMERS]
+    base, usual = (
+        await _base_model(snapshot) or "its base model",
+        [kind.single for kind in TRANSFORMERS],
+    )
     if "adapter_config.json" in files or any(path.startswith("adapter_model.") for path in files):
         step = f"merge it into its base model, or screen {base}"
         return names.cannot("AdapterOnly", "it holds only an adapter", step)
-    if paths := [p for p in files if p.endswith((ARCHIVE.suffix, *UNREAD)) and not is_training_state(p)]:
+    if paths := [
+        p for p in files if p.endswith((ARCHIVE.suffix, *UNREAD)) and not is_training_state(p)
+    ]:
         return names.cannot(
             "NoSafetensors",
             f"its weights are stored only as {_listed(paths)}, where {' or '.join(usual)} is expected",
@@ -479,9 +517,14 @@ async def _base_model(snapshot: Snapshot) -> str | None:
     import yaml
 
     name: Any = None
-    for path, key in (("adapter_config.json", "base_model_name_or_path"), ("README.md", "base_model")):
+    for path, key in (
+        ("adapter_config.json", "base_model_name_or_path"),
+        ("README.md", "base_model"),
+    ):
         # A broken file costs only the hint.
-        with contextlib.suppress(ScreeningError, yaml.YAMLError, ValueError, TypeError, AttributeError):
+        with contextlib.suppress(
+            ScreeningError, yaml.YAMLError, ValueError, TypeError, AttributeError
+        ):
             body = await snapshot.small_file(path) if path in snapshot.files else b""
             head = body[3:].partition(b"\n---")[0] if body.startswith(b"---") else b""
             name = (parsed(body, CONFIG) if path.endswith(".json") else bounded_yaml(head)).get(key)

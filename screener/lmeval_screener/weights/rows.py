@@ -31,7 +31,14 @@ from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import format_of, safetensors_files
-from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, damage_of, decode_rows
+from lmeval_screener.weights.tensors import (
+    DTYPE_BITS,
+    Header,
+    Tensor,
+    WeightFile,
+    damage_of,
+    decode_rows,
+)
 
 #: Most bytes of scattered rows over a network, if rows are stored column by column.
 MOST_SCATTERED = 64 * 2**20
@@ -128,7 +135,9 @@ class Matrix:
         known: dict[int, bytes] = {}
         if content is not None:
             head, _, body = content.partition(b"\n")
-            known = {i: body[at * width : (at + 1) * width] for at, i in enumerate(json.loads(head))}
+            known = {
+                i: body[at * width : (at + 1) * width] for at, i in enumerate(json.loads(head))
+            }
         missing = [i for i in ids if i not in known]
         if not missing:
             return known
@@ -205,7 +214,9 @@ class ScaledRows:
         """Rows by number, each code times its scale; see `Rows.read`."""
         high, wide = self.block
         blocks, place = np.unique(np.asarray(ids, dtype=int) // high, return_inverse=True)
-        codes, scales = await side_by_side([self.codes.read(ids), self.scales.read(blocks.tolist())])
+        codes, scales = await side_by_side(
+            [self.codes.read(ids), self.scales.read(blocks.tolist())]
+        )
         spread = np.repeat(scales[place], wide, axis=1)
         result: NDArray[np.float32] = codes * spread[:, : self.shape[1]]
         return result
@@ -222,7 +233,9 @@ def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | Non
     elif shape == (v,):
         shape = (v, 1)
     stated = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
-    known = isinstance(stated, list) and len(stated) == 2 and all(type(size) is int for size in stated)
+    known = (
+        isinstance(stated, list) and len(stated) == 2 and all(type(size) is int for size in stated)
+    )
     high, wide = stated if known and stated else (None, None)
     if scales.tensor.dtype not in _SCALE_DTYPES or len(shape) != 2:
         return None
@@ -237,7 +250,9 @@ def _side(length: int, count: int, stated: int | None) -> int | None:
     if count in (1, length):
         return length // count
     sizes = {_USUAL_BLOCK} | ({length // count} if count and length % count == 0 else set())
-    fitting = {size for size in ({stated} if stated else sizes) if size > 0 and -(-length // size) == count}
+    fitting = {
+        size for size in ({stated} if stated else sizes) if size > 0 and -(-length // size) == count
+    }
     return fitting.pop() if len(fitting) == 1 else None
 
 
@@ -269,7 +284,9 @@ def slice_files(files: Iterable[str]) -> list[str]:
     return weights if all(_SLICE.fullmatch(path) for path in weights) else []
 
 
-def pieced(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None) -> PiecedRows:
+def pieced(
+    name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None
+) -> PiecedRows:
     """A matrix joined from slices, each with its header; `sliced_error` unless they fill ``sizes``."""
     pieces = []
     for matrix, header in parts:

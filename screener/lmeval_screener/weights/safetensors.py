@@ -47,9 +47,13 @@ def parse_length(start: bytes, file_size: int, what: str) -> int:
         raise _bad(what, f"the file is {file_size} bytes, too short for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])
     if length > HEADER.size:
-        raise _bad(what, f"its first 8 bytes announce a header of {length} bytes, more than {HEADER.size}")
+        raise _bad(
+            what, f"its first 8 bytes announce a header of {length} bytes, more than {HEADER.size}"
+        )
     if 8 + length > file_size:
-        raise _bad(what, f"its first 8 bytes announce a header of {length} bytes in a file of {file_size}")
+        raise _bad(
+            what, f"its first 8 bytes announce a header of {length} bytes in a file of {file_size}"
+        )
     return int(length)
 
 
@@ -77,8 +81,12 @@ def parse_header(body: bytes, file_size: int, what: str) -> Header:
         tensors[name] = _tensor(name, fields.pop(name), at, what)
     for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.end)):
         if tensor.begin != at:
-            word = "overlaps the tensor before it" if tensor.begin < at else "leaves a gap before it"
-            raise _bad(what, f"tensor {tensor.name!r} {word} (begins at {tensor.begin}, expected {at})")
+            word = (
+                "overlaps the tensor before it" if tensor.begin < at else "leaves a gap before it"
+            )
+            raise _bad(
+                what, f"tensor {tensor.name!r} {word} (begins at {tensor.begin}, expected {at})"
+            )
         at = tensor.end
     if at != file_size:
         raise _bad(what, f"its tensors end at byte {at}, but the file has {file_size} bytes")
@@ -93,7 +101,9 @@ def _tensor(name: str, entry: Any, offset: int, what: str) -> Tensor:
     tensor = Tensor(name, entry.dtype, entry.shape, offset + entry.begin, offset + entry.end)
     size = entry.end - entry.begin
     if tensor.elements * DTYPE_BITS[entry.dtype] != 8 * size:
-        raise _bad(what, f"{name!r}: {entry.dtype} of shape {entry.shape} does not fill {size} bytes")
+        raise _bad(
+            what, f"{name!r}: {entry.dtype} of shape {entry.shape} does not fill {size} bytes"
+        )
     return tensor
 
 

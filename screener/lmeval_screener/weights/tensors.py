@@ -15,7 +15,9 @@ from lmeval_screener.errors import ScreeningError
 
 #: Dtype of the format -> bits per element.
 DTYPE_BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(
+        ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
+    ),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
@@ -82,7 +84,9 @@ class Header:
     @property
     def parameters(self) -> int:
         """Elements of all tensors together; shared bytes count once."""
-        return sum({(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values())
+        return sum(
+            {(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values()
+        )
 
 
 def damaged(what: str, reason: str, code: str = "BadHeader") -> ScreeningError:
@@ -146,7 +150,9 @@ def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
 def _codes() -> dict[str, NDArray[np.float32]]:
     """All 256 values of the 8-bit floats (OCP 8-bit formats): parts of float16, or an exponent alone."""
     code = np.arange(256, dtype="<u2")
-    e4m3 = ((code & 0x7F) << 7 | (code & 0x80) << 8).view("<f2").astype(np.float32) * np.float32(256)
+    e4m3 = ((code & 0x7F) << 7 | (code & 0x80) << 8).view("<f2").astype(np.float32) * np.float32(
+        256
+    )
     e4m3[[0x7F, 0xFF]] = np.nan
     e8m0 = np.where(code == 255, np.nan, np.exp2(code - 127.0))
     e5m2 = (code << 8).view("<f2")

@@ -67,7 +67,9 @@ async def read_header(file: WeightFile) -> Header:
     entries = await entries_of(file, head)
     pickles = [name for name in entries if name.endswith("data.pkl")]
     if len(pickles) != 1 or pickles[0].count("/") != 1:
-        raise broken(what, f"it holds {len(pickles)} data.pkl, expected one: it may be a TorchScript model")
+        raise broken(
+            what, f"it holds {len(pickles)} data.pkl, expected one: it may be a TorchScript model"
+        )
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
         order = await content(file, entries, f"{root}byteorder", PICKLE)
@@ -232,7 +234,9 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
         if self.stack[-1] not in _STAND_INS.values():
             raise _UnsafeError(f"calls a {type(self.stack[-1]).__name__}")
         for values in (arguments, *arguments[:DIMENSIONS]):
-            self._copied += len(values) if isinstance(values, tuple | list | dict | str | bytes) else 1
+            self._copied += (
+                len(values) if isinstance(values, tuple | list | dict | str | bytes) else 1
+            )
         if self._copied > PICKLE_COPIED:
             raise _CostlyError(f"copies more than {PICKLE_COPIED} values")
         self.stack[-1] = self.stack[-1](*arguments)
@@ -271,8 +275,22 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
     dispatch[pickle.SETITEMS[0]] = load_setitems
     dispatch[pickle.DICT[0]] = load_dict
     for _code in (
-        *(pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4),
-        *(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8, pickle.NEXT_BUFFER),
+        *(
+            pickle.INST,
+            pickle.OBJ,
+            pickle.NEWOBJ,
+            pickle.NEWOBJ_EX,
+            pickle.EXT1,
+            pickle.EXT2,
+            pickle.EXT4,
+        ),
+        *(
+            pickle.EMPTY_SET,
+            pickle.ADDITEMS,
+            pickle.FROZENSET,
+            pickle.BYTEARRAY8,
+            pickle.NEXT_BUFFER,
+        ),
     ):
         dispatch[_code[0]] = refuse
 
@@ -288,8 +306,12 @@ def _placed(
         raise broken(what, f"the storage {storage.key!r} is missing")
     entry, size = entries[called], DTYPE_BITS[storage.dtype] // 8
     if storage.elements is not None and storage.elements * size != entry.file_size:
-        raise broken(what, f"the storage of {name!r} does not have the announced {storage.elements} elements")
-    last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
+        raise broken(
+            what, f"the storage of {name!r} does not have the announced {storage.elements} elements"
+        )
+    last = tensor.offset + sum(
+        (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)
+    )
     if math.prod(tensor.shape) and (last + 1) * size > entry.file_size:
         raise broken(what, f"{name!r} reaches beyond its storage")
     start = least_start(entry.header_offset, called)

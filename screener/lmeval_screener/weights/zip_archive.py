@@ -39,7 +39,13 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
             # `zipfile` finds a directory at the end of whatever it is given.
             with zipfile.ZipFile(io.BytesIO(body)) as archive:
                 break
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
+        except (
+            zipfile.BadZipFile,
+            OSError,
+            ValueError,
+            NotImplementedError,
+            struct.error,
+        ) as error:
             if begin == 0 or len(body) > ZIP_DIRECTORY:
                 raise broken(what, f"its directory cannot be read ({error})") from error
         earlier = max(0, size - 8 * len(body))
@@ -51,17 +57,27 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
     right = (len(listed), 0xFFFF), (held, 0xFFFFFFFF), (directory, 0xFFFFFFFF)
     if any(said not in known for said, known in zip((count, length, start), right, strict=True)):
         raise broken(
-            what, f"its record announces {count} entries at byte {start}, which is not its directory"
+            what,
+            f"its record announces {count} entries at byte {start}, which is not its directory",
         )
     entries: dict[str, zipfile.ZipInfo] = {}
     end = 0
     for entry in in_steps(sorted(listed, key=lambda entry: entry.header_offset)):
         name = _name(entry).decode("utf-8", "replace")
-        if name.startswith("/") or "\\" in name or ".." in name.split("/") or "\0" in name or name in entries:
-            raise broken(what, f"an entry is called {name!r}" + (" like another" if name in entries else ""))
+        if (
+            name.startswith("/")
+            or "\\" in name
+            or ".." in name.split("/")
+            or "\0" in name
+            or name in entries
+        ):
+            raise broken(
+                what, f"an entry is called {name!r}" + (" like another" if name in entries else "")
+            )
         if entry.flag_bits & 1 or entry.compress_type or entry.compress_size != entry.file_size:
             raise broken(
-                what, f"the entry {name!r} is compressed or encrypted: write the file without compression"
+                what,
+                f"the entry {name!r} is compressed or encrypted: write the file without compression",
             )
         entry.header_offset += begin
         if entry.header_offset < end:
@@ -92,7 +108,9 @@ def least_start(offset: int, name: str) -> int:
     return offset + 30 + len(name.encode())
 
 
-async def content(file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name: str, most: int) -> bytes:
+async def content(
+    file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name: str, most: int
+) -> bytes:
     """An entry's bytes; ScreeningError if there are more than ``most``."""
     entry = entries[name]
     if entry.file_size > most:

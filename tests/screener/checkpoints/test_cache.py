@@ -66,7 +66,10 @@ for number in range(400):
 
 def test_processes_that_write_the_same_entry(cache):
     run = [sys.executable, "-c", WRITER, str(cache.folder)]
-    options = {"env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, "stderr": subprocess.PIPE}
+    options = {
+        "env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        "stderr": subprocess.PIPE,
+    }
     writers = [subprocess.Popen([*run, letter], **options) for letter in "abc"]
     for writer in writers:
         _, errors = writer.communicate(timeout=100)

@@ -122,7 +122,11 @@ def test_a_redirect_to_where_nobody_should_be_sent_is_refused(monkeypatch, sourc
 
     async def work():
         async def named(host, port):
-            known = {"loopback.test": "127.0.0.1", "localhost": "127.0.0.1", "hub.example": "8.8.4.4"}
+            known = {
+                "loopback.test": "127.0.0.1",
+                "localhost": "127.0.0.1",
+                "hub.example": "8.8.4.4",
+            }
             known["named.example"] = "10.0.0.7"
             return [(0, 0, 0, "", (known[host], 0))]
 

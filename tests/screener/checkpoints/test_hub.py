@@ -38,7 +38,12 @@ def refusal(hub, tmp_path):
 
 
 def test_every_kind_of_revision(hub, add, tmp_path):
-    added = [add(), add(seed=1, branch="step/7"), add(seed=2, tag="v1.0"), add(seed=3, branch="refs/pr/1")]
+    added = [
+        add(),
+        add(seed=1, branch="step/7"),
+        add(seed=2, tag="v1.0"),
+        add(seed=3, branch="refs/pr/1"),
+    ]
     names = [(None, "main"), ("step/7",), ("v1.0",), ("refs/pr/1",)]
     for (commit, rows), revisions in zip(added, names, strict=True):
         for revision in (*revisions, commit, commit[:8]):
@@ -52,7 +57,10 @@ def test_every_kind_of_revision(hub, add, tmp_path):
     [
         (("org/model", "step9"), "RevisionNotFound"),
         (("org/model", "0" * 40), "RevisionNotFound"),
-        *(((name,), "RepoNotFound") for name in ("org/none", "", "../..", "org/model?x=1", "o\n/x")),
+        *(
+            ((name,), "RepoNotFound")
+            for name in ("org/none", "", "../..", "org/model?x=1", "o\n/x")
+        ),
     ],
 )
 @pytest.mark.parametrize("token", [None, "hf_opensesame"])
@@ -83,7 +91,10 @@ def test_a_gated_repository(hub, add, refusal, tmp_path, shards):
 @pytest.mark.parametrize("where", ["api", "resolve"])
 def test_a_token_that_is_expired_is_named_as_such(hub, add, refusal, where):
     add()
-    hub.fault(where, faults.status(401, {"X-Error-Message": 'User Access Token "mine" is expired\x07'}, b""))
+    hub.fault(
+        where,
+        faults.status(401, {"X-Error-Message": 'User Access Token "mine" is expired\x07'}, b""),
+    )
     refusal(token="hf_old", code="BadToken", says='(User Access Token "mine" is expired\\x07)')
     # Without a token, the same answer says that there is nothing to see.
     assert refusal().code == "RepoNotFound"
@@ -92,7 +103,9 @@ def test_a_token_that_is_expired_is_named_as_such(hub, add, refusal, where):
 @pytest.mark.parametrize("value", [None, "", "hf_a", " hf_a\n", "hf_a b"])
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 @pytest.mark.parametrize("stored", [None, "hf_stored\n"])
-def test_the_token_is_the_one_that_huggingface_hub_finds(tmp_path, monkeypatch, name, value, stored):
+def test_the_token_is_the_one_that_huggingface_hub_finds(
+    tmp_path, monkeypatch, name, value, stored
+):
     for other in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
@@ -103,7 +116,9 @@ def test_the_token_is_the_one_that_huggingface_hub_finds(tmp_path, monkeypatch, 
     assert _implicit_token() == get_token()
 
 
-def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, tmp_path, monkeypatch):
+def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(
+    hub, tmp_path, monkeypatch
+):
     for token in ("hf_“secret”", "hf_secret\nX-Other: 1"):
         with pytest.raises(UsageError, match="HF_TOKEN") as raised:
             read(hub, tmp_path / "cache", token=token)
@@ -128,7 +143,9 @@ def test_a_mirror_whose_listing_has_no_sizes(hub, add, tmp_path):
 
 def test_a_disabled_repository_is_called_so(hub, add, refusal):
     add()
-    hub.fault("api", faults.status(403, {"X-Error-Message": "Access to this resource is disabled."}))
+    hub.fault(
+        "api", faults.status(403, {"X-Error-Message": "Access to this resource is disabled."})
+    )
     error = refusal(code="AccessDenied", says="is disabled on")
     assert "log in" not in str(error)
 
@@ -153,7 +170,12 @@ def test_branches_and_tags_by_glob_in_step_order(hub, add, tmp_path):
 
 @pytest.mark.parametrize("size", [-1, 1.5, True, "5", None])
 def test_sizes_and_digests_that_are_none_count_as_unknown(size):
-    sibling = {"rfilename": "config.json", "size": size, "blobId": "../../x", "lfs": {"sha256": "y"}}
+    sibling = {
+        "rfilename": "config.json",
+        "size": size,
+        "blobId": "../../x",
+        "lfs": {"sha256": "y"},
+    }
     found = parse_listing({"sha": "0" * 40, "siblings": [sibling], "safetensors": {"total": size}})
     assert found.files["config.json"] == FileEntry("config.json", -1, None)
     assert found.parameters is None
@@ -173,7 +195,9 @@ def test_what_a_reading_asks_for(hub, add, tmp_path):
         hub.requests.clear()
         found = read(hub, tmp_path / "cache", "org/model", revision, ids=ids)
         known = [place for place, row in enumerate(ids) if row in IDS]
-        np.testing.assert_array_equal(found.rows[known], rows[[IDS.index(ids[place]) for place in known]])
+        np.testing.assert_array_equal(
+            found.rows[known], rows[[IDS.index(ids[place]) for place in known]]
+        )
         assert sorted((r.part, r.method) for r in hub.requests) == expected
         assert found.snapshot.account.requests == len(hub.requests)
 
@@ -231,7 +255,9 @@ def test_settings_and_downloads_of_the_real_huggingface_hub(hub, add, tmp_path):
     assert folder == str(home / "hub")
     assert offline.split()[:3] == [commit, hub.endpoint, "0"]
     assert online.split()[:2] == [commit, hub.endpoint]
-    assert float(offline.split()[3]) == float(online.split()[3]) == pytest.approx(rows.sum(), rel=1e-6)
+    assert (
+        float(offline.split()[3]) == float(online.split()[3]) == pytest.approx(rows.sum(), rel=1e-6)
+    )
     mine = [r for r in hub.requests if r.headers["user-agent"].startswith("screen-checkpoints")]
     assert {r.part for r in mine} == {"api"}
     assert all(r.headers["authorization"] == f"Bearer {hub.token}" for r in mine)

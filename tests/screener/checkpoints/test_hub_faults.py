@@ -101,8 +101,16 @@ def test_what_passes_is_retried(hub, check, where, fault):
         ("cdn", faults.status(416), "BadResponse"),
         ("cdn", faults.status(403), "AccessDenied"),
         ("resolve", faults.status(403), "AccessDenied"),
-        ("api", faults.status(307, {"Location": "/api/models/org/model/revision/main"}), "BadResponse"),
-        ("resolve", faults.status(302, {"Location": "/org/model/resolve/main/config.json"}), "BadResponse"),
+        (
+            "api",
+            faults.status(307, {"Location": "/api/models/org/model/revision/main"}),
+            "BadResponse",
+        ),
+        (
+            "resolve",
+            faults.status(302, {"Location": "/org/model/resolve/main/config.json"}),
+            "BadResponse",
+        ),
     ],
 )
 def test_what_stays_wrong_ends_in_its_named_error(hub, refusal, where, fault, code):
@@ -114,8 +122,9 @@ def test_a_hub_that_cannot_be_reached_names_the_mirror_and_the_offline_mode(hub,
     hub.add("org/model", write_checkpoint(tmp_path / "repo", head_and_embedding()))
     hub.fault("*", faults.closed())
     error = refused(read, hub, tmp_path / "cache", code="Unreachable")
-    assert "; check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded" in str(
-        error
+    assert (
+        "; check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded"
+        in str(error)
     )
 
 
@@ -155,7 +164,9 @@ def test_one_expiry_costs_one_resolve_however_many_wait(hub, check):
     def expired(reply, request):
         # Whatever carries the first signature is refused, after the header was read with it.
         first.append(request.query["signature"]) if not first else None
-        if request.query["signature"] == first[0] and not request.headers["range"].startswith("bytes=0-"):
+        if request.query["signature"] == first[0] and not request.headers["range"].startswith(
+            "bytes=0-"
+        ):
             return faults.Reply(403, {}, b"Request has expired")
         return reply
 
@@ -178,7 +189,14 @@ def test_200_for_206_on_a_large_file_is_noticed_before_the_body_is_read(hub, tmp
         assert "are zero" in str(refused(read, hub, tmp_path / "cache", ids=(9,)))
     hub.fault("cdn", faults.whole)
     before = hub.sent
-    refused(read, hub, tmp_path / "cache", ids=(5,), code="RangeNotSupported", says="download the checkpoint")
+    refused(
+        read,
+        hub,
+        tmp_path / "cache",
+        ids=(5,),
+        code="RangeNotSupported",
+        says="download the checkpoint",
+    )
     # Bytes that lay in buffers between the two sides when the connection was closed, of several GB.
     assert hub.sent - before < 64_000_000
 
@@ -250,18 +268,24 @@ def read_listed(hub, folder, cache):
         ("cdn", faults.shifted(2), "*", False),
     ],
 )
-def test_of_a_listed_checkpoint_as_little_is_believed(hub, folder, tmp_path, where, fault, match, is_right):
+def test_of_a_listed_checkpoint_as_little_is_believed(
+    hub, folder, tmp_path, where, fault, match, is_right
+):
     """Sizes and digests come from the resolver; one that is wrong for a while leaves nothing wrong behind."""
     hub.fault(where, fault, match=match)
     if is_right:
-        np.testing.assert_array_equal(read_listed(hub, folder, tmp_path / "cache"), truth(folder, IDS))
+        np.testing.assert_array_equal(
+            read_listed(hub, folder, tmp_path / "cache"), truth(folder, IDS)
+        )
     else:
         error = refused(read_listed, hub, folder, tmp_path / "cache")
         assert error.code in ("BadResponse", "RepoNotFound")
     hub.faults.clear()
     for _ in range(2):
         hub.requests.clear()
-        np.testing.assert_array_equal(read_listed(hub, folder, tmp_path / "cache"), truth(folder, IDS))
+        np.testing.assert_array_equal(
+            read_listed(hub, folder, tmp_path / "cache"), truth(folder, IDS)
+        )
         assert not hub.seen("api")
     assert not hub.requests, "all is known then"
 
@@ -270,7 +294,8 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(hub, folder, tmp_path):
     hub.repositories["org/model"].gated = True
     read(hub, tmp_path / "cache", token=hub.token)
     assert all(
-        r.headers.get("authorization") == (None if r.on_cdn else f"Bearer {hub.token}") for r in hub.requests
+        r.headers.get("authorization") == (None if r.on_cdn else f"Bearer {hub.token}")
+        for r in hub.requests
     )
     for part in ("api", "resolve"):
         with HubServer() as other:
@@ -289,7 +314,9 @@ def test_cancelling_leaves_nothing_behind(hub, folder, tmp_path):
     async def work(client, account):
         snapshot = await client.snapshot("org/model", None, account)
         before = asyncio.all_tasks()
-        task = asyncio.create_task(snapshot.ranges(file.name, [(k, k + 8) for k in range(0, 800, 8)]))
+        task = asyncio.create_task(
+            snapshot.ranges(file.name, [(k, k + 8) for k in range(0, 800, 8)])
+        )
         while not hub.seen("cdn"):
             await asyncio.sleep(0.01)
         task.cancel()

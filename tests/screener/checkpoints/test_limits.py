@@ -90,7 +90,9 @@ def test_too_long_a_wait_is_refused_to_all_that_wait():
         await asyncio.sleep(0)
         bucket.throttle(3600)
         for turn in (waiting, bucket.acquire(Account(60))):
-            with pytest.raises(ScreeningError, match=r"try again in 36\d\d s|try again in 3600 s") as error:
+            with pytest.raises(
+                ScreeningError, match=r"try again in 36\d\d s|try again in 3600 s"
+            ) as error:
                 await turn
             assert error.value.code == "RateLimited"
 
@@ -139,7 +141,9 @@ def test_a_run_above_every_quota_ends_in_one_go(tmp_path):
     """24 checkpoints of 4 s, 8 API calls and 24 resolver requests in 2 s, next to no pages: all come."""
     quotas = {"api": (8, 2.0), "resolvers": (24, 2.0), "pages": (4, 2.0)}
     with HubServer(quotas=quotas) as hub:
-        folders = [write_checkpoint(tmp_path / f"m{n}", head_and_embedding(seed=n)) for n in range(24)]
+        folders = [
+            write_checkpoint(tmp_path / f"m{n}", head_and_embedding(seed=n)) for n in range(24)
+        ]
         for folder in folders:
             hub.add(f"org/{folder.name}", folder)
         truth = [full_matrix(folder / FILE, HEAD)[list(IDS)] for folder in folders]

@@ -45,7 +45,11 @@ def test_a_folder_as_transformers_saves_it(tmp_path, shards):
 def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
     snapshot = open_folder(folder)
     refused(
-        read_ranges, folder / FILE, [(0, 8), (0, 10**6)], code="BadResponse", says="wait until it is written"
+        read_ranges,
+        folder / FILE,
+        [(0, 8), (0, 10**6)],
+        code="BadResponse",
+        says="wait until it is written",
     )
     shutil.rmtree(folder)
     for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)])):
@@ -105,7 +109,9 @@ def test_a_signed_address_of_one_file(folder, tmp_path):
 
 
 def test_a_tokenizer_on_a_web_server(tmp_path):
-    bare = shutil.copytree(DEMO / "sums-10", tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*"))
+    bare = shutil.copytree(
+        DEMO / "sums-10", tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*")
+    )
     (tmp_path / "words").mkdir()
     shutil.copy(DEMO / "sums-10" / "tokenizer.json", tmp_path / "words" / "words.json")
     with WebServer(tmp_path) as web:
@@ -114,7 +120,9 @@ def test_a_tokenizer_on_a_web_server(tmp_path):
 
 
 def test_a_tokenizer_from_elsewhere_is_not_kept_as_a_file_of_the_repository(served, tmp_path):
-    bare = shutil.copytree(DEMO / "sums-10", tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*"))
+    bare = shutil.copytree(
+        DEMO / "sums-10", tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*")
+    )
     served.add("org/bare", bare)
     (found,) = screen("org/bare", tokenizer=str(DEMO / "sums-80")).checkpoints
     assert found.gaps["cosine"].mean == pytest.approx(whole_gap(bare, found), abs=1e-6)
@@ -150,8 +158,12 @@ def test_shards_on_a_web_server(tmp_path):
         web.fault("*", without("ETag"))
         web.requests.clear()
         read(f"{web.endpoint}/model", tmp_path)
-        asked = {request.path for request in web.requests if request.headers["range"] != "bytes=0-0"}
-        assert {path for path in asked if "-of-" in path} == {f"/model/{head}"}, "not every shard's header"
+        asked = {
+            request.path for request in web.requests if request.headers["range"] != "bytes=0-0"
+        }
+        assert {path for path in asked if "-of-" in path} == {f"/model/{head}"}, (
+            "not every shard's header"
+        )
         for shard in folder.glob("*-of-*"):
             shard.unlink()
         assert refused(read, f"{web.endpoint}/model", tmp_path).code == "BadIndex"
@@ -161,7 +173,9 @@ def test_letters_of_an_address_quoted_or_not(tmp_path):
     folder = write_checkpoint(tmp_path / "ä b" / "m", head_and_embedding())
     with WebServer(tmp_path) as web:
         for place in ("ä b", "ä%20b", "%C3%A4%20b"):
-            np.testing.assert_array_equal(read(f"{web.endpoint}/{place}/m", tmp_path).rows, truth(folder))
+            np.testing.assert_array_equal(
+                read(f"{web.endpoint}/{place}/m", tmp_path).rows, truth(folder)
+            )
 
 
 def test_a_web_page_is_no_file(folder, tmp_path, monkeypatch):
@@ -172,10 +186,18 @@ def test_a_web_page_is_no_file(folder, tmp_path, monkeypatch):
         web.fault("*", status(200), match="*.index.json")
         np.testing.assert_array_equal(read(f"{web.endpoint}/m", tmp_path).rows, truth(folder))
         web.fault("*", status(200))
-        refused(read, f"{web.endpoint}/m/{FILE}", tmp_path, code="BadResponse", says="with a web page")
+        refused(
+            read, f"{web.endpoint}/m/{FILE}", tmp_path, code="BadResponse", says="with a web page"
+        )
 
 
 def test_addresses_that_no_storage_serves(folder, tmp_path):
     assert refused(read, "http://127.0.0.1:9/m", tmp_path, timeout=1.0).code == "Unreachable"
     assert refused(read, "nonsense://disk/none", tmp_path).code == "BadName"
-    refused(expand, "http://127.0.0.1:9/run/checkpoint-*", tmp_path, code="BadName", says="lists no folders")
+    refused(
+        expand,
+        "http://127.0.0.1:9/run/checkpoint-*",
+        tmp_path,
+        code="BadName",
+        says="lists no folders",
+    )

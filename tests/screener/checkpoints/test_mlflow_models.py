@@ -22,11 +22,16 @@ DEMO = data_folder("demo")
 @pytest.fixture(scope="module")
 def registry(s3_server, tmp_path_factory):
     """A server with a model of two versions; the store of their files behind a proxy that counts."""
-    pytest.importorskip("mlflow.server", reason="the test needs MLflow's server, not only its client")
+    pytest.importorskip(
+        "mlflow.server", reason="the test needs MLflow's server, not only its client"
+    )
     folder = tmp_path_factory.mktemp("mlflow")
     with FaultyProxy(s3_server.port) as proxy, pytest.MonkeyPatch.context() as patch:
         s3_server.use(patch, proxy.endpoint)
-        settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        settings = {
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
         command += ["--backend-store-uri", f"sqlite:///{folder}/registry.db", "--workers", "1"]
         command += ["--default-artifact-root", "s3://box/mlflow", "--no-serve-artifacts"]
@@ -92,7 +97,9 @@ def version_at(monkeypatch):
 
 
 def test_a_version_as_the_flavour_of_transformers_saves_it_and_a_plain_one(version_at, tmp_path):
-    shutil.copytree(DEMO / "sums-80", tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    shutil.copytree(
+        DEMO / "sums-80", tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*")
+    )
     (tmp_path / "components" / "tokenizer").mkdir(parents=True)
     shutil.copy(DEMO / "sums-80" / "tokenizer.json", tmp_path / "components" / "tokenizer")
     for place, name in ((tmp_path, "sums-80"), (DEMO / "sums-10", "sums-10")):

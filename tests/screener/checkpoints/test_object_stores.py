@@ -37,9 +37,13 @@ def test_a_trajectory_end_to_end(s3_server, proxied, tmp_path):
     accuracies = {c.repo.rpartition("-")[2]: c.accuracy for c in result.checkpoints}
     assert accuracies == {"10": 0.1, "20": None, "30": 0.9}
     (group,) = result.groups
-    assert [c.repo.rpartition("/")[2] for c in group.trajectory] == [f"checkpoint-{n}" for n in (10, 20, 30)]
+    assert [c.repo.rpartition("/")[2] for c in group.trajectory] == [
+        f"checkpoint-{n}" for n in (10, 20, 30)
+    ]
     for c, name in zip(group.trajectory, ("sums-00", "sums-10", "sums-80"), strict=True):
-        assert c.gaps["cosine"].mean == pytest.approx(whole_gap(data_folder("demo") / name, c), abs=1e-6)
+        assert c.gaps["cosine"].mean == pytest.approx(
+            whole_gap(data_folder("demo") / name, c), abs=1e-6
+        )
     asked = [request.path for request in proxied.ranges()]
     assert sum(path.endswith("tokenizer.json") for path in asked) == 1
     assert result.requests == len(proxied.requests)
@@ -51,11 +55,20 @@ def test_a_run_with_folder_markers_and_one_tokenizer(s3_server, proxied, tmp_pat
     names = ("checkpoint-10", "checkpoint-20", "merged")
     for name, model in zip(names, ("sums-00", "sums-10", "sums-80"), strict=True):
         folder = tmp_path / name
-        shutil.copytree(data_folder("demo") / model, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+        shutil.copytree(
+            data_folder("demo") / model, folder, ignore=shutil.ignore_patterns("tokenizer*")
+        )
         s3_server.put(folder, f"marked/{name}")
-    for marker in ("marked/", "marked/checkpoint-10/", "marked/checkpoint-20_$folder$", "marked/logs/"):
+    for marker in (
+        "marked/",
+        "marked/checkpoint-10/",
+        "marked/checkpoint-20_$folder$",
+        "marked/logs/",
+    ):
         s3_server.upload(marker, b"")
-    s3_server.upload("marked/tokenizer.json", (data_folder("demo") / "sums-00/tokenizer.json").read_bytes())
+    s3_server.upload(
+        "marked/tokenizer.json", (data_folder("demo") / "sums-00/tokenizer.json").read_bytes()
+    )
     result = screen(["s3://box/marked/"])
     assert not result.failed
     (group,) = result.groups
@@ -67,7 +80,10 @@ def test_a_run_with_folder_markers_and_one_tokenizer(s3_server, proxied, tmp_pat
 LAYOUTS = {
     "megatron": (["iter_0000500/mp_rank_00/model_optim_rng.pt"], "shards of Megatron"),
     "verl": (
-        ["global_step_20/actor/huggingface/config.json", "global_step_20/actor/model_world_size_1_rank_0.pt"],
+        [
+            "global_step_20/actor/huggingface/config.json",
+            "global_step_20/actor/model_world_size_1_rank_0.pt",
+        ],
         "copy s3://box/verl/global_step_20/actor to FOLDER, and merge them: "
         "`python -m verl.model_merger merge --backend fsdp --local_dir FOLDER",
     ),
@@ -79,7 +95,9 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("run", LAYOUTS)
-def test_what_other_programs_leave_is_named_and_copied_before_their_commands(s3_server, proxied, run):
+def test_what_other_programs_leave_is_named_and_copied_before_their_commands(
+    s3_server, proxied, run
+):
     names, says = LAYOUTS[run]
     for name in names:
         s3_server.upload(f"{run}/{name}", b"{}")
@@ -123,7 +141,9 @@ def test_a_profile_and_no_signature(s3_server, proxied, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxied.endpoint)
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     for name in ("config.json", "model.safetensors"):
-        s3_client(s3_server.port).put_object_acl(Bucket="box", Key=f"profiles/m/{name}", ACL="public-read")
+        s3_client(s3_server.port).put_object_acl(
+            Bucket="box", Key=f"profiles/m/{name}", ACL="public-read"
+        )
     read(address, tmp_path / "other")
     assert not any("authorization" in request.headers for request in proxied.requests)
 
@@ -135,7 +155,12 @@ def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
     expected = screen([str(demo)]).checkpoints[0].gaps["cosine"].mean
     shutil.copy(demo / "tokenizer.json", tmp_path / "words.json")
     addresses = s3_server.put(bare, "bare/m"), s3_server.put(demo, "whole/m")
-    for tokenizer in (demo, tmp_path / "words.json", addresses[1], f"{addresses[1]}/tokenizer.json"):
+    for tokenizer in (
+        demo,
+        tmp_path / "words.json",
+        addresses[1],
+        f"{addresses[1]}/tokenizer.json",
+    ):
         result = screen([addresses[0]], tokenizer=str(tokenizer))
         assert [c.gaps["cosine"].mean for c in result.checkpoints] == [expected], result.failed
     unread(addresses[0], "TokenizerNotFound", "pass a tokenizer (")
@@ -146,7 +171,10 @@ def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
 @pytest.mark.parametrize("name", ["expired-runs", "redirected/m", "a\\1"])
 def test_names_are_no_reasons(s3_server, proxied, tmp_path, name):
     proxied.fault("*", closed(reset=True))
-    assert refused(read, f"s3://{name}", tmp_path).code == refused(read, f"s3://box/{name}", tmp_path).code
+    assert (
+        refused(read, f"s3://{name}", tmp_path).code
+        == refused(read, f"s3://box/{name}", tmp_path).code
+    )
     assert refused(read, f"s3://box/{name}", tmp_path).code == "Unreachable"
 
 

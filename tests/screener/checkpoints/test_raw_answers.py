@@ -128,13 +128,22 @@ def test_whatever_is_right_gives_the_bytes(read, name):
         (lambda a, b: [answer(a, b, "Content-Range: bytes 1-2/3")], "BadResponse"),
         (lambda a, b: [answer(a, b, "X: a\x00b")], "Unreachable"),
         (lambda a, b: [b"<html>no HTTP at all</html>\r\n\r\n"], "Unreachable"),
-        (lambda a, b: [answer(a, b, CHUNKED, length=False, body=b"zz\r\nab\r\n"), CLOSE], "Unreachable"),
         (
-            lambda a, b: [answer(a, b, CHUNKED, length=False, body=chunked(FILE[a:b])[:-20]), CLOSE],
+            lambda a, b: [answer(a, b, CHUNKED, length=False, body=b"zz\r\nab\r\n"), CLOSE],
+            "Unreachable",
+        ),
+        (
+            lambda a, b: [
+                answer(a, b, CHUNKED, length=False, body=chunked(FILE[a:b])[:-20]),
+                CLOSE,
+            ],
             "Unreachable",
         ),
         (lambda a, b: [answer(a, b, status="503 No", body=b"x" * 200_000)], "ServerError"),
-        (lambda a, b: [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + FILE], "RangeNotSupported"),
+        (
+            lambda a, b: [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + FILE],
+            "RangeNotSupported",
+        ),
     ],
 )
 def test_whatever_is_wrong_is_asked_again_and_has_a_name(read, steps, code):
@@ -175,7 +184,9 @@ def test_the_request_is_what_was_asked_for(read):
 @pytest.mark.parametrize("version", ['"a"\r\nX: y', '"a"\x00'])
 def test_nothing_is_smuggled_into_a_request(tmp_path, version):
     async def work(hub, account):
-        async with await hub.transport.request("GET", URL(hub.endpoint), {"If-Match": version}, account):
+        async with await hub.transport.request(
+            "GET", URL(hub.endpoint), {"If-Match": version}, account
+        ):
             pass
 
     with RawServer(None) as server:

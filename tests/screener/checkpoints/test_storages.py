@@ -32,7 +32,9 @@ from storages import expand, read, refused_change
 from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo") / "sums-20"
-EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+EXPIRED = (
+    b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+)
 SERVED = ("s3", "azure", "gcs", "web")
 LISTED = (*(kind for kind in SERVED if kind != "web"), "memory")
 
@@ -74,7 +76,9 @@ def storage(request, folder, tmp_path, monkeypatch) -> Iterator[Served]:
     elif kind == "memory":
         system = fsspec.filesystem("memory")
         system.put(str(folder), "/disk/m", recursive=True)
-        yield Served(None, "memory://disk", lambda made, name: system.put(f"{made}/", f"/disk/{name}/", True))
+        yield Served(
+            None, "memory://disk", lambda made, name: system.put(f"{made}/", f"/disk/{name}/", True)
+        )
         system.rm("/disk", recursive=True)
     else:
         store = request.getfixturevalue(f"{kind}_server")
@@ -82,7 +86,9 @@ def storage(request, folder, tmp_path, monkeypatch) -> Iterator[Served]:
             store.use(monkeypatch, proxy.endpoint)
             store.put(folder, f"{tmp_path.name}/m")
             address = f"{store.scheme}://box/{tmp_path.name}"
-            yield Served(proxy, address, lambda made, name: store.put(made, f"{tmp_path.name}/{name}"))
+            yield Served(
+                proxy, address, lambda made, name: store.put(made, f"{tmp_path.name}/{name}")
+            )
 
 
 def in_each(*kinds: str) -> Any:
@@ -114,7 +120,9 @@ def test_rows_bytes_and_requests(storage, tmp_path):
     asked.clear()
     again = storage.read(tmp_path, "large")
     np.testing.assert_array_equal(again.rows, found.rows)
-    listing = 7 if storage.address.startswith("http") else 1  # each usual name is tried where nothing lists
+    listing = (
+        7 if storage.address.startswith("http") else 1
+    )  # each usual name is tried where nothing lists
     assert again.snapshot.account.requests == len(asked) == listing
     assert again.snapshot.account.bytes_read < 2000, "what is there, and nothing of it"
 
@@ -127,14 +135,23 @@ def test_g_is_that_of_the_whole_matrix(storage, tmp_path, form):
     from safetensors.torch import load_file
 
     made, file = tmp_path / form, ""
-    shutil.copytree(DEMO, made, ignore=shutil.ignore_patterns("*" if form == "gguf" else "*.safetensors*"))
+    shutil.copytree(
+        DEMO, made, ignore=shutil.ignore_patterns("*" if form == "gguf" else "*.safetensors*")
+    )
     if form == "gguf":
         full = gguf_files.matrix()
-        tensors = {"token_embd.weight": ("F16", gguf_files.matrix(1)), "output.weight": ("Q8_0", full)}
+        tensors = {
+            "token_embd.weight": ("F16", gguf_files.matrix(1)),
+            "output.weight": ("Q8_0", full),
+        }
         file = f"/{gguf_files.write(made / 'm-Q8_0.gguf', tensors, parts=1)[0].name}"
         matrix = gguf_files.truth("Q8_0", full)
     else:
-        state = {k: v for shard in sorted(DEMO.glob("*.safetensors")) for k, v in load_file(shard).items()}
+        state = {
+            k: v
+            for shard in sorted(DEMO.glob("*.safetensors"))
+            for k, v in load_file(shard).items()
+        }
         torch.save(state, made / "pytorch_model.bin")
         matrix = full_matrix(DEMO / "model-00001-of-00002.safetensors", HEAD)
     storage.put(made, form)
@@ -308,7 +325,9 @@ class Zoo(Bucket):
         Zoo.running -= 1
         if path == "zoo":
             return FolderListing(Zoo.names)
-        return FolderListing((), {name: FileEntry(name, 10, "etag:1") for name in ("config.json", FILE)})
+        return FolderListing(
+            (), {name: FileEntry(name, 10, "etag:1") for name in ("config.json", FILE)}
+        )
 
 
 def test_many_folders_are_never_asked_for_at_once_and_each_has_its_own_time(tmp_path, monkeypatch):

@@ -95,9 +95,13 @@ def test_results_of_an_older_method_are_read_again(many, tmp_path, monkeypatch):
 
 def test_writers_that_begin_at_once_lose_nothing(many, tmp_path):
     place = tmp_path / "r.db"
-    code = "import sys; from lmeval_screener import screen; screen(sys.argv[2:], registry=sys.argv[1])"
+    code = (
+        "import sys; from lmeval_screener import screen; screen(sys.argv[2:], registry=sys.argv[1])"
+    )
     program = [sys.executable, "-c", code, place]
-    writers = [subprocess.Popen([*program, *many[k : k + 3]], stderr=subprocess.PIPE) for k in (0, 2, 4)]
+    writers = [
+        subprocess.Popen([*program, *many[k : k + 3]], stderr=subprocess.PIPE) for k in (0, 2, 4)
+    ]
     for writer in writers:
         _, err = writer.communicate()
         assert writer.returncode == 0, err
@@ -121,7 +125,9 @@ def test_a_file_that_cannot_be_locked_is_refused_by_name(many, tmp_path, monkeyp
     monkeypatch.setattr(database, "file_system", lambda path: "lustre")
     with closing(sqlite3.connect(tmp_path / "r.db")) as connection:
         connection.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(DispersionError, match=r"\(lustre\) cannot lock files: name a registry on"):
+        with pytest.raises(
+            DispersionError, match=r"\(lustre\) cannot lock files: name a registry on"
+        ):
             screen(many, registry=tmp_path / "r.db")
 
 
@@ -204,7 +210,11 @@ def test_options_without_a_use_are_refused(tmp_path, capsys):
             [sums, "--registry", place, "--since", "soon"],
             "--since: expected last",
         ),
-        (screen_checkpoints, [sums, "--registry", place, "--since", "last", "--shortlist", "1"], "only news"),
+        (
+            screen_checkpoints,
+            [sums, "--registry", place, "--since", "last", "--shortlist", "1"],
+            "only news",
+        ),
     ):
         assert command(words) == 2
         assert message in capsys.readouterr().err
@@ -223,7 +233,9 @@ def test_without_an_action_a_registry_is_queried_and_its_columns_are_named(tmp_p
     assert main(["registry", place, "SELECT ratio FROM checkpoints", "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("ratio\n")
     assert main(["registry", "qery", place]) == 2
-    assert "expected query, show or diff, got 'qery'; did you mean query?" in capsys.readouterr().err
+    assert (
+        "expected query, show or diff, got 'qery'; did you mean query?" in capsys.readouterr().err
+    )
     assert main(["registry", place, "SELECT name FROM Checkpoints"]) == 2
     refused = capsys.readouterr().err
     assert "no such column: name; checkpoints has identity, " in refused
@@ -291,7 +303,9 @@ def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeyp
 def schema(place):
     with closing(sqlite3.connect(place)) as connection:
         layout = connection.execute("PRAGMA user_version").fetchone()
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        tables = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+        )
         return layout, {
             name: [column[1:3] for column in connection.execute(f"PRAGMA table_info({name})")]
             for (name,) in tables.fetchall()
@@ -350,7 +364,9 @@ def test_a_full_disk_costs_no_report(many, tmp_path, monkeypatch, capsys, full):
         assert screen_checkpoints([*words[:-2], "--format", "json"]) == 0
         said = capsys.readouterr()
         assert len(json.loads(said.out)["checkpoints"]) == 7
-        assert re.search(r"r\.db could not be written after 20\S+ \S+ UTC, as its disk is full", said.err)
+        assert re.search(
+            r"r\.db could not be written after 20\S+ \S+ UTC, as its disk is full", said.err
+        )
         with pytest.warns(UserWarning, match="could not be written after"):
             assert len(screen(many, registry=place, since="last").news.moves) == 5
         assert screen_checkpoints(words) == 5
@@ -372,7 +388,9 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     with pytest.raises(UsageError, match=f"; create {tmp_path / 'none'} first$"):
         screen(many[:1], registry=tmp_path / "none" / "r.db")
     assert main(["registry", "query", place, "SELECT * FROM checkpoint"]) == 2
-    assert "SELECT of checkpoints, results, seen, runs, tokenizers or names" in capsys.readouterr().err
+    assert (
+        "SELECT of checkpoints, results, seen, runs, tokenizers or names" in capsys.readouterr().err
+    )
     name = Path(many[0]).name
     assert main(["registry", "show", place, f"{name}x"]) == 2
     assert f"got {name}x; did you mean {name}? query lists them" in capsys.readouterr().err
@@ -423,7 +441,10 @@ def test_what_is_said_of_newcomers():
 
 
 def test_a_note_says_why_one_failed_and_nothing_of_what_is_gone():
-    moves = Move("gone", "a", text="deleted", error="Gone"), Move("failed", "b", error="Timeout", message="w")
+    moves = (
+        Move("gone", "a", text="deleted", error="Gone"),
+        Move("failed", "b", error="Timeout", message="w"),
+    )
     assert News("", moves, 0, {}).context()["reasons"] == {"Timeout": "w"}
 
 

@@ -29,9 +29,7 @@ COUNTS = (
     "ranks 1 and 9 were in order."
 )
 MIXTURES = "in 18 of 18 groups and tasks (6 fresh groups of 24 random mixtures)"
-NOT_KNOWN = (
-    "How often such an order is right is not known for these; `dispersion verify` fits it to your results."
-)
+NOT_KNOWN = "How often such an order is right is not known for these; `dispersion verify` fits it to your results."
 BY_GAP = "No chance is known of an order by G."
 NOISE = "The rows give these {} no order (math). Race all, or ask each a few questions: dispersion probe."
 APART = [1.5 - i / 20 for i in range(24)]
@@ -44,7 +42,12 @@ def alphabet(count):
 @pytest.mark.parametrize(
     ("ratios", "said"),
     [
-        ([1.3], ["Only a (ratio 1.300) was screened; a screen orders siblings, and says nothing alone."]),
+        (
+            [1.3],
+            [
+                "Only a (ratio 1.300) was screened; a screen orders siblings, and says nothing alone."
+            ],
+        ),
         (
             [1.3, 1.1],
             [
@@ -52,10 +55,16 @@ def alphabet(count):
                 NOT_KNOWN,
             ],
         ),
-        (APART, ["Evaluate first: a, b, c, d, e and 4 more (highest ratio of 24; math).", NOT_KNOWN]),
+        (
+            APART,
+            ["Evaluate first: a, b, c, d, e and 4 more (highest ratio of 24; math).", NOT_KNOWN],
+        ),
         # Those of equal rows share a place, and all of them are named, or how many there are.
         ([1.3, 1.3, 1.2, 1.1, 1.0], ["Evaluate first: a, b, c, d (highest ratio of 5; math)."]),
-        ([1.3] * 7 + APART[9:12], ["Evaluate first: a, b, c, d, e and 4 more (highest ratio of 10; math)."]),
+        (
+            [1.3] * 7 + APART[9:12],
+            ["Evaluate first: a, b, c, d, e and 4 more (highest ratio of 10; math)."],
+        ),
         ([1.3, 1.3, 1.3], [NOISE.format(3)]),
     ],
 )
@@ -97,14 +106,20 @@ def test_what_was_counted_stands_over_lists_of_that_kind_alone(ratios, values, c
 def test_first_line_marks_line_and_short_list_are_one_list(count, values):
     members = siblings(*(3 * 0.97**i for i in range(count)), **values)
     # A copy would be evaluated twice; one without a ratio has no place.
-    members[1:1] = [replace(members[0], target=replace(members[0].target, labelled="copy"), copy_of="a")]
+    members[1:1] = [
+        replace(members[0], target=replace(members[0].target, labelled="copy"), copy_of="a")
+    ]
     found = result([*members, screened("z", count + 1, no_ratio="no norm")])
-    found = replace(found, checkpoints=tuple(replace(c, ranked_by="ratio") for c in found.checkpoints))
+    found = replace(
+        found, checkpoints=tuple(replace(c, ranked_by="ratio") for c in found.checkpoints)
+    )
     listed = [c.label for c in found.shortlist().groups[0].listed]
     table = found.tables()["ranking0"]
     marked = [row["label"] for row in table.rows if row["called"].startswith("▶")]
     assert marked == listed
-    assert [table.rows[place]["label"] for place, mark in table.marks.items() if mark == "pick"] == listed
+    assert [
+        table.rows[place]["label"] for place, mark in table.marks.items() if mark == "pick"
+    ] == listed
     named = found.answer()[0].removeprefix("Evaluate first: ").partition(" (")[0]
     more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
     assert named == ", ".join(listed[:5]) + more
@@ -135,7 +150,11 @@ def test_where_noise_may_explain_the_ratios_there_is_no_order_no_chance_and_no_s
     text = found.to_markdown()
     assert not [words for words in ("Holds the best", "Rank", "ranks first", "▶") if words in text]
     # The same spread beyond noise is an order.
-    assert result(siblings(*sorted(1 + noise, reverse=True), se=0.0005)).answer()[0].startswith("Evaluate f")
+    assert (
+        result(siblings(*sorted(1 + noise, reverse=True), se=0.0005))
+        .answer()[0]
+        .startswith("Evaluate f")
+    )
 
 
 def test_by_g_no_chance_is_known_and_whose_ratio_is_missing_is_said():
@@ -152,7 +171,9 @@ def test_by_g_no_chance_is_known_and_whose_ratio_is_missing_is_said():
         "Only a (G 1.900) was screened; a screen orders siblings, and says nothing alone.",
         "No ratio of a: it was not read; G stands alone.",
     ]
-    members = [replace(c, ratio=ratio_of(1.0 + i)) for i, c in enumerate(members)]  # as with --rank-by gap
+    members = [
+        replace(c, ratio=ratio_of(1.0 + i)) for i, c in enumerate(members)
+    ]  # as with --rank-by gap
     disagree = "The order is by G, the paper's figure (cosine distance); by the ratio c is first."
     assert result(members).answer() == [said[0], BY_GAP, disagree]
     members[1] = replace(members[1], ratio=None, no_ratio="the norm of foo is not known")
@@ -170,10 +191,15 @@ def test_from_scratch_only_where_a_familys_file_calls_all_of_them_bases():
         return group.kind
 
     assert kind("base", "base", "base") == FROM_SCRATCH
-    assert kind("", "", "") == kind("base", "base", "instruct") == kind("base", "base", "base", base="org/z")
+    assert (
+        kind("", "", "")
+        == kind("base", "base", "instruct")
+        == kind("base", "base", "base", base="org/z")
+    )
     assert kind("", "", "") == FINE_TUNES
     members = [
-        replace(c, target=replace(c.target, kind="base")) for c in siblings(*APART, parameters=190_000)
+        replace(c, target=replace(c.target, kind="base"))
+        for c in siblings(*APART, parameters=190_000)
     ]
     answer = result(members).answer()
     assert answer[0] == "Evaluate first: a, b, c, d, e and 1 more (highest ratio of 24; math)."
@@ -196,17 +222,22 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
     # One place may do; of two, both.
     two = replace(tunes, checkpoints=tuple(siblings(1.3, 1.2)))
     sure = replace(two, slope=replace(own, k=3.0, high=3.0))
-    assert sure.answer()[1].endswith("evaluated; gsm8k): rank 1 holds the best with a chance of 93%.")
+    assert sure.answer()[1].endswith(
+        "evaluated; gsm8k): rank 1 holds the best with a chance of 93%."
+    )
     doubt = replace(two, slope=replace(own, k=0.5, low=0.5))
     assert doubt.answer()[1].endswith("evaluated; gsm8k): rank 1 is better than rank 2 with 72%.")
     details = render(tunes.document(), "markdown")
-    assert "For fine-tunes k is 1.50, measured on 30 checkpoints of your own (2026-11-24;" in details
+    assert (
+        "For fine-tunes k is 1.50, measured on 30 checkpoints of your own (2026-11-24;" in details
+    )
     assert "by your own results" in details
     assert "our own models" not in details
     elsewhere = "Your own slope is of fine-tunes; no chance here is by it."
     assert elsewhere not in tunes.answer()
     scratch = [
-        replace(c, target=replace(c.target, kind="base")) for c in siblings(*APART, parameters=190_000)
+        replace(c, target=replace(c.target, kind="base"))
+        for c in siblings(*APART, parameters=190_000)
     ]
     other = replace(result(scratch), slope=own)
     assert "Of our own models trained from scratch" in other.answer()[1]
@@ -218,7 +249,9 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
 
 def test_a_chance_is_of_two_candidates_of_one_group():
     members = [*siblings(*APART), *siblings(1.3, 1.2, scale="1B")]
-    found = result([replace(c, target=replace(c.target, labelled=f"{c.scale}-{c.label}")) for c in members])
+    found = result(
+        [replace(c, target=replace(c.target, labelled=f"{c.scale}-{c.label}")) for c in members]
+    )
     of = Chances(24, SLOPES[FINE_TUNES])
     assert found.chance("7B-a", "7B-d") == of.between(1, 4) == 1 - found.chance("7B-d", "7B-a")
     assert [group.first_for() for group in found.groups] == [9, 2]
@@ -232,7 +265,11 @@ def test_a_chance_is_of_two_candidates_of_one_group():
             ask()
     content = found.to_dict()["checkpoints"]
     assert [c["holds_best"] for c in content[:24]] == of.holds_best.tolist()
-    assert [c["chance_to_next"] for c in content[21:24]] == [of.between(22, 23), of.between(23, 24), None]
+    assert [c["chance_to_next"] for c in content[21:24]] == [
+        of.between(22, 23),
+        of.between(23, 24),
+        None,
+    ]
 
 
 def test_two_below_their_base_have_no_order_in_code():
@@ -242,7 +279,10 @@ def test_two_below_their_base_have_no_order_in_code():
     for domain, below, said in (("code", 3, True), ("code", 1, False), ("math", 3, False)):
         of = members if below == 3 else members[1:]
         text = replace(result([*of, base]), domain=domain).answer()
-        assert any(line.startswith("Two below their base have no order in code") for line in text) == said
+        assert (
+            any(line.startswith("Two below their base have no order in code") for line in text)
+            == said
+        )
 
 
 @pytest.mark.parametrize("values", [OURS, {}])
@@ -255,7 +295,9 @@ def test_rows_that_do_not_tell_a_base_apart_one_by_one_leave_the_order_first(val
     assert success.startswith(
         "Of our own fine-tunes" if values else "How often such an order is right is not"
     )
-    assert against == "The rows do not separate a, b, c, d, e and 7 others from the base z one by one."
+    assert (
+        against == "The rows do not separate a, b, c, d, e and 7 others from the base z one by one."
+    )
     # A single one, and those that differ, are not spoken of so.
     members[1:] = [replace(c, against=Against(-0.1, 0.01, "below")) for c in members[1:]]
     answer = result([*members, base]).answer()
@@ -268,7 +310,10 @@ def test_several_groups_get_a_sentence_each_up_to_four():
     members = [screened(f"m{i}-{j}", j + 1, scale=f"{i}B") for i in range(6) for j in range(2)]
     said = result(members).answer()
     by_g = "The order is by G, the paper's figure (cosine distance)."
-    assert said[0] == f"fam · 0B: Evaluate first: m0-0, m0-1 (all 2, highest G first; math). {BY_GAP} {by_g}"
+    assert (
+        said[0]
+        == f"fam · 0B: Evaluate first: m0-0, m0-1 (all 2, highest G first; math). {BY_GAP} {by_g}"
+    )
     assert said[4] == "2 more groups below."
 
 
@@ -277,12 +322,18 @@ def test_failures_come_last_and_first_where_most_failed():
     none = "none of the 3 checkpoints could be screened (3 RepoNotFound); the first: org/0: none"
     assert not_screened(failures) == none
     assert not_screened(failures[:1]) == "org/0: RepoNotFound: none"
-    mixed = [*failures, failed("org/gated", "GatedRepo", "ask"), failed("org/too", "GatedRepo", "ask too")]
+    mixed = [
+        *failures,
+        failed("org/gated", "GatedRepo", "ask"),
+        failed("org/too", "GatedRepo", "ask too"),
+    ]
     firsts = "the first of each: org/0: none; org/gated: ask"
     assert not_screened(mixed).endswith(f"(3 RepoNotFound, 2 GatedRepo); {firsts}")
     for count, place in ((2, 0), (4, -1)):
         said = result(ranking(count), failures).answer()
-        assert said[place] == f"3 of {count + 3} checkpoints could not be screened (3 RepoNotFound)."
+        assert (
+            said[place] == f"3 of {count + 3} checkpoints could not be screened (3 RepoNotFound)."
+        )
         assert "could not" not in " ".join(said[1:] if place == 0 else said[:-1])
 
 
@@ -294,12 +345,20 @@ def test_a_training_is_called_by_its_model_and_its_members_by_their_steps():
     assert list(group.names.values()) == ["checkpoint-3", "checkpoint-20", "final model"]
     # Models beside the steps come after them, the run's own last; a base of another place stays out.
     beside = [
-        screened(f"/x/run1/{name}", 1, commit=None) for name in ("merged", "checkpoint-3-merged", "epoch_1")
+        screened(f"/x/run1/{name}", 1, commit=None)
+        for name in ("merged", "checkpoint-3-merged", "epoch_1")
     ]
     base = replace(screened("/x/base", 1, commit=None), is_base=True)
     (group,) = result([last, *beside, base, *local]).groups
     assert [group.names[c] for c in group.steps] == ["checkpoint-3", "checkpoint-20"]
-    named = ["checkpoint-3", "checkpoint-20", "epoch_1", "checkpoint-3-merged", "merged", "final model"]
+    named = [
+        "checkpoint-3",
+        "checkpoint-20",
+        "epoch_1",
+        "checkpoint-3-merged",
+        "merged",
+        "final model",
+    ]
     assert [group.names[c] for c in group.trajectory] == named
     assert group.names[base] == base.label
     (group,) = result([screened("org/pythia", 1, revision=f"step{i}") for i in (20, 3)]).groups
@@ -318,8 +377,13 @@ def training(levels, seed=0, noise=0.02):
     """Gaps of a model whose domain tokens share a direction the less, the higher the level."""
     draw = np.random.default_rng(seed)
     domain, reference = draw.normal(size=(12, 32)), draw.normal(size=(60, 32))
-    noises = ([noise * draw.normal(size=rows.shape) for rows in (domain, reference)] for _ in levels)
-    return [gap(domain + 1 - level + a, reference + b) for level, (a, b) in zip(levels, noises, strict=True)]
+    noises = (
+        [noise * draw.normal(size=rows.shape) for rows in (domain, reference)] for _ in levels
+    )
+    return [
+        gap(domain + 1 - level + a, reference + b)
+        for level, (a, b) in zip(levels, noises, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -342,12 +406,16 @@ def test_a_planted_course_is_found(levels, kind, flat_since):
     words |= {"peaks": ", then falls to", "dips": ", then rises to"}
     assert words[kind] in sentence
     for other in set(words) - {kind}:
-        assert words[other] not in sentence or (kind, other) in {("peaks", "rises"), ("dips", "falls")}
+        assert words[other] not in sentence or (kind, other) in {
+            ("peaks", "rises"),
+            ("dips", "falls"),
+        }
 
 
 def test_on_noise_no_course_is_claimed():
     courses = [
-        course_sentence("G", training([0.5] * 6, seed, noise=0.1), list("abcdef")) for seed in range(60)
+        course_sentence("G", training([0.5] * 6, seed, noise=0.1), list("abcdef"))
+        for seed in range(60)
     ]
     claims = sum("does not change" not in sentence for sentence in courses)
     # 5 % of 60 is 3; 8 or more would happen once in a hundred times.
@@ -363,5 +431,7 @@ def test_the_sentence_on_seeds_is_the_demos_own_figures():
     moves = [max(values) - min(values) for values in seeds.values()]
     steps = [b - a for a, b in pairwise(sorted(values[0] for values in seeds.values()))]
     text = (Path(lmeval_screener.result.__file__).parent / "screening.jinja").read_text("utf-8")
-    assert f"11 checkpoints, trained from 3 seeds, spans {min(moves):.3f} to {max(moves):.3f}" in text
+    assert (
+        f"11 checkpoints, trained from 3 seeds, spans {min(moves):.3f} to {max(moves):.3f}" in text
+    )
     assert f"differ by {min(steps):.3f} to {max(steps):.3f}" in text

@@ -63,7 +63,13 @@ def test_short_lists_and_races_leave_it_out_with_the_reason(siblings):
         assert "aaa-remote" not in {Path(c.label).name for c in chosen.chosen}
     options = dict.fromkeys(("family", "domain", "base", "by"))
     line = lineup(
-        result, "sums", **options, all=False, audit_sample=0, api=False, count=lambda: (Counter(), 0)
+        result,
+        "sums",
+        **options,
+        all=False,
+        audit_sample=0,
+        api=False,
+        count=lambda: (Counter(), 0),
     )
     assert "aaa-remote" not in {Path(entry.label).name for entry in line.entries}
     assert any("Set aside" in note and "aaa-remote" in note for note in line.notes)
@@ -84,7 +90,9 @@ def test_a_gate_at_one_that_is_set_aside_cannot_be_judged(siblings, command):
     done = command(siblings, "--domain", "math", "--fail-if-below", siblings / "aaa-remote")
     assert done.returncode == 1
     assert "has no ratio" in done.stdout
-    other = command(siblings, "--domain", "math", "--fail-if-below", siblings / "sums-00", "--format", "json")
+    other = command(
+        siblings, "--domain", "math", "--fail-if-below", siblings / "sums-00", "--format", "json"
+    )
     gate = json.loads(other.stdout)["gate"]
     assert gate["not_compared"] == 1
     assert gate["compared"] == 2

@@ -49,7 +49,11 @@ def found(source, targets):
             [1.0, 3.0, 2.0, None],
         ),
         (CHECKPOINTS[3:], "name,accuracy\nstep2,1\n", [None, 1.0]),
-        (CHECKPOINTS[3:], ",repo,accuracy\n0,run/x@step2,1\n", [None, 1.0]),  # pandas, with its index
+        (
+            CHECKPOINTS[3:],
+            ",repo,accuracy\n0,run/x@step2,1\n",
+            [None, 1.0],
+        ),  # pandas, with its index
         (
             [*FILES, *VERSIONS],
             "repo,accuracy\ngg/a.gguf,1\ngg/c.gguf,3\nsums/2,5\n/data/gg:b.gguf,2\n",
@@ -62,7 +66,11 @@ def found(source, targets):
         # what a spreadsheet would run has an apostrophe in our CSV
         ([Target("/=runs", local=True)], "repo,accuracy\n'=runs,-2\n", [-2]),
         # of another machine, by the folders' names; folders of one name, by their paths
-        (FOLDERS, "repo,accuracy\n/else/run1/checkpoint-5,2\n/else/sums-00,1\n", [1, 2, None, None]),
+        (
+            FOLDERS,
+            "repo,accuracy\n/else/run1/checkpoint-5,2\n/else/sums-00,1\n",
+            [1, 2, None, None],
+        ),
         (FINALS, "repo,accuracy\n/data/run1/final,1\n/data/run2/final,2\n", [1, 2]),
     ],
 )
@@ -88,12 +96,18 @@ def test_of_targets_that_cannot_be_expanded_no_name_is_unknown(tmp_path):
         ("", "got nothing"),
         ("repo,accuracy\n", "a line for each checkpoint, got none"),
         ("repo,accuracy\na/bose,1\n", "a screened checkpoint, got 'a/bose'; did you mean a/base?"),
-        ("repo,accuracy\na/base,1\na/math,49.8%\n", "line 3: expected an accuracy that is a number"),
+        (
+            "repo,accuracy\na/base,1\na/math,49.8%\n",
+            "line 3: expected an accuracy that is a number",
+        ),
         ("repo,accuracy\na/base,nan\n", "got 'nan'"),
         ("repo,accuracy\na/base\n", "got ''"),
         ("repo,accuracy\na/base,1,2\n", "line 2: expected 2 values"),
         ("repo,accuracy\na/base,1\na/base,1\n", "line 3: a/base occurs twice"),
-        ("repo,accuracy\nrun/x,1\n", "run/x is screened 2 times, as run/x@step1, run/x@step2; name one"),
+        (
+            "repo,accuracy\nrun/x,1\n",
+            "run/x is screened 2 times, as run/x@step1, run/x@step2; name one",
+        ),
         ("repo,accuracy,revision\nrun/x,1,step3\n", "got 'run/x@step3'; did you mean run/x@step"),
     ],
 )
@@ -126,7 +140,9 @@ GSM8K = {
 def test_a_folder_of_results_is_matched_by_the_models_names_and_files(tmp_path):
     results(tmp_path / "a", "pretrained=a/base,dtype=bfloat16", {"gsm8k": GSM8K})
     newer = GSM8K | {"exact_match,strict-match": 0.5}
-    results(tmp_path / "a", {"pretrained": "a/base"}, {"gsm8k": newer}, date=2.0, name="results_0.json")
+    results(
+        tmp_path / "a", {"pretrained": "a/base"}, {"gsm8k": newer}, date=2.0, name="results_0.json"
+    )
     results(tmp_path / "b", {"pretrained": "run/x", "revision": "step2"}, {"gsm8k": GSM8K})
     results(tmp_path / "c", {"pretrained": "not/screened"}, {"gsm8k": GSM8K})
     for name, value in (("a", 0.1), ("c", 0.2)):
@@ -156,9 +172,15 @@ def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):
     [
         ("{", "as JSON"),
         ('{"a": 1}', "the key `results`"),
-        ('{"results": {"wiki": {"word_perplexity,none": 9.5}}}', "an accuracy of wiki .*got word_perplexity"),
+        (
+            '{"results": {"wiki": {"word_perplexity,none": 9.5}}}',
+            "an accuracy of wiki .*got word_perplexity",
+        ),
         ('{"results": {"arc": {"acc,none": 0.5}}}', "the model's name in config.model_args"),
-        ('{"results": {"arc": {"acc,none": 0.5}}, "model_name": "b/other"}', "got those of b/other"),
+        (
+            '{"results": {"arc": {"acc,none": 0.5}}, "model_name": "b/other"}',
+            "got those of b/other",
+        ),
     ],
 )
 def test_results_that_say_nothing_of_what_is_screened(tmp_path, content, message):

@@ -63,7 +63,9 @@ def test_the_interval_of_decision_accuracy_is_that_of_a_jackknife_over_checkpoin
     se = math.sqrt(11 * np.var(left_out))
     half = stats.t.ppf(0.975, 10) * se / (found.value * (1 - found.value))
     centre = math.log(found.value / (1 - found.value))
-    assert (found.low, found.high) == pytest.approx([1 / (1 + math.exp(-centre + s * half)) for s in (1, -1)])
+    assert (found.low, found.high) == pytest.approx(
+        [1 / (1 + math.exp(-centre + s * half)) for s in (1, -1)]
+    )
 
 
 def test_estimates_from_an_audit_are_without_bias_over_all_its_draws():
@@ -80,14 +82,17 @@ def test_estimates_from_an_audit_are_without_bias_over_all_its_draws():
         assert np.mean(shares) == pytest.approx(share_by_hand(gaps, accuracies))
         what = [missed(results) for results in found]
         others = accuracies[size:]
-        assert np.mean([figures["better"] for figures in what]) == pytest.approx((others > best).sum())
+        assert np.mean([figures["better"] for figures in what]) == pytest.approx(
+            (others > best).sum()
+        )
         assert np.mean([figures["excess"] for figures in what]) == pytest.approx(
             np.maximum(others - best, 0).mean()
         )
         truth = max(accuracies.max() - best, 0)
         assert all(figures["seen"] <= truth + 1e-12 for figures in what)
         covered = [
-            figures["better_low"] <= (others > best).sum() <= figures["better_high"] for figures in what
+            figures["better_low"] <= (others > best).sum() <= figures["better_high"]
+            for figures in what
         ]
         assert np.mean(covered) >= 0.95
 
@@ -109,7 +114,10 @@ def test_the_interval_of_a_count_covers_every_truth_and_is_not_wider_than_it_mus
     for better in range(others + 1):
         chance = dict(enumerate(stats.hypergeom(others, better, drawn).pmf(range(drawn + 1))))
         bounds = {hits: count_bounds(hits, drawn, others) for hits, p in chance.items() if p}
-        assert sum(chance[hits] for hits, (low, high) in bounds.items() if low <= better <= high) >= 0.95
+        assert (
+            sum(chance[hits] for hits, (low, high) in bounds.items() if low <= better <= high)
+            >= 0.95
+        )
     assert count_bounds(0, 5, 5) == (0, 0)
     assert count_bounds(5, 5, 5) == (5, 5)
     # One more would give 0 of 8 in less than 2.5 % of draws.
@@ -158,7 +166,8 @@ def test_little_data_gives_wide_intervals_and_none_gives_none():
 
 
 @pytest.mark.parametrize(
-    ("groups", "count", "listed", "drawn"), [(1, 12, 3, None), (3, 8, 2, None), (1, 40, 6, 8), (3, 20, 2, 4)]
+    ("groups", "count", "listed", "drawn"),
+    [(1, 12, 3, None), (3, 8, 2, None), (1, 40, 6, 8), (3, 20, 2, 4)],
 )
 def test_intervals_of_decision_accuracy_hold_the_truth(groups, count, listed, drawn):
     draw = np.random.default_rng(4)
@@ -169,7 +178,9 @@ def test_intervals_of_decision_accuracy_hold_the_truth(groups, count, listed, dr
             found = []
             for _ in range(groups):
                 whole = planted(draw, count, skill, listed)
-                sample = draw.choice(np.arange(listed, count), drawn, replace=False) if drawn else None
+                sample = (
+                    draw.choice(np.arange(listed, count), drawn, replace=False) if drawn else None
+                )
                 found.append(group(*whole) if sample is None else audited(*whole, sample))
             interval = decision_accuracy(found)
             held += interval.low <= truth <= interval.high

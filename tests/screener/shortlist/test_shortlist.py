@@ -129,7 +129,9 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
         screened("org/c", 4),
     ]
     chosen = result_of(*members).shortlist(3)
-    place = emit(tmp_path / "list", result_of(*members).head(), chosen, tasks=("gsm8k",), command="screen …")
+    place = emit(
+        tmp_path / "list", result_of(*members).head(), chosen, tasks=("gsm8k",), command="screen …"
+    )
     files = sorted((tmp_path / "list" / "models").iterdir())
     stems = ["001-org_a-step1000", "002-models_of_mine", "003-org_b-GGUF-b-Q4_K_M.gguf"]
     assert [file.name for file in files] == [f"{stem}.yaml" for stem in stems]
@@ -192,8 +194,14 @@ HEAD = '"schema": "screen-checkpoints-shortlist/2", "candidates": []'
         ("{", "is not JSON"),
         ('{"schema": "screen-checkpoints/1"}', "has screen-checkpoints/1"),
         ("[]", "has other JSON"),
-        (f"{{{HEAD}}}", r"is damaged \(`domain`: expected a string, got nothing\); write the list again"),
-        (f'{{{HEAD}, "domain": "math", "metric": "cosine", "k": 1, "audit_sample": 0}}', "at least one"),
+        (
+            f"{{{HEAD}}}",
+            r"is damaged \(`domain`: expected a string, got nothing\); write the list again",
+        ),
+        (
+            f'{{{HEAD}, "domain": "math", "metric": "cosine", "k": 1, "audit_sample": 0}}',
+            "at least one",
+        ),
     ],
 )
 def test_manifests_that_cannot_be_read(tmp_path, text, message):
@@ -218,9 +226,13 @@ def test_manifests_that_cannot_be_read(tmp_path, text, message):
 )
 def test_a_candidate_of_another_type_or_range_is_damage(tmp_path, key, value):
     result = result_of(*group(3))
-    place = emit(tmp_path / "list", result.head(), result.shortlist(3), tasks=("gsm8k",), command="")
+    place = emit(
+        tmp_path / "list", result.head(), result.shortlist(3), tasks=("gsm8k",), command=""
+    )
     content = json.loads(place.read_text())
     content["candidates"][1][key] = value
     place.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=rf"is damaged \(`candidates\[1\]\.{key}`: .*; write the list again"):
+    with pytest.raises(
+        UsageError, match=rf"is damaged \(`candidates\[1\]\.{key}`: .*; write the list again"
+    ):
         read_shortlist_manifest(place)

@@ -38,7 +38,9 @@ def planted(counts, skill, *, listed=4, audit=0, seed=1, ratio=None):
             why = "rank" if i < listed else "audit" if i in drawn else None
             name, group = f"org/g{number}-{i}", ("fam", f"{number}B")
             other = None if ratio is None else ratio(draw, gaps[i], own[i])
-            candidates.append(Candidate(Target(name), "a" * 40, group, why, i + 1, float(gaps[i]), other))
+            candidates.append(
+                Candidate(Target(name), "a" * 40, group, why, i + 1, float(gaps[i]), other)
+            )
             accuracies.append(float(own[i]))
     return Manifest("math", listed, audit, tuple(candidates), "manifest.json"), accuracies
 
@@ -77,7 +79,9 @@ NOT_ENOUGH = "Not enough results to say whether the screen works: "
     ],
 )
 def test_the_first_line_says_whether_the_screen_works(tmp_path, counts, skill, audit, known, start):
-    found = verdict(tmp_path, *planted(counts, skill, audit=audit, listed=min(4, counts[0])), known=known)
+    found = verdict(
+        tmp_path, *planted(counts, skill, audit=audit, listed=min(4, counts[0])), known=known
+    )
     first = found.answer()[0]
     assert first.startswith(start), first
     assert render(found.document(), "table").startswith(first[:60])
@@ -100,9 +104,7 @@ def test_a_list_alone_is_never_called_chance(tmp_path):
     assert found.overall.high < 0.65
     assert found.answer()[0].startswith(NOT_ENOUGH)
     assert "pairs with results" in found.answer()[0]
-    missed = (
-        "It is unknown whether the list misses better checkpoints: none of the others was drawn at random"
-    )
+    missed = "It is unknown whether the list misses better checkpoints: none of the others was drawn at random"
     assert missed in " ".join(found.answer())
 
 
@@ -115,7 +117,9 @@ def test_the_number_of_results_that_would_do_is_said_where_there_are_fewer(tmp_p
     for seed in range(200):
         draw = np.random.default_rng(seed)
         g = draw.normal(size=enough)
-        a = 0.5 * g + math.sqrt(0.75) * draw.normal(size=enough)  # two pairs of three are in the right order
+        a = 0.5 * g + math.sqrt(0.75) * draw.normal(
+            size=enough
+        )  # two pairs of three are in the right order
         shown += stats.kendalltau(g, a).pvalue < 0.05
     assert 0.7 < shown / 200 < 0.92
 
@@ -162,13 +166,16 @@ def test_several_groups_are_compared_only_inside_each(tmp_path):
     manifest, _ = planted([6, 6, 6], 0.0, listed=2)
     places = [(6 - place % 6, 10 * (place // 6)) for place in range(18)]
     candidates = [
-        replace(c, G=float(own + shift)) for c, (own, shift) in zip(manifest.candidates, places, strict=True)
+        replace(c, G=float(own + shift))
+        for c, (own, shift) in zip(manifest.candidates, places, strict=True)
     ]
     manifest = replace(manifest, candidates=tuple(candidates))
     found = verdict(tmp_path, manifest, [own - 2 * shift for own, shift in places])
     assert (found.overall.spearman, found.overall.right) == (1, 1)
     assert found.answer()[0].startswith("The screen works on these 18 results: 100% of pairs")
-    apart = "Groups that differ from chance on their own, corrected for all 3: fam · 0B (right order)"
+    apart = (
+        "Groups that differ from chance on their own, corrected for all 3: fam · 0B (right order)"
+    )
     assert found.answer()[1].startswith(apart)
     lists = "The lists contain the best of 3 of 3 groups with all results; they lose 0 on average."
     assert lists in found.answer()
@@ -223,7 +230,9 @@ def test_the_own_slope_is_of_the_ranks_in_the_whole_group_and_said_with_its_inte
     found = verdict(tmp_path, manifest, [1 / (1 + math.exp(-a)) for a in accuracies], known=chosen)
     known = [(c, a) for c, a in zip(manifest.candidates, accuracies, strict=True) if c.chosen]
     scores = normal_scores(24)[[c.rank - 1 for c, _ in known]]
-    by_hand = fitted([(scores, np.array([1 / (1 + math.exp(-a)) for _, a in known]))], SLOPES[FINE_TUNES])
+    by_hand = fitted(
+        [(scores, np.array([1 / (1 + math.exp(-a)) for _, a in known]))], SLOPES[FINE_TUNES]
+    )
     assert (found.slope, found.ours, found.places) == (by_hand, SLOPES[FINE_TUNES], 24)
     first = [Chances(24, slope).first_for() for slope in (found.slope, found.ours)]
     assert (
@@ -242,11 +251,15 @@ def test_an_own_slope_follows_the_skill_and_needs_ranks_with_a_chance(tmp_path):
     without = verdict(tmp_path, *planted([30], 0.9))
     assert (without.slope, without.ours) == (None, None)
     manifest, accuracies = sloped([12, 12], 0.9)
-    one = verdict(tmp_path, manifest, accuracies, known=lambda c: c.target.repo in ("org/g0-1", "org/g1-1"))
+    one = verdict(
+        tmp_path, manifest, accuracies, known=lambda c: c.target.repo in ("org/g0-1", "org/g1-1")
+    )
     assert one.slope is None
     assert not [s for found in (without, one) for s in found.answer() if "slope" in s]
     # Of two kinds of groups, or after an own slope, the prior is that of fine-tunes.
-    mixed = replace(manifest, kinds=dict(zip(manifest.kinds, (FINE_TUNES, FROM_SCRATCH), strict=True)))
+    mixed = replace(
+        manifest, kinds=dict(zip(manifest.kinds, (FINE_TUNES, FROM_SCRATCH), strict=True))
+    )
     assert verdict(tmp_path, mixed, accuracies).ours == SLOPES[FINE_TUNES]
     scratch = replace(manifest, kinds=dict.fromkeys(manifest.kinds, FROM_SCRATCH))
     assert verdict(tmp_path, scratch, accuracies).ours == SLOPES[FROM_SCRATCH]
@@ -347,7 +360,11 @@ def small_manifest(*entries):
 
 
 def lm_eval(folder, name, arguments, accuracy):
-    content = {"results": {"gsm8k": {"acc,none": accuracy}}, "config": {"model_args": arguments}, "date": 1.0}
+    content = {
+        "results": {"gsm8k": {"acc,none": accuracy}},
+        "config": {"model_args": arguments},
+        "date": 1.0,
+    }
     (folder / f"results_{name}.json").write_text(json.dumps(content))
 
 
@@ -360,7 +377,12 @@ def test_results_are_matched_by_the_commit_that_was_screened(tmp_path):
     )
     lm_eval(tmp_path, "1", {"pretrained": "org/a", "revision": "1" * 40}, 0.1)
     lm_eval(tmp_path, "2", {"pretrained": "org/a", "revision": "2" * 40}, 0.2)
-    lm_eval(tmp_path, "3", {"pretrained": "org/b", "revision": "3" * 40, "gguf_file": "b-Q4_K_M.gguf"}, 0.3)
+    lm_eval(
+        tmp_path,
+        "3",
+        {"pretrained": "org/b", "revision": "3" * 40, "gguf_file": "b-Q4_K_M.gguf"},
+        0.3,
+    )
     lm_eval(tmp_path, "4", {"pretrained": "/elsewhere/run/checkpoint-5"}, 0.4)
     lm_eval(tmp_path, "5", {"pretrained": "org/a", "revision": "9" * 40}, 0.5)
     found = verify(manifest, [str(tmp_path)])
@@ -378,7 +400,9 @@ def test_sources_that_disagree_are_refused_and_equal_ones_are_not(tmp_path):
     sources = [str(tmp_path / "accuracy.csv"), str(tmp_path / "same.csv")]
     assert verify(manifest, sources).overall.results == 5
     (tmp_path / "same.csv").write_text("repo,accuracy\norg/g0-0,77\n")
-    with pytest.raises(UsageError, match=r"org/g0-0: expected one result, got .* and 77 in .*same\.csv"):
+    with pytest.raises(
+        UsageError, match=r"org/g0-0: expected one result, got .* and 77 in .*same\.csv"
+    ):
         verify(manifest, sources)
 
 
@@ -422,17 +446,27 @@ def test_the_page_has_accuracy_against_the_figure_that_ranked_and_the_interval_i
     assert "─ 95% interval" in render(found.document(), "table", width=120)
 
 
-def test_own_models_are_called_by_what_their_names_share_unless_two_groups_would_be_called_the_same(tmp_path):
+def test_own_models_are_called_by_what_their_names_share_unless_two_groups_would_be_called_the_same(
+    tmp_path,
+):
     manifest, accuracies = planted([6, 6], 0.9)
 
     def named(*families):
         candidates = [
-            replace(c, group=(f"tokenizer:{families[c.group[1] != manifest.candidates[0].group[1]]}", "1B"))
+            replace(
+                c,
+                group=(
+                    f"tokenizer:{families[c.group[1] != manifest.candidates[0].group[1]]}",
+                    "1B",
+                ),
+            )
             for c in manifest.candidates
         ]
         return {
             line.group
-            for line in verdict(tmp_path, replace(manifest, candidates=candidates), accuracies).groups
+            for line in verdict(
+                tmp_path, replace(manifest, candidates=candidates), accuracies
+            ).groups
         }
 
     assert named("0a", "0a") == {"org · 1B · one tokenizer"}
@@ -466,7 +500,10 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     printed = capsys.readouterr()
     own = read_slope("slope.json")
     assert f"Your slope k is {own.k:.2f} " in printed.out
-    assert f"kept your slope k {own.k:.2f} of fine-tunes in slope.json; `screen-checkpoints …" in printed.err
+    assert (
+        f"kept your slope k {own.k:.2f} of fine-tunes in slope.json; `screen-checkpoints …"
+        in printed.err
+    )
     said = f"By your own results (k {own.k:.2f}, {own.low:.2f} to {own.high:.2f}, of 11 evaluated; math): "
     screens = []
     for options in ([], ["--slope", "slope.json"]):
@@ -504,6 +541,7 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     error = capsys.readouterr().err
     assert error.startswith("screen-checkpoints verify: ")
     assert (
-        "expected the manifest of a short list (screen-checkpoints-shortlist/2), but none.json does" in error
+        "expected the manifest of a short list (screen-checkpoints-shortlist/2), but none.json does"
+        in error
     )
     assert error.count("\n") == 1

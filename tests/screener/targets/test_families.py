@@ -32,7 +32,9 @@ def size(scale: str) -> float:
 @pytest.mark.parametrize("name", load_families())
 def test_bundled_families_are_well_formed(name):
     entries = load_family(name).checkpoints
-    assert [size(entry.scale) for entry in entries] == sorted(size(entry.scale) for entry in entries)
+    assert [size(entry.scale) for entry in entries] == sorted(
+        size(entry.scale) for entry in entries
+    )
     for entry in entries:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.repo)
         assert entry.is_glob == bool(entry.revision) == name.endswith("-steps")
@@ -41,13 +43,17 @@ def test_bundled_families_are_well_formed(name):
 
 def test_trajectories_select_the_steps_that_their_notes_name():
     pythia = load_family("pythia-steps")
-    revisions = [f"step{step}" for step in (0, *(2**i for i in range(10)), *range(1000, 144_000, 1000))]
+    revisions = [
+        f"step{step}" for step in (0, *(2**i for i in range(10)), *range(1000, 144_000, 1000))
+    ]
     (pattern,) = {entry.revision for entry in pythia.checkpoints}
     steps = [int(name[4:]) for name in revisions if fnmatchcase(name, pattern)]
     assert steps == list(range(3000, 143_001, 10_000))
     (seven,) = [entry for entry in load_family("olmo2-steps").checkpoints if entry.scale == "7B"]
     names = [f"stage1-step{step}-tokens{step // 238}B" for step in range(0, 928_000, 1000)]
-    steps = [int(re.search(r"step(\d+)", name)[1]) for name in names if fnmatchcase(name, seven.revision)]
+    steps = [
+        int(re.search(r"step(\d+)", name)[1]) for name in names if fnmatchcase(name, seven.revision)
+    ]
     assert steps == list(range(100_000, 780_001, 20_000))  # 100,000 has no branch on the Hub
     assert set(range(120_000, 700_001, 20_000)) <= set(steps)
 
@@ -75,7 +81,11 @@ def test_unknown_family():
         ("families:", "familys:", "`familys`: expected one of the keys schema, families, rank_by"),
         ("    checkpoints:", "    models:", "`families.ours.models`: expected one of the keys"),
         ('revision: "step*", ', "", "checkpoints[1]`: expected each checkpoint once, got a string"),
-        ("- {repo: ./folder, scale: 7B, kind: base}", "- o/x", "[2]`: expected a mapping, got a string"),
+        (
+            "- {repo: ./folder, scale: 7B, kind: base}",
+            "- o/x",
+            "[2]`: expected a mapping, got a string",
+        ),
     ],
 )
 def test_every_mistake_in_a_file_is_one_sentence(tmp_path, old, new, message):

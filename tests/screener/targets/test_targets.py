@@ -56,7 +56,11 @@ def test_names_of_the_hub_and_addresses(monkeypatch, text, repo, revision):
         ("org/na..me", "BadName", "expected"),
         ("org/name@", "BadName", "the revision after the @ is missing"),
         ("https://huggingface.co/datasets/org/name", "BadName", "about datasets, not a model"),
-        ("https://huggingface.co/org/name/blob/main/config.json", "BadName", "checkpoint: org/name@main"),
+        (
+            "https://huggingface.co/org/name/blob/main/config.json",
+            "BadName",
+            "checkpoint: org/name@main",
+        ),
         ("https://huggingface.co/org/name/discussions", "BadName", "not a whole revision"),
         ("https://huggingface.co/models?search=x", "BadName", "write 'ORG/*'"),
         ("https://[", "BadName", "expected"),
@@ -85,7 +89,9 @@ def test_folders_and_files(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
     for name in ("org/name", "a b", "x@y", "C:\\models", "model.safetensors", "pytorch_model.bin"):
-        assert parse_name(name) == Target(name, local=True), "what exists wins over a repository's name"
+        assert parse_name(name) == Target(name, local=True), (
+            "what exists wins over a repository's name"
+        )
     assert parse_name("org/name/").local
     assert parse_name(f"file://{tmp_path}") == Target(str(tmp_path), local=True)
     assert parse_name("a.gguf") == Target(".", local=True, file="a.gguf")
@@ -136,7 +142,9 @@ def test_labels_name_no_more_than_what_differs(tmp_path, monkeypatch):
     st.lists(
         st.builds(
             Target,
-            repo=st.sampled_from(["m", "x/m", "y/m", "m/a.gguf", "s3://m", "s3://x/m", "models:/m/1", "."]),
+            repo=st.sampled_from(
+                ["m", "x/m", "y/m", "m/a.gguf", "s3://m", "s3://x/m", "models:/m/1", "."]
+            ),
             revision=st.sampled_from([None, "v1"]),
             local=st.booleans(),
             file=st.sampled_from([None, "a.gguf", "Q8_0"]),
@@ -178,7 +186,9 @@ def test_a_run_is_its_checkpoints_in_the_order_of_their_steps(tmp_path, expected
     assert all(target.local for target in targets)
     assert {run_and_step(target.repo)[0] for target in targets} == {str(run)}
     (run / "model.safetensors").write_text("")
-    assert [target.repo for target in parse_targets(str(run))][len(expected) :] == [str(run)], "the last"
+    assert [target.repo for target in parse_targets(str(run))][len(expected) :] == [str(run)], (
+        "the last"
+    )
 
 
 def test_a_runs_tokenizer_goes_to_a_race_for_a_checkpoint_that_stores_none(tmp_path):
@@ -209,7 +219,10 @@ def test_a_step_by_its_own_name_shards_and_folders_that_are_no_run(tmp_path, mon
     }.items():
         assert [target.repo for target in parse_targets(name)] == [expected]
     assert run_and_step("plain") is None
-    for folder, found in ("run2", "step_5/model/consolidated"), ("run1/global_step_20", "actor/huggingface"):
+    for folder, found in (
+        ("run2", "step_5/model/consolidated"),
+        ("run1/global_step_20", "actor/huggingface"),
+    ):
         monkeypatch.chdir(tmp_path / folder)
         assert [target.repo for target in parse_targets(".")] == [found]
 

@@ -40,7 +40,9 @@ def pieces(found):
     return [token.piece for token in found]
 
 
-@pytest.fixture(scope="module", params=["gpt2", "single digits", "llama3", "ignore_merges", "metaspace"])
+@pytest.fixture(
+    scope="module", params=["gpt2", "single digits", "llama3", "ignore_merges", "metaspace"]
+)
 def library(request):
     """Tokenizers trained on the shipped answers, with the ways of cutting that real ones have."""
     kind, core = request.param, Tokenizer(models.BPE())
@@ -62,7 +64,8 @@ def library(request):
     options = {"vocab_size": 3000, "initial_alphabet": alphabet, "show_progress": False}
     # Every number up to 999, as Llama 3 has it.
     core.train_from_iterator(
-        [*texts, *(numbers * 9 * (kind in ("llama3", "ignore_merges")))], trainers.BpeTrainer(**options)
+        [*texts, *(numbers * 9 * (kind in ("llama3", "ignore_merges")))],
+        trainers.BpeTrainer(**options),
     )
     data = json.loads(core.to_str())
     data["model"]["ignore_merges"] = kind == "ignore_merges"
@@ -87,13 +90,21 @@ def slowly(shipped, library):
         own = {token for token in own if token[1].strip("Ġ▁Ċ") and token[0] not in everyday}
         held += [own] * count
         counts += Counter(dict.fromkeys(own, count))
-    assert not [token for token, count in counts.items() if count > 0.9 * len(held) and {token} not in held]
+    assert not [
+        token for token, count in counts.items() if count > 0.9 * len(held) and {token} not in held
+    ]
     taken, ordered = [], sorted(counts, key=lambda token: (-counts[token], token))
     for token in ordered[:100]:
         if sum(counts[other] for other in taken) < 0.9 * counts.total() or len(taken) < 3:
             taken.append(token)
-    taken += [token for token in ordered[len(taken) : 100] if 2 * counts[token] >= counts[taken[-1]]]
-    signs = {token for token in counts if token[1].strip("Ġ▁") in {*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"}}
+    taken += [
+        token for token in ordered[len(taken) : 100] if 2 * counts[token] >= counts[taken[-1]]
+    ]
+    signs = {
+        token
+        for token in counts
+        if token[1].strip("Ġ▁") in {*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+    }
     return taken[:36], signs
 
 
@@ -111,7 +122,9 @@ def test_tokens_are_those_that_the_tokenizers_library_makes_of_the_answers(libra
 def test_answers_of_a_domain(name):
     digits = tokens(answers_of_domain("math"), vocabulary(name), REFERENCE)
     default = resolve_tokens(load_token_set("math"), REFERENCE, vocabulary(name)).domain
-    assert sorted((t.id, t.piece, t.text) for t in digits) == sorted((t.id, t.piece, t.text) for t in default)
+    assert sorted((t.id, t.piece, t.text) for t in digits) == sorted(
+        (t.id, t.piece, t.text) for t in default
+    )
     whole = tokens(replace(load_answers("humaneval"), most=100), vocabulary(name), REFERENCE)
     for code in (answers_of_domain("code"), load_answers("humaneval")):
         assert tokens(code, vocabulary(name), REFERENCE)[:36] == whole[:36]
@@ -140,7 +153,10 @@ def test_what_nearly_all_answers_hold_counts_only_as_a_whole_answer():
     assert pieces(tokens(answers(counts | {" w": 9}), words, REFERENCE)) == ["Ġx", "Ġy", "Ġz"]
     assert ";" in pieces(tokens(answers(counts | {" w": 11}), words, REFERENCE))  # 89 %
     # An answer counts a token once.
-    assert resolve_answers(answers({" x x x x": 2, " y": 3, " z": 4}), words, REFERENCE)[0][0].text == " z"
+    assert (
+        resolve_answers(answers({" x x x x": 2, " y": 3, " z": 4}), words, REFERENCE)[0][0].text
+        == " z"
+    )
     # w in nearly all, and alone an answer.
     often = {" w": 80, " w x": 8, " w y": 8, " w z": 4}
     assert pieces(tokens(answers(often), words, REFERENCE)) == ["Ġw", "Ġx", "Ġy", "Ġz"]
@@ -158,7 +174,11 @@ def test_digits_and_letters_of_choices_are_completed():
 
 # --- kinds of answers -----------------------------------------------------------------------------------
 
-COLUMNS, TABLES, NAMES = ["age", "price", "id"], ["users", "orders", "items"], ["anna", "bob", "carl", "dora"]
+COLUMNS, TABLES, NAMES = (
+    ["age", "price", "id"],
+    ["users", "orders", "items"],
+    ["anna", "bob", "carl", "dora"],
+)
 MONTHS = calendar.month_name[1:]
 LONG = " The text says nothing about that, because nobody who wrote it had been there."
 WORDS = [*LONG.replace(",", "").split(), "slowly", "green", "tall", "river"]
@@ -190,12 +210,17 @@ def trained():
     """A tokenizer of single digits that has every word of the kinds as a piece."""
     core = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
-    core.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     core.decoder = decoders.ByteLevel()
-    texts = [text for kind in ("sql", "json", "rust", "dates", "sentences", "yes") for text in made(kind)]
+    texts = [
+        text for kind in ("sql", "json", "rust", "dates", "sentences", "yes") for text in made(kind)
+    ]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(
-        [*texts, LONG], trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
+        [*texts, LONG],
+        trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False),
     )
     return Vocabulary.from_tokenizer_json(core.to_str().encode())
 
@@ -235,7 +260,10 @@ def test_tokens_of_characters_that_a_tokenizer_halves_are_all_there(trained):
     ("kind", "says"),
     [
         ("yes", "at least 3 tokens that differ between them, got 2"),
-        ("sentences", "100% of its answers are sentences (more than 5 words that differ between answers)"),
+        (
+            "sentences",
+            "100% of its answers are sentences (more than 5 words that differ between answers)",
+        ),
     ],
 )
 def test_a_kind_of_answers_without_tokens_of_its_own_is_refused(kind, says, trained):
@@ -249,8 +277,12 @@ def test_a_kind_of_answers_without_tokens_of_its_own_is_refused(kind, says, trai
 
 
 def test_answers_of_too_many_different_words_are_refused():
-    counts = {f" {first}{second}z": 1 for first in "bcdfghjklmnpqrs" for second in "abcdefghijklmnopqrst"}
-    with pytest.raises(ScreeningError, match="too many different words: the 100 most frequent cover 33%"):
+    counts = {
+        f" {first}{second}z": 1 for first in "bcdfghjklmnpqrs" for second in "abcdefghijklmnopqrst"
+    }
+    with pytest.raises(
+        ScreeningError, match="too many different words: the 100 most frequent cover 33%"
+    ):
         resolve_answers(answers(counts), small(*counts), REFERENCE)
 
 
@@ -262,10 +294,14 @@ def test_a_set_of_a_base_holds_in_its_tokenizer_with_any_added_tokens():
         tokenizer_json(vocab, [special, special | {"content": "<im>", "id": 5}])
     )
     other = Vocabulary.from_tokenizer_json(tokenizer_json({**vocab, "Ġ1": 1, "Ġ2": 0}, [special]))
-    found = answers(pieces=("Ġ3", "Ġhouse", "Ġ1", "<s>", "Ġ2"), tokenizer=base.digest, base="org/base")
+    found = answers(
+        pieces=("Ġ3", "Ġhouse", "Ġ1", "<s>", "Ġ2"), tokenizer=base.digest, base="org/base"
+    )
     rows = [(" 3", 2), (" 1", 0), (" 2", 1)]
     assert [(t.text, t.id) for t in tokens(found, tuned, REFERENCE)] == rows
-    with pytest.raises(ScreeningError, match="come from org/base, whose tokenizer differs") as refused:
+    with pytest.raises(
+        ScreeningError, match="come from org/base, whose tokenizer differs"
+    ) as refused:
         resolve_answers(found, other, REFERENCE)
     assert refused.value.code == "TokenizerMismatch"
 
@@ -274,7 +310,9 @@ def test_answers_given_as_a_domain_are_named_with_the_option_that_takes_them(tmp
     (tmp_path / "own.yaml").write_text(
         "schema: 1\nname: own\nrole: answers\ntasks: [own]\nanswers: {' 1': 2}"
     )
-    with pytest.raises(UsageError, match=r"own.yaml holds answers of a task: give it as the ") as refused:
+    with pytest.raises(
+        UsageError, match=r"own.yaml holds answers of a task: give it as the "
+    ) as refused:
         load_token_set(str(tmp_path / "own.yaml"))
     assert "expected" not in str(refused.value)
 
@@ -289,7 +327,9 @@ def test_bundled_sets_load_by_every_name_and_are_no_domains():
         assert load_answers(task).name == name
     assert load_answers("gsm8k").about == "answers of gsm8k (1,319 documents)"
     assert load_answers("gsm8k").domain == "math"
-    assert load_answers(str(data_folder("token_sets") / "answers" / "gsm8k.yaml")) == load_answers("gsm8k")
+    assert load_answers(str(data_folder("token_sets") / "answers" / "gsm8k.yaml")) == load_answers(
+        "gsm8k"
+    )
     assert load_answers("gsm8k").digest != load_answers("mmlu").digest
 
 
@@ -298,7 +338,10 @@ def test_bundled_sets_load_by_every_name_and_are_no_domains():
     [
         ("hellaswag", "hellaswag has no answer tokens: its choices are whole sentences; "),
         ("arc_easy_dispersion", "arc_easy has no answer tokens: its choices are phrases"),
-        ("mmlu_anatomi", "the task 'mmlu_anatomi' has no bundled answer tokens; did you mean mmlu_anatomy"),
+        (
+            "mmlu_anatomi",
+            "the task 'mmlu_anatomi' has no bundled answer tokens; did you mean mmlu_anatomy",
+        ),
         ("blimp", "`dispersion tokens blimp -o set.yaml` makes the set"),
         ("missing.yaml", "expected a readable YAML file"),
         ({"answers": {" 1": 2}, "pieces": ["Ġ1"]}, "either `answers`, or `pieces`"),

@@ -42,7 +42,9 @@ def bpe():
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        TEXT, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
+    )
     return json.loads(tokenizer.to_str())
 
 

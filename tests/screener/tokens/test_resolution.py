@@ -32,15 +32,21 @@ def test_the_documented_counts_and_digit_schemes_are_what_the_script_prints(scri
     """They were first counted from the whole tokenizers."""
     table = script("token_set_counts").table(DATA)
     assert table in PAGE
-    assert "TooFew" not in re.findall("qwen2.5.*", table)[0], "new words: make tests/data/tokenizers anew"
+    assert "TooFew" not in re.findall("qwen2.5.*", table)[0], (
+        "new words: make tests/data/tokenizers anew"
+    )
 
 
 def test_trimming_a_tokenizer_changes_no_resolution(script):
     trim = script("trim_tokenizers")
     data = json.loads((DATA / "smollm2.json").read_bytes())
-    data["model"]["vocab"] |= {f"other {number}": 60_000 + number for number in range(2 * trim.OTHERS)}
+    data["model"]["vocab"] |= {
+        f"other {number}": 60_000 + number for number in range(2 * trim.OTHERS)
+    }
     whole = json.dumps(data).encode()
-    small, large = (Vocabulary.from_tokenizer_json(content) for content in (trim.trimmed(whole), whole))
+    small, large = (
+        Vocabulary.from_tokenizer_json(content) for content in (trim.trimmed(whole), whole)
+    )
     for selection in trim.selections():
         assert trim.outcome(selection, small) == trim.outcome(selection, large)
 
@@ -91,8 +97,12 @@ def test_rows_of_the_domain_are_taken_out_of_the_reference(tmp_path):
 
 def test_two_words_on_one_row_are_noted_and_refused_where_every_item_is_required(tmp_path):
     vocab = {text: row for row, text in enumerate(["Ġgnu", "Ġemu", "Ġox", *"0123456789"])}
-    vocab |= {f"Ġ{text.strip()}": 100 + n for n, text in enumerate(REFERENCE.groups["nouns"].texts())}
-    vocab |= {f"Ġ{text.strip()}": 200 + n for n, text in enumerate(REFERENCE.groups["verbs"].texts())}
+    vocab |= {
+        f"Ġ{text.strip()}": 100 + n for n, text in enumerate(REFERENCE.groups["nouns"].texts())
+    }
+    vocab |= {
+        f"Ġ{text.strip()}": 200 + n for n, text in enumerate(REFERENCE.groups["verbs"].texts())
+    }
     vocab["Ġemu"] = vocab["Ġgnu"]
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
     own = own_set(tmp_path, TINY.replace("cat, dog, axolotl", "gnu, emu, ox"))
@@ -110,7 +120,9 @@ def test_two_words_on_one_row_are_noted_and_refused_where_every_item_is_required
 def test_too_few_tokens_is_refused_with_the_counts():
     vocab = {f"Ġ{word.strip()}": row for row, word in enumerate(REFERENCE.groups["nouns"].texts())}
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
-    message = "legal: expected at least 20 single tokens, got 0 of 81; .* and 75 more; take more groups"
+    message = (
+        "legal: expected at least 20 single tokens, got 0 of 81; .* and 75 more; take more groups"
+    )
     with pytest.raises(ScreeningError, match=message) as error:
         resolve_tokens(load_token_set("legal"), REFERENCE, words)
     assert error.value.code == "TooFewTokens"

@@ -24,7 +24,10 @@ def test_groups_and_variants_are_selected_by_name():
     spaced = load_token_set("math:operators,space")
     assert spaced.name == "math:operators,space"
     assert spaced.groups["operators"].texts()[0] == " +"
-    default, bare = load_token_set("reference", "reference"), load_token_set("reference:bare", "reference")
+    default, bare = (
+        load_token_set("reference", "reference"),
+        load_token_set("reference:bare", "reference"),
+    )
     assert bare.name == "reference:bare"
     assert {g.variant for g in bare.groups.values()} == {"bare"}
     assert [g.items for g in bare.groups.values()] == [g.items for g in default.groups.values()]
@@ -44,28 +47,67 @@ def test_digest_ignores_notes_and_follows_words(tmp_path, monkeypatch):
     [
         ((TINY, "- a\n"), "expected a mapping, got a list ['a']"),
         ((TINY, ""), "expected a mapping, got nothing"),
-        ((TINY, "1: a\nschema: 1\n"), "`1`: expected a key that is a string, got an integer 1; quote it"),
+        (
+            (TINY, "1: a\nschema: 1\n"),
+            "`1`: expected a key that is a string, got an integer 1; quote it",
+        ),
         ((TINY, "[a]: 1\n"), "expected YAML, got: "),
         ((TINY, "schema: &a [*a]\n"), "`schema`: expected 1, got a list"),
         (("schema: 1", "schema: 2"), "`schema`: expected 1, got an integer 2"),
         (("schema: 1", ""), "`schema`: expected 1, got nothing"),
         (("name: tiny", "name: 7"), "`name`: expected a string, got an integer 7; quote it"),
-        (("role: domain", "role: dom"), "`role`: expected one of domain, reference, got a string 'dom'"),
-        (("role: domain", "role: reference"), "`role`: expected domain (it is used as the domain set)"),
-        (("[words]", "[word]"), "`default_groups[0]`: expected one of the groups words, more, got a string"),
-        (("[words]", "[more]"), "`default_groups[0]`: expected a group that is not optional, got a string"),
-        (("[words]", "words"), "`default_groups`: expected a list of strings, got a string 'words'"),
-        (("min_tokens: 2", "min_tokens: true"), "`min_tokens`: expected an integer of at least 2, got a"),
-        (("min_tokens: 2", "min_tokens: 9"), "expected at least 9 words (`min_tokens`) in words, got 3"),
-        (("variant: space", "variant: spaced"), "`groups.words.variant`: expected one of bare, space"),
-        (("variant: space", "varient: space"), "`groups.words.varient`: expected one of the keys variant, "),
+        (
+            ("role: domain", "role: dom"),
+            "`role`: expected one of domain, reference, got a string 'dom'",
+        ),
+        (
+            ("role: domain", "role: reference"),
+            "`role`: expected domain (it is used as the domain set)",
+        ),
+        (
+            ("[words]", "[word]"),
+            "`default_groups[0]`: expected one of the groups words, more, got a string",
+        ),
+        (
+            ("[words]", "[more]"),
+            "`default_groups[0]`: expected a group that is not optional, got a string",
+        ),
+        (
+            ("[words]", "words"),
+            "`default_groups`: expected a list of strings, got a string 'words'",
+        ),
+        (
+            ("min_tokens: 2", "min_tokens: true"),
+            "`min_tokens`: expected an integer of at least 2, got a",
+        ),
+        (
+            ("min_tokens: 2", "min_tokens: 9"),
+            "expected at least 9 words (`min_tokens`) in words, got 3",
+        ),
+        (
+            ("variant: space", "variant: spaced"),
+            "`groups.words.variant`: expected one of bare, space",
+        ),
+        (
+            ("variant: space", "varient: space"),
+            "`groups.words.varient`: expected one of the keys variant, ",
+        ),
         (("min_tokens: 2", "minimum: 2"), "`minimum`: expected one of the keys schema, "),
-        (("dog,", "no,"), "`groups.words.items[1]`: expected a string, got a boolean False; quote it"),
+        (
+            ("dog,", "no,"),
+            "`groups.words.items[1]`: expected a string, got a boolean False; quote it",
+        ),
         (("dog,", "cat,"), "`groups.words.items[1]`: expected each item once, got a string 'cat'"),
         (("dog,", '"\\ud800",'), "`groups.words.items[1]`: expected printable signs, got a string"),
         (("dog,", '" dog",'), "`groups.words.items[1]`: expected a word without spaces around it"),
-        (("[cat, dog, axolotl]", "[]"), "`groups.words.items`: expected a list of strings, got a list []"),
-        (("optional: true", "optional: yes please"), "`groups.more.optional`: expected true or false"),
+        (
+            ("[cat, dog, axolotl]", "[]"),
+            "`groups.words.items`: expected a list of strings, got a list []",
+        ),
+        (
+            ("optional: true", "optional: yes please"),
+            "`groups.more.optional`: expected true or false",
+        ),
         (("items: [cat", "items: {cat"), "expected YAML, got: "),
         (("groups:", "groups: none\nx:"), "`x`: expected one of the keys"),
     ],
@@ -90,12 +132,21 @@ def test_a_file_that_is_not_utf_8(tmp_path):
     ("name", "message"),
     [
         ("maths", "did you mean math?; bundled: code, "),
-        ("math:digit", "unknown group 'digit'; did you mean digits?; expected one of digits, operators, "),
-        ("missing.yaml", "missing.yaml: expected a readable YAML file, got No such file or directory"),
+        (
+            "math:digit",
+            "unknown group 'digit'; did you mean digits?; expected one of digits, operators, ",
+        ),
+        (
+            "missing.yaml",
+            "missing.yaml: expected a readable YAML file, got No such file or directory",
+        ),
         ("math:", "unknown token set 'math:'"),
         ("code:bare,space", "expected one variant, got bare and space"),
         ("code:bear", "or a variant (bare, space)"),
-        ("legal:archaisms", "expected at least 20 words (`min_tokens`) in archaisms, got 13; take more"),
+        (
+            "legal:archaisms",
+            "expected at least 20 words (`min_tokens`) in archaisms, got 13; take more",
+        ),
     ],
 )
 def test_names_that_mean_nothing(name, message):

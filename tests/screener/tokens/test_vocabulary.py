@@ -18,9 +18,13 @@ from token_cases import DATA, REFERENCE, anything, changed, paths, tokenizer_jso
 def test_the_order_of_a_file_does_not_matter():
     data = json.loads((DATA / "smollm2.json").read_bytes())
     data["model"] = dict(reversed(data["model"].items()))
-    words = Vocabulary.from_tokenizer_json(json.dumps(dict(reversed(data.items())), indent=2).encode())
+    words = Vocabulary.from_tokenizer_json(
+        json.dumps(dict(reversed(data.items())), indent=2).encode()
+    )
     code = load_token_set("code")
-    assert resolve_tokens(code, REFERENCE, words) == resolve_tokens(code, REFERENCE, vocabulary("smollm2"))
+    assert resolve_tokens(code, REFERENCE, words) == resolve_tokens(
+        code, REFERENCE, vocabulary("smollm2")
+    )
 
 
 def test_added_tokens_take_their_text_before_the_model_does():
@@ -75,11 +79,23 @@ def test_pre_tokenizer_decides_the_digit_scheme(pre_tokenizer, scheme):
         (tokenizer_json({"a": True}), "row id"),
         (tokenizer_json({"a": -1}), "row id"),
         (tokenizer_json([["a"]]), "(piece, score)"),
-        (tokenizer_json({}, model={"type": "BPE", "vocab": {"a": 1}, "merges": ["a"]}), "list pairs of"),
-        (tokenizer_json({}, model={"type": "BPE", "vocab": {"a": 1}, "merges": [7]}), "list pairs of"),
-        (tokenizer_json({"a": 1}, [{"content": "a", "id": 2}]), "has id 2 and the vocabulary's id 1"),
+        (
+            tokenizer_json({}, model={"type": "BPE", "vocab": {"a": 1}, "merges": ["a"]}),
+            "list pairs of",
+        ),
+        (
+            tokenizer_json({}, model={"type": "BPE", "vocab": {"a": 1}, "merges": [7]}),
+            "list pairs of",
+        ),
+        (
+            tokenizer_json({"a": 1}, [{"content": "a", "id": 2}]),
+            "has id 2 and the vocabulary's id 1",
+        ),
         (tokenizer_json({"a": 1}, [{"content": "x"}]), "`added_tokens` with content and id"),
-        (tokenizer_json({"a": 1}, pre_tokenizer={"type": "BertPreTokenizer"}), "byte-level or SentencePiece"),
+        (
+            tokenizer_json({"a": 1}, pre_tokenizer={"type": "BertPreTokenizer"}),
+            "byte-level or SentencePiece",
+        ),
     ],
 )
 def test_bad_tokenizer_files(content, message):

@@ -52,7 +52,9 @@ def lora_of(model):
     ends = [model.get_output_embeddings(), model.get_input_embeddings()]
     names = [name for name, module in modules.items() if module in ends]
     kinds = (transformers.pytorch_utils.Conv1D, type(ends[0]))
-    names += [name for name, module in modules.items() if isinstance(module, kinds) and module not in ends]
+    names += [
+        name for name, module in modules.items() if isinstance(module, kinds) and module not in ends
+    ]
     return LoraConfig(r=2, target_modules=names)
 
 
@@ -69,7 +71,9 @@ def test_every_name_of_an_adapter_fits_its_base(kind, tmp_path):
 def test_of_a_base_without_a_head_the_causal_models_names_fit_and_no_others(kind, tmp_path):
     """transformers puts the class's prefix before the names of a model that was saved without its head."""
     headless = transformers.AutoModel.from_config(CONFIGS[kind])
-    names = adapter_names(transformers.AutoModelForCausalLM.from_config(CONFIGS[kind]), lora_in(kind))
+    names = adapter_names(
+        transformers.AutoModelForCausalLM.from_config(CONFIGS[kind]), lora_in(kind)
+    )
     base = BaseModules(stored_names(headless, tmp_path), [headless.config.model_type])
     assert [name for name in names if not base.fits(name)] == []
     others = adapter_names(transformers.AutoModel.from_config(CONFIGS[kind]), lora_in(kind))

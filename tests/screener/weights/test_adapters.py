@@ -112,7 +112,9 @@ HEADS = {
     "head of stabilised rank": lora(target_modules=["lm_head"], use_rslora=True),
     "head of DoRA": lora(target_modules=["lm_head", "q_proj"], use_dora=True),
     "rank and alpha by pattern": lora(
-        target_modules=["lm_head", "q_proj"], rank_pattern={"lm_head": 2}, alpha_pattern={"lm_head": 9}
+        target_modules=["lm_head", "q_proj"],
+        rank_pattern={"lm_head": 2},
+        alpha_pattern={"lm_head": 9},
     ),
     "all linear layers and the head": lora(target_modules=r".*(_proj|lm_head)"),
     "both": lora(target_modules=["embed_tokens", "lm_head"]),
@@ -145,7 +147,9 @@ def test_rows_equal_the_merged_models_and_an_embedding_changes_them_only_where_i
     base, tmp_path, case
 ):
     in_torchs_format = case in ("head of stabilised rank", "tokens of the head")
-    folder = adapter(base, tmp_path / "a", (HEADS | EMBEDDINGS | COPIES)[case], bin_file=in_torchs_format)
+    folder = adapter(
+        base, tmp_path / "a", (HEADS | EMBEDDINGS | COPIES)[case], bin_file=in_torchs_format
+    )
     expected, before = merged(base, folder), head_of(LlamaForCausalLM.from_pretrained(base))
     np.testing.assert_allclose(rows(folder, base), expected, atol=1e-6, rtol=1e-6)
     same = case in COPIES or (case in EMBEDDINGS and base.name == "untied")
@@ -154,7 +158,9 @@ def test_rows_equal_the_merged_models_and_an_embedding_changes_them_only_where_i
     notes = projection_of(folder, base).warnings
     assert any(note.startswith("same rows as its base ") for note in notes) is same
     # Where merging changes the head a note says so.
-    changed_by_merging = any("before it is merged, its head lacks that change" in note for note in notes)
+    changed_by_merging = any(
+        "before it is merged, its head lacks that change" in note for note in notes
+    )
     assert same_before_merging(folder, base) is not changed_by_merging
     assert len(notes) == same + changed_by_merging
 
@@ -195,7 +201,9 @@ def test_g_is_that_of_the_merged_folder_or_level_with_the_bases(base, tmp_path, 
     result = screen([str(place) for place in (attention, head, tmp_path / "merged", base)])
     assert not result.failed, result.failed
     found = {Path(c.repo).name: c for c in result.checkpoints}
-    ours, theirs, level, plain = (found[name] for name in ("head", "merged", "attention", base.name))
+    ours, theirs, level, plain = (
+        found[name] for name in ("head", "merged", "attention", base.name)
+    )
     for metric in ("cosine", "euclidean"):
         assert ours.gaps[metric].mean == pytest.approx(theirs.gaps[metric].mean, rel=1e-6)
     assert abs(ours.gaps["cosine"].mean - plain.gaps["cosine"].mean) > 0.01
@@ -226,7 +234,11 @@ def test_a_final_norm_that_the_adapter_changes_is_the_adapters(untied, tmp_path)
     [
         ("/home/me/models/base", "AdapterOnly", "a path on the machine that trained"),
         ("org/missing", "BaseNotFound", "org/missing"),
-        ("org/adapter", "AdapterOnly", "its base org/adapter: cannot be screened because it holds only"),
+        (
+            "org/adapter",
+            "AdapterOnly",
+            "its base org/adapter: cannot be screened because it holds only",
+        ),
         (7, "BadConfig", "does not name the base"),
     ],
 )
@@ -256,7 +268,9 @@ def of_base(base, folder, name, **settings):
     return folder
 
 
-def test_adapters_that_leave_the_head_alone_need_no_base(untied, tmp_path, hub, monkeypatch, capsys):
+def test_adapters_that_leave_the_head_alone_need_no_base(
+    untied, tmp_path, hub, monkeypatch, capsys
+):
     """It is asked for once, nothing has failed, and the answer has the condition."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     folders = [of_base(untied, tmp_path / "run" / str(i), "org/missing") for i in range(5)]
@@ -283,12 +297,16 @@ def test_adapters_that_leave_the_head_alone_need_no_base(untied, tmp_path, hub, 
         assert "ailing" not in capsys.readouterr().out
 
 
-def test_of_an_unreadable_base_only_adapters_that_change_the_head_fail(untied, tmp_path, hub, monkeypatch):
+def test_of_an_unreadable_base_only_adapters_that_change_the_head_fail(
+    untied, tmp_path, hub, monkeypatch
+):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     body = of_base(untied, tmp_path / "body", "org/missing")
     head = of_base(untied, tmp_path / "head", "org/missing", target_modules=["lm_head"])
     norm = of_base(untied, tmp_path / "norm", "org/missing", modules_to_save=["norm"])
-    embedding = of_base(untied, tmp_path / "embedding", "org/missing", target_modules=["embed_tokens"])
+    embedding = of_base(
+        untied, tmp_path / "embedding", "org/missing", target_modules=["embed_tokens"]
+    )
     result = screen([str(place) for place in (body, head, norm, embedding, untied)])
     assert [f.label for f in result.of_base] == ["body"]
     assert {f.label: f.error for f in result.failed} == dict.fromkeys(
@@ -296,7 +314,9 @@ def test_of_an_unreadable_base_only_adapters_that_change_the_head_fail(untied, t
     )
     assert len(result.checkpoints) == 1
     assert result.exit_code == 3
-    assert any("body has the output rows of its base (org/missing)" in text for text in result.answer())
+    assert any(
+        "body has the output rows of its base (org/missing)" in text for text in result.answer()
+    )
 
 
 def test_a_race_of_adapters_without_a_readable_base_asks_all(untied, tmp_path, hub, monkeypatch):
@@ -307,9 +327,17 @@ def test_a_race_of_adapters_without_a_readable_base_asks_all(untied, tmp_path, h
         of_base(untied, tmp_path / "run" / name, "org/missing")
     options = {"family": None, "domain": "math", "base": None, "all": False, "by": None}
     taken = lineup(
-        [str(tmp_path / "run")], "gsm8k", **options, audit_sample=0, api=False, count=lambda: (None, 0)
+        [str(tmp_path / "run")],
+        "gsm8k",
+        **options,
+        audit_sample=0,
+        api=False,
+        count=lambda: (None, 0),
     )
-    assert [(entry.label, entry.chosen) for entry in taken.entries] == [("a", "named"), ("b", "named")]
+    assert [(entry.label, entry.chosen) for entry in taken.entries] == [
+        ("a", "named"),
+        ("b", "named"),
+    ]
 
 
 def test_of_a_repository_with_an_adapter_and_whole_weights_the_named_base_is_read(
@@ -325,10 +353,14 @@ def test_of_a_repository_with_an_adapter_and_whole_weights_the_named_base_is_rea
     (found,) = screen(["org/adapter"]).checkpoints
     assert found.base == "org/base"
     assert not found.tied
-    assert any("whole weights next to adapter_model.safetensors were not read" in n for n in found.notes)
+    assert any(
+        "whole weights next to adapter_model.safetensors were not read" in n for n in found.notes
+    )
 
 
-def test_an_adapter_beside_whole_weights_makes_another_body_unless_it_changes_nothing(untied, tmp_path):
+def test_an_adapter_beside_whole_weights_makes_another_body_unless_it_changes_nothing(
+    untied, tmp_path
+):
     """Rows alone do not show a LoRA of the attention: only the body does."""
     places = {}
     for name, settings in (("whole", None), ("trained", {}), ("at zero", {"lora_alpha": 0})):
@@ -337,7 +369,9 @@ def test_an_adapter_beside_whole_weights_makes_another_body_unless_it_changes_no
         (places[name] / "tokenizer.json").write_bytes(TOKENIZER)
         if settings is not None:
             adapter(untied, places[name], lora(**settings))
-    found = {Path(c.repo).name: c for c in screen([str(place) for place in places.values()]).checkpoints}
+    found = {
+        Path(c.repo).name: c for c in screen([str(place) for place in places.values()]).checkpoints
+    }
     assert found["at zero"].copy_of or found["whole"].copy_of
     assert found["trained"].copy_of is None
     assert found["trained"].equal_rows_with is not None
@@ -370,14 +404,22 @@ TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
 @pytest.mark.parametrize(
     ("settings", "changes", "says"),
     [
-        (HEADS["head"], {"init_lora_weights": "pissa"}, "init_lora_weights='pissa', which changes the base"),
+        (
+            HEADS["head"],
+            {"init_lora_weights": "pissa"},
+            "init_lora_weights='pissa', which changes the base",
+        ),
         (HEADS["head"], {"peft_type": "VERA"}, "(VERA) that changes lm_head"),
         (HEADS["head"], {"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens"),
         (HEADS["head"], {"use_qalora": True}, "sets use_qalora"),
         (HEADS["head"], {"use_dora": True}, "use_dora=True without the matching magnitudes"),
         (HEADS["head"], {"lora_alpha": "six"}, "lora_alpha 'six'"),
         (HEADS["head"], {"alpha_pattern": {r"(\w+)+!": 3}}, "which is not supported"),
-        (lora(target_modules=["embed_tokens"], use_dora=True), {}, "whose lengths depend on all rows"),
+        (
+            lora(target_modules=["embed_tokens"], use_dora=True),
+            {},
+            "whose lengths depend on all rows",
+        ),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 3, 7]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7, -1]}, TOKENS_LEFT_OPEN),
@@ -386,7 +428,9 @@ TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7, V]}, "has rows that do not fit"),
     ],
 )
-def test_what_is_another_method_or_does_not_fit_is_refused_by_name(tied, tmp_path, settings, changes, says):
+def test_what_is_another_method_or_does_not_fit_is_refused_by_name(
+    tied, tmp_path, settings, changes, says
+):
     folder = adapter(tied, tmp_path / "a", settings)
     edit(folder, **changes)
     error = refused(rows, folder, tied, code="AdapterOnly", says=says)
@@ -394,7 +438,8 @@ def test_what_is_another_method_or_does_not_fit_is_refused_by_name(tied, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("pattern", "applies"), [("lm_head", True), ("^lm_head$", True), ("lm.head", True), ("head", False)]
+    ("pattern", "applies"),
+    [("lm_head", True), ("^lm_head$", True), ("lm.head", True), ("head", False)],
 )
 def test_patterns_apply_as_in_peft(untied, tmp_path, pattern, applies):
     from peft.utils.other import get_pattern_key
@@ -426,14 +471,22 @@ def test_tensors_that_do_not_fit_are_refused(untied, tmp_path, name, tensor, say
     save_file(tensors, folder / FILE)
     np.testing.assert_allclose(rows(folder, untied), merged(untied, folder), atol=1e-6, rtol=1e-6)
     tensors[f"{stem}{name}"] = tensor
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / FILE)
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / FILE
+    )
     refused(rows, folder, untied, code="AdapterOnly", says=says)
 
 
 def test_what_a_training_leaves_beside_its_adapter_is_no_model(untied, tmp_path):
     folder = adapter(untied, tmp_path / "checkpoint-9", HEADS["a saved head"])
     plain = rows(folder, untied)
-    for name in ("training_args.bin", "optimizer.bin", "optimizer.pt", "rng_state.pth", "scheduler.pt"):
+    for name in (
+        "training_args.bin",
+        "optimizer.bin",
+        "optimizer.pt",
+        "rng_state.pth",
+        "scheduler.pt",
+    ):
         (folder / name).write_bytes(b"x")
     np.testing.assert_array_equal(rows(folder, untied), plain)
     for name in ("model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safetensors"):

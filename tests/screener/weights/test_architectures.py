@@ -24,10 +24,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations inside transfo
 
 _MROPE = {"text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}}}
 _OMNI = {"vision_start_token_id": 90, "vision_end_token_id": 91}
-_ROPE = {f"{kind}_attention": {"rope_type": "default", "rope_theta": 1e4} for kind in ("full", "sliding")}
+_ROPE = {
+    f"{kind}_attention": {"rope_type": "default", "rope_theta": 1e4} for kind in ("full", "sliding")
+}
 _INDEXED = {
     **{"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8},
-    **{"indexer_compress_ratio": 4, "ple_embed_dim": 32, "ngram_vocab_size_base": 64, "split_ngram_parts": 2},
+    **{
+        "indexer_compress_ratio": 4,
+        "ple_embed_dim": 32,
+        "ngram_vocab_size_base": 64,
+        "split_ngram_parts": 2,
+    },
     "hc_lowrank": 8,
 }
 #: Settings that the rules of `tiny_classes` leave without a value, or at one that does not fit the others.
@@ -48,15 +55,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
         "ffn_config": {"moe_num_experts": 2, "moe_top_k": 1, "ffn_hidden_size": 32},
     },
-    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2}
+    },
     "deepseek_v2": {"num_experts_per_tok": 2},
-    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}},
+    "diffusion_gemma": {
+        "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+    },
     "dory": {"num_hidden_layers": 6, "layer_types": ["full_attention", "mlp"] * 3}
     | {f"n_{part}_layers": 2 for part in ("input", "recurrent", "output")},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "dots3_note": {"vision_config": {"adapter_in_dim": 32}, "audio_config": {"adapter_input_size": 32}},
+    "dots3_note": {
+        "vision_config": {"adapter_in_dim": 32},
+        "audio_config": {"adapter_input_size": 32},
+    },
     "ernie4_5_vl_moe": {
-        "text_config": {"moe_intermediate_size": [16, 16], "rope_parameters": {"mrope_section": [1, 1, 2]}}
+        "text_config": {
+            "moe_intermediate_size": [16, 16],
+            "rope_parameters": {"mrope_section": [1, 1, 2]},
+        }
     },
     "florence2": {
         "vision_config": {
@@ -69,7 +86,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "glm4v_moe": {"text_config": {"rope_parameters": {"mrope_section": [1, 1, 0]}}},
     "glm5_next": {"text_config": {"num_key_value_heads": 4}},
-    "hunyuan_vl": {"text_config": {"head_dim": 8, "rope_parameters": {"xdrope_section": [1, 1, 1, 1]}}},
+    "hunyuan_vl": {
+        "text_config": {"head_dim": 8, "rope_parameters": {"xdrope_section": [1, 1, 1, 1]}}
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -83,7 +102,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16]}
     | {"attn_layers": ["local", "lsh"]},
     "step3p7": {
-        "text_config": {"sliding_window": 8, "share_expert_dim": 16, "num_sliding_attention_heads": 4}
+        "text_config": {
+            "sliding_window": 8,
+            "share_expert_dim": 16,
+            "num_sliding_attention_heads": 4,
+        }
     },
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4}
     | {"n_mamba_heads": 2, "attention_head_dim": 32, "attention_hidden_size": 64},
@@ -150,7 +173,9 @@ def plain(rows, weight, kind):
         return g, None
     behind = rows * weight
     behind -= behind.mean(1, keepdims=True) if kind == "layer" else 0
-    lengths = [mean(lambda a, b: np.linalg.norm(a - b), pairs, behind) for pairs in (pairs_t, pairs_r)]
+    lengths = [
+        mean(lambda a, b: np.linalg.norm(a - b), pairs, behind) for pairs in (pairs_t, pairs_r)
+    ]
     return g, lengths[0] / lengths[1]
 
 
@@ -182,7 +207,10 @@ def outcome(case: Case, folder: Path) -> str:
     assert noted is (truth.bias or case.model_type == "reformer")
     if norm.weight is None:
         model_type = model_types(json.loads((folder / "config.json").read_text()))[-1]
-        assert norm.reason in (f"the norm of {model_type} is not known", f"{model_type} has no final norm")
+        assert norm.reason in (
+            f"the norm of {model_type} is not known",
+            f"{model_type} has no final norm",
+        )
         return "G alone"
     assert share is not None
     assert norm.kind == truth.kind

@@ -30,7 +30,9 @@ LAYERS = 40
 
 def tensors(seed=0, dtype="F32", **changed):
     draw = np.random.default_rng(seed)
-    parts = {f"model.layers.{i}.mlp.up_proj.weight": draw.normal(size=(9, 16)) for i in range(LAYERS)}
+    parts = {
+        f"model.layers.{i}.mlp.up_proj.weight": draw.normal(size=(9, 16)) for i in range(LAYERS)
+    }
     parts["lm_head.weight"] = draw.normal(size=(1280, 16))
     return {name: (dtype, values * (1 + changed.get(name, 0))) for name, values in parts.items()}
 
@@ -70,7 +72,9 @@ def test_a_few_tensors_are_the_same_few_of_every_checkpoint(written):
     few = body(first, MOST)
     assert likeness(few, body(second)) == likeness(body(first), body(second, MOST))
     assert likeness(few, body(second, MOST)) == Likeness(True, MOST, LAYERS)
-    assert likeness(few, digest_of(open_folder(str(second)), ["model.safetensors"])) == Likeness(None)
+    assert likeness(few, digest_of(open_folder(str(second)), ["model.safetensors"])) == Likeness(
+        None
+    )
     assert likeness(few, b"") == Likeness(None)
 
 
@@ -132,7 +136,9 @@ def test_a_body_is_found_among_those_of_another_kind_as_pair_by_pair(written):
             members = Bodies(tensors_in(others[0][1]))
             for place, other in others:
                 members.add(place, other)
-            expected = next((place for place, other in others if likeness(other, own).is_same), None)
+            expected = next(
+                (place for place, other in others if likeness(other, own).is_same), None
+            )
             assert members.same(own) == expected
             found += expected is not None
     assert found > 20

@@ -55,7 +55,9 @@ def test_every_format_and_change_that_moves_no_prediction(tmp_path, kind, dtype,
     exact = "gguf" if kind == "gguf" else "safetensors", "F32", norm
     first = planted.write(tmp_path / "first", *exact, HEAD, GAMMA)
     other = planted.write(tmp_path / "other", *exact, HEAD[:, ::-1] ** 3, GAMMA)
-    names = [planted.write(tmp_path / name, kind, dtype, norm, *copy) for name, copy in copies.items()]
+    names = [
+        planted.write(tmp_path / name, kind, dtype, norm, *copy) for name, copy in copies.items()
+    ]
     result = screen([first, other, *names])
     (group,) = result.groups
     stands = {c.label.partition("/")[0]: c for c in group.checkpoints}
@@ -90,7 +92,11 @@ def test_a_conversion_is_the_same_number_for_number_and_the_coarser_one_is_the_c
             [(0, True), (1, True)] if (a, b) == ("BF16", "F16") else [(0, True), (0, True)]
         )
     half = stored(HEAD, "BF16"), stored(GAMMA, "BF16")
-    assert places(reading("a", *half, "BF16"), reading("b", *half, "F16"), reading("c", *half)) == [2, 2, 2]
+    assert places(reading("a", *half, "BF16"), reading("b", *half, "F16"), reading("c", *half)) == [
+        2,
+        2,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("share", [1e-7, 1e-5, 1e-4, 1e-3, 1e-2])
@@ -99,10 +105,14 @@ def test_noise_makes_a_sibling_unless_every_stored_number_is_the_same(dtype, sha
     draw = np.random.default_rng(3)
     noisy = HEAD * (1 + share * draw.normal(size=HEAD.shape))
     equal = (stored(noisy, dtype)[ROWS] == stored(HEAD, dtype)[ROWS]).all()
-    assert (places(reading("a", HEAD, GAMMA, dtype), reading("b", noisy, GAMMA, dtype)) == [0, 0]) == equal
+    assert (
+        places(reading("a", HEAD, GAMMA, dtype), reading("b", noisy, GAMMA, dtype)) == [0, 0]
+    ) == equal
     # Converted ones: the other's numbers, rounded, are not these.
     rounds = (stored(noisy, "BF16")[ROWS] == stored(HEAD, "BF16")[ROWS]).all()
-    assert (places(reading("a", HEAD, GAMMA), reading("b", noisy, GAMMA, "BF16")) == [0, 0]) == rounds
+    assert (
+        places(reading("a", HEAD, GAMMA), reading("b", noisy, GAMMA, "BF16")) == [0, 0]
+    ) == rounds
     # A norm alone that was trained.
     assert places(reading("a", HEAD, GAMMA), reading("b", HEAD, GAMMA * (1 + share))) == [0, 1]
 
@@ -113,11 +123,15 @@ def test_one_step_of_training_makes_no_copy_at_any_rate_that_moves_a_stored_numb
     for name in SIBLINGS:
         ids = torch.tensor([[3, 9, 4, 17, 200, 31], [5, 6, 700, 8, 12, 40]])
         for rate in (1e-7, 1e-5, 1e-4, 1e-3):
-            model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / name, dtype=torch.float32)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                DEMO / name, dtype=torch.float32
+            )
             parts = model.lm_head.weight, model.model.norm.weight
             # Away from the numbers of BF16: a float32 master.
             with torch.no_grad():
-                parts[0].mul_(1 + 1e-3 * torch.sin(torch.arange(parts[0].numel())).view_as(parts[0]))
+                parts[0].mul_(
+                    1 + 1e-3 * torch.sin(torch.arange(parts[0].numel())).view_as(parts[0])
+                )
             before = [part.detach().double().numpy().copy() for part in parts]
             optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
             model(input_ids=ids, labels=ids).loss.backward()
@@ -158,7 +172,10 @@ def test_a_conversion_between_two_siblings_makes_neither_a_copy(share):
     """Rounding hides whose conversion it is, and the siblings' own numbers show that they differ."""
     draw, head = np.random.default_rng(3), stored(HEAD, "BF16")
     scale = np.exp(0.5 * draw.normal(size=D))
-    first, folded = reading("o", head, GAMMA, "BF16"), reading("f", head * scale, GAMMA / scale, "BF16")
+    first, folded = (
+        reading("o", head, GAMMA, "BF16"),
+        reading("f", head * scale, GAMMA / scale, "BF16"),
+    )
     second = reading("s", head * (1 + share * draw.normal(size=head.shape)), GAMMA, "BF16")
     assert places(first, second) == [0, 1]
     assert places(first, folded) == [0, 0]
@@ -178,7 +195,9 @@ def test_the_demos_models_are_no_copies():
 
 def test_copies_take_no_place_of_an_answer_or_a_short_list():
     members = ranked([screened(name, rank) for rank, name in enumerate("abcde", 1)])
-    twins = [replace(members[0], target=Target(name), repo=name, copy_of="a") for name in ("a2", "a3")]
+    twins = [
+        replace(members[0], target=Target(name), repo=name, copy_of="a") for name in ("a2", "a3")
+    ]
     result = result_of([members[0], *twins, *members[1:]])
     assert [c.label for c in result.shortlist(2).chosen] == ["a", "b"]
     assert "a2" not in " ".join(result.answer())

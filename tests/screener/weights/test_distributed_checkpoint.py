@@ -26,8 +26,17 @@ def write_by_torch(folder: Path, parts, config=CONFIG):
     Each writes its ``parts``: slices of the head, (row, column, numbers).
     """
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        MetadataIndex,
+        TensorProperties,
+    )
+    from torch.distributed.checkpoint.planner import (
+        SavePlan,
+        TensorWriteData,
+        WriteItem,
+        WriteItemType,
+    )
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -40,7 +49,9 @@ def write_by_torch(folder: Path, parts, config=CONFIG):
             offsets = torch.Size([row, column])
             index = MetadataIndex("lm_head.weight", offsets)
             chunk = ChunkStorageMetadata(offsets, part.shape)
-            data = TensorWriteData(chunk, TensorProperties.create_from_tensor(part), torch.Size([v, d]))
+            data = TensorWriteData(
+                chunk, TensorProperties.create_from_tensor(part), torch.Size([v, d])
+            )
             items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
             numbers[index] = part.contiguous()
 
@@ -122,7 +133,9 @@ def test_slices_are_put_together(tmp_path, places, dtype):
 
 
 def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
-    hub.add("org/m", write_by_torch(tmp_path / "m", cut((0, 5, 0, D), (5, 10, 0, D), (10, V, 0, D))))
+    hub.add(
+        "org/m", write_by_torch(tmp_path / "m", cut((0, 5, 0, D), (5, 10, 0, D), (10, V, 0, D)))
+    )
 
     read(hub, tmp_path / "cache", "org/m", ids=())  # the headers
     before = len(hub.seen("cdn"))

@@ -95,8 +95,16 @@ def test_kinds_of_norm(tmp_path, config, changes, kind, plus):
     [
         ({}, "model.norm.weight", "config.json has no model_type"),
         ({"model_type": "foo"}, "model.norm.weight", "the norm of foo is not known"),
-        ({"model_type": "llama", "text_config": {"model_type": "foo"}}, "model.norm.weight", "norm of foo"),
-        ({"model_type": "hf_olmo", "layer_norm_type": "new"}, "model.norm.weight", "the norm of hf_olmo"),
+        (
+            {"model_type": "llama", "text_config": {"model_type": "foo"}},
+            "model.norm.weight",
+            "norm of foo",
+        ),
+        (
+            {"model_type": "hf_olmo", "layer_norm_type": "new"},
+            "model.norm.weight",
+            "the norm of hf_olmo",
+        ),
         ({"model_type": "bart"}, "model.norm.weight", "bart has no final norm"),
         ({"model_type": "llama"}, "model.last.weight", "no final norm with a known name is stored"),
     ],
@@ -122,7 +130,11 @@ def from_afar(hub, tmp_path):
             projection = await find_projection(snapshot)
             start = snapshot.account.requests, snapshot.account.bytes_read
             _, norm = await read_rows_and_norm(projection, IDS)
-            return norm, snapshot.account.requests - start[0], snapshot.account.bytes_read - start[1]
+            return (
+                norm,
+                snapshot.account.requests - start[0],
+                snapshot.account.bytes_read - start[1],
+            )
 
         return within(work, tmp_path / "cache", endpoint=hub.endpoint)
 
@@ -139,7 +151,9 @@ def test_from_afar_it_costs_one_range_and_7_kb(from_afar, tmp_path):
 
 
 def test_from_afar_in_another_shard_it_costs_that_shards_header(from_afar, tmp_path):
-    blocks = {f"model.layers.{n}.mlp.up_proj.weight": ("F32", np.zeros((16, 512))) for n in range(40)}
+    blocks = {
+        f"model.layers.{n}.mlp.up_proj.weight": ("F32", np.zeros((16, 512))) for n in range(40)
+    }
     norm, requests, size = from_afar(write_checkpoint(tmp_path / "m", tensors() | blocks, shards=3))
     np.testing.assert_array_equal(norm.weight, GAMMA)
     assert requests <= len(IDS) + 4  # where the shard lies, its header, the weight

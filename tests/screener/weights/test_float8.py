@@ -13,7 +13,14 @@ from safetensors.torch import save_file
 V, D = 384, 256
 IDS = [0, 1, 127, 128, 255, 256, 383]
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-SCALES = {"tensor": (1,), "number": (), "rows": (V, 1), "row list": (V,), "blocks": (3, 2), "groups": (V, 8)}
+SCALES = {
+    "tensor": (1,),
+    "number": (),
+    "rows": (V, 1),
+    "row list": (V,),
+    "blocks": (3, 2),
+    "groups": (V, 8),
+}
 
 
 def codes(v=V, d=D, dtype=torch.float8_e4m3fn):
@@ -45,7 +52,9 @@ def test_as_transformers_dequantises_them(tmp_path, dtype, blocks):
     grid = scale if blocks == "blocks" else scale.reshape(1, 1)
     expected = Fp8Dequantize(None)._dequantize_one(weight, grid)
     folder = write(
-        tmp_path, {"lm_head.weight": weight, "lm_head.weight_scale_inv": scale}, {"quantization_config": FP8}
+        tmp_path,
+        {"lm_head.weight": weight, "lm_head.weight_scale_inv": scale},
+        {"quantization_config": FP8},
     )
     np.testing.assert_array_equal(rows(folder), expected.numpy()[IDS])
     # The scales matter: the bare codes are another matrix.
@@ -71,12 +80,18 @@ def test_as_compressed_tensors_dequantises_them(tmp_path, shape, settings):
     expected = dequantize(weight, scale, args=arguments)
     config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
     config["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": settings}}
-    tensors = {"lm_head.weight": weight, "lm_head.weight_scale": scale, "lm_head.input_scale": scales((1,))}
+    tensors = {
+        "lm_head.weight": weight,
+        "lm_head.weight_scale": scale,
+        "lm_head.input_scale": scales((1,)),
+    }
     folder = write(tmp_path, tensors, {"quantization_config": config})
     np.testing.assert_array_equal(rows(folder), expected.numpy()[IDS])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e8m0fnu])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e8m0fnu]
+)
 @pytest.mark.parametrize("config", [None, {"quantization_config": FP8}])
 def test_scales_of_every_type_whose_blocks_are_cut_off_at_the_edge(tmp_path, dtype, config):
     weight, scale = codes(301, 201), scales((3, 2)).to(dtype)
@@ -90,9 +105,13 @@ def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
     weight, scale = codes(), scales((V, 1))
     folder = write(tmp_path, {"model.embed_tokens.weight": weight}, {"tie_word_embeddings": True})
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    save_file({"model.embed_tokens.weight_scale": scale}, folder / "model-00002-of-00002.safetensors")
+    save_file(
+        {"model.embed_tokens.weight_scale": scale}, folder / "model-00002-of-00002.safetensors"
+    )
     parts = {"weight": "1", "weight_scale": "2"}
-    index = {f"model.embed_tokens.{n}": f"model-0000{k}-of-00002.safetensors" for n, k in parts.items()}
+    index = {
+        f"model.embed_tokens.{n}": f"model-0000{k}-of-00002.safetensors" for n, k in parts.items()
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     np.testing.assert_array_equal(rows(folder), (weight.float() * scale).numpy()[IDS])
 
@@ -108,8 +127,18 @@ def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
             None,
             "weight_zero_point next to it",
         ),
-        (codes(), {"weight_scale": (V, 1), "weight_scale_2": (1,)}, None, "weight_scale_2 next to it"),
-        (codes(), {"weight_scale": (V, 1), "weight_scale_inv": (V, 1)}, None, "weight_scale next to it"),
+        (
+            codes(),
+            {"weight_scale": (V, 1), "weight_scale_2": (1,)},
+            None,
+            "weight_scale_2 next to it",
+        ),
+        (
+            codes(),
+            {"weight_scale": (V, 1), "weight_scale_inv": (V, 1)},
+            None,
+            "weight_scale next to it",
+        ),
         (codes(), {"scale": (3, 2)}, None, "lm_head.scale next to it"),
         (codes(), {"SCB": (V,)}, None, "lm_head.SCB next to it"),
         (codes(), {"weight_scale_inv": (3, 2)}, [64, 64], "no known size"),
@@ -118,7 +147,12 @@ def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
         (codes(250), {"weight_scale_inv": (2, 2)}, [128, 128], None),
         (codes(), {}, [128, 128], "without the scales"),
         (codes(), {}, None, None),
-        (codes().bfloat16(), {"weight_scale": (V, 1)}, None, "as BF16 with lm_head.weight_scale next to it"),
+        (
+            codes().bfloat16(),
+            {"weight_scale": (V, 1)},
+            None,
+            "as BF16 with lm_head.weight_scale next to it",
+        ),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(tmp_path, weight, beside, block, says):
@@ -127,7 +161,9 @@ def test_what_is_not_known_is_refused_by_name(tmp_path, weight, beside, block, s
     folder = write(tmp_path, tensors, config)
     if says is None:
         factor = 1 if not beside else scales((2, 2))[0, 0]
-        np.testing.assert_array_equal(rows(folder, [0])[0, :128], (weight.float()[0, :128] * factor).numpy())
+        np.testing.assert_array_equal(
+            rows(folder, [0])[0, :128], (weight.float()[0, :128] * factor).numpy()
+        )
     else:
         refused(rows, folder, code="QuantizedTensor", says=says)
 

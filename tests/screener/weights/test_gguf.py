@@ -24,7 +24,9 @@ def packed(dtype: str, seed: int = 0) -> np.ndarray:
     """Blocks of a type that only llama.cpp quantises: any bytes whose half floats are finite."""
     weights, size = GGML_QUANT_SIZES[GGMLQuantizationType[dtype]]
     rows = len(TOKENS)
-    return np.random.default_rng(seed).integers(1, 0x40, size=(rows, WIDTH // weights * size), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(
+        1, 0x40, size=(rows, WIDTH // weights * size), dtype=np.uint8
+    )
 
 
 def screened(place: Path) -> Any:
@@ -56,7 +58,11 @@ def test_a_model_in_parts(tmp_path):
     full = matrix()
     parts = write(
         tmp_path / "m-Q8_0.gguf",
-        {"token_embd.weight": ("F16", matrix(1)), "x": ("F32", matrix(2)), "output.weight": ("Q8_0", full)},
+        {
+            "token_embd.weight": ("F16", matrix(1)),
+            "x": ("F32", matrix(2)),
+            "output.weight": ("Q8_0", full),
+        },
         parts=1,
     )
     assert len(parts) == 3
@@ -211,7 +217,14 @@ def test_flipped_bytes_end_in_the_right_gap_or_a_named_error(tmp_path, whole_fil
         data[draw.randrange(header)] = draw.randrange(256)
     (tmp_path / "m.gguf").write_bytes(data)
     result = screen([str(tmp_path / "m.gguf")])
-    codes = {"BadHeader", "BadTokenizer", "NoOutputProjection", "TooFewTokens", "BadRows", "QuantizedTensor"}
+    codes = {
+        "BadHeader",
+        "BadTokenizer",
+        "NoOutputProjection",
+        "TooFewTokens",
+        "BadRows",
+        "QuantizedTensor",
+    }
     assert all(failed.error in codes for failed in result.failed), result.failed
 
 
@@ -262,7 +275,9 @@ def test_the_ratio_is_that_of_llama_cpps_norm(tmp_path, architecture, gamma, mor
 )
 def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, reason):
     architecture = "gemma9" if "gemma9" in reason else "llama"
-    write(tmp_path / "m.gguf", {"output.weight": ("F32", matrix())} | norm, architecture=architecture)
+    write(
+        tmp_path / "m.gguf", {"output.weight": ("F32", matrix())} | norm, architecture=architecture
+    )
     found = screened(tmp_path / "m.gguf")
     assert found.ratio is None
     assert any("head's bias" in note for note in found.notes) is ("output.bias" in norm)

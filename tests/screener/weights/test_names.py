@@ -70,7 +70,11 @@ def test_a_wrapped_model_is_refused_with_its_cause_and_the_step(prefix, says):
     [
         ("model.", "model._orig_mod.", "compiled"),
         ("model.layers.1.", "model.layers.1._orig_mod.", "compiled"),
-        ("model.layers.1.", "model.layers.1._checkpoint_wrapped_module.", "activation checkpointing"),
+        (
+            "model.layers.1.",
+            "model.layers.1._checkpoint_wrapped_module.",
+            "activation checkpointing",
+        ),
         ("model.layers.1.", "model.layers.1._fsdp_wrapped_module.", "FSDP"),
         ("mlp.up_proj.weight", "mlp._flat_param", "flattened"),
         ("model.layers.", "language_model.layers.", "language_model"),
@@ -95,7 +99,9 @@ def test_a_part_that_a_loader_would_start_at_random(old, new, says):
 
 def test_fewer_layers_than_stated_and_placeholders_without_numbers():
     refused(refuse_names, shapes(), LLAMA | {"num_hidden_layers": 3}, says="layer 2 of 3")
-    refuse_names(shapes(), LLAMA | {"num_hidden_layers": 1})  # a layer more: transformers leaves it out
+    refuse_names(
+        shapes(), LLAMA | {"num_hidden_layers": 1}
+    )  # a layer more: transformers leaves it out
     refuse_names(shapes(), LLAMA | {"num_hidden_layers": True})
     empty = dict.fromkeys(NAMES, (0,))
     refused(refuse_names, empty, LLAMA, code="RandomWeights", says="zero_to_fp32.py")
@@ -136,7 +142,13 @@ def test_what_no_class_is_known_of_is_not_judged_by_its_prefix(config):
 
 
 def test_names_in_another_case():
-    refused(refuse_names, shapes(n.upper() for n in NAMES), LLAMA, code="RandomWeights", says="another case")
+    refused(
+        refuse_names,
+        shapes(n.upper() for n in NAMES),
+        LLAMA,
+        code="RandomWeights",
+        says="another case",
+    )
 
 
 def test_adapters_of_a_class_are_not_those_of_peft():
@@ -156,7 +168,9 @@ def test_a_slice_of_the_output_projection_is_refused():
 
 def test_notes_on_what_was_trained_for_something_else():
     assert notes_on(NAMES, LLAMA | {"architectures": ["LlamaForCausalLM"]}) == []
-    (note,) = notes_on([*NAMES, "score.weight"], {"architectures": ["LlamaForSequenceClassification"]})
+    (note,) = notes_on(
+        [*NAMES, "score.weight"], {"architectures": ["LlamaForSequenceClassification"]}
+    )
     assert "score.weight is stored" in note
     assert "LlamaForSequenceClassification" in note
     assert notes_on([*NAMES, "v_head.summary.weight"], {})

@@ -26,9 +26,15 @@ def found(folder):
 
 def test_a_head_under_an_unknown_wrapper_is_found_and_a_draft_head_is_not():
     names = ["base.wrapper.lm_head.weight", "model.embed_tokens.weight", "mtp.0.lm_head.weight"]
-    assert choose_tensor(names, {"tie_word_embeddings": False}, []) == ("base.wrapper.lm_head.weight", False)
+    assert choose_tensor(names, {"tie_word_embeddings": False}, []) == (
+        "base.wrapper.lm_head.weight",
+        False,
+    )
     names = ["draft_model.lm_head.weight", "model.mtp.lm_head.weight", "model.embed_tokens.weight"]
-    assert choose_tensor(names, {"tie_word_embeddings": True}, []) == ("model.embed_tokens.weight", True)
+    assert choose_tensor(names, {"tie_word_embeddings": True}, []) == (
+        "model.embed_tokens.weight",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,9 @@ def test_untied_without_a_head_is_a_contradiction(tmp_path, config, says):
     folder = write_checkpoint(tmp_path / "m", tensors, config=config)
     refused(found, folder, code="NoOutputProjection", says=says)
     for shape in ((V,), (V, D, 2), (0, D)):
-        folder = write_checkpoint(tmp_path / "m", {"lm_head.weight": ("F32", np.zeros(shape))}, config=config)
+        folder = write_checkpoint(
+            tmp_path / "m", {"lm_head.weight": ("F32", np.zeros(shape))}, config=config
+        )
         assert refused(found, folder).code == "NoOutputProjection"
 
 
@@ -106,7 +114,10 @@ LAYOUTS = {
         **{"weight": "F32", "bias": "F32", "input_scale": "F32"},
         **{"additional_fc.weight": "F32", "input_zero_point": "F32"},
     },
-    **{part: {part: "U32"} for part in ("weight_packed", "trellis", "W_q", "_weight_qdata", "weight_g")},
+    **{
+        part: {part: "U32"}
+        for part in ("weight_packed", "trellis", "W_q", "_weight_qdata", "weight_g")
+    },
     "parametrised": {"parametrizations.weight.original0": "U32"},
 }
 
@@ -116,11 +127,20 @@ LAYOUTS = {
 @pytest.mark.parametrize("shards", [1, 3])
 def test_layouts_of_quantised_models(tmp_path, name, stem, shards):
     """Where the embedding is stored plainly beside it, the embedding is not what the model multiplies by."""
-    inner = {f"model.layers.0.mlp.up_proj.{part}": ("U32", matrix()) for part in ("qweight", "scales")}
+    inner = {
+        f"model.layers.0.mlp.up_proj.{part}": ("U32", matrix()) for part in ("qweight", "scales")
+    }
     head = {f"{stem}.{part}": (dtype, matrix()) for part, dtype in LAYOUTS[name].items()}
-    rest = {"model.embed_tokens.weight": ("F16", matrix()), "model.norm.weight": ("F16", matrix()[0])}
+    rest = {
+        "model.embed_tokens.weight": ("F16", matrix()),
+        "model.norm.weight": ("F16", matrix()[0]),
+    }
     tensors = rest | inner | head
-    config = {"model_type": "new_wrapper", "quantization_config": {"bits": 4}, "tie_word_embeddings": True}
+    config = {
+        "model_type": "new_wrapper",
+        "quantization_config": {"bits": 4},
+        "tie_word_embeddings": True,
+    }
     folder = write_checkpoint(tmp_path / "m", tensors, config=config, shards=shards)
     if LAYOUTS[name].get("weight") in ("BF16", "F32"):
         assert found(folder).name == f"{stem}.weight"
@@ -149,14 +169,26 @@ BASE = "screen org/base, which its "
     ("files", "code", "says"),
     [
         ({"weights.bin": "{}"}, "NoSafetensors", "only as weights.bin, where model.safetensors or"),
-        ({f"pytorch_{name}.bin": "{}" for name in SHARDS}, "NoSafetensors", f"{SHARDS[1]}.bin, where"),
-        ({f"{name}.safetensors": "" for name in SHARDS}, "NoSafetensors", "no model.safetensors.index"),
+        (
+            {f"pytorch_{name}.bin": "{}" for name in SHARDS},
+            "NoSafetensors",
+            f"{SHARDS[1]}.bin, where",
+        ),
+        (
+            {f"{name}.safetensors": "" for name in SHARDS},
+            "NoSafetensors",
+            "no model.safetensors.index",
+        ),
         ({"README.md": CARD.replace("\n- org", " org")}, "NoSafetensors", f"{BASE}README.md"),
         ({"adapter_config.json": ADAPTER}, "AdapterOnly", f"{BASE}adapter_config.json"),
         ({"adapter_model.bin": "", "README.md": CARD}, "AdapterOnly", f"{BASE}README.md"),
         # A readme that says nothing usable costs only the hint.
         *(
-            ({"README.md": card}, "NoSafetensors", "it holds no weights; check the name, or screen its base")
+            (
+                {"README.md": card},
+                "NoSafetensors",
+                "it holds no weights; check the name, or screen its base",
+            )
             for card in ("", "---\n[", "---\nbase_model: 'a b; rm'\n---", "---\n- x\n---")
         ),
     ],
@@ -226,7 +258,10 @@ def test_parameters_of_a_remote_checkpoint_that_nobody_counted(hub, tmp_path, me
 def test_a_factor_for_each_logit_is_refused(tmp_path, tied):
     """Dory: its logits are those of the head times a learned vector, also where the head is tied."""
     head = {} if tied else {"lm_head.weight": ("F32", matrix())}
-    tensors = {"model.embed_tokens.weight": ("F32", matrix()), "lm_head.logit_scale": ("F32", np.ones(V))}
+    tensors = {
+        "model.embed_tokens.weight": ("F32", matrix()),
+        "lm_head.logit_scale": ("F32", np.ones(V)),
+    }
     config = {"model_type": "dory", "tie_word_embeddings": tied}
     folder = write_checkpoint(tmp_path / "m", tensors | head, config=config)
     refused(found, folder, code="NoOutputProjection", says="learned lm_head.logit_scale")

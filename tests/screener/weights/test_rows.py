@@ -59,7 +59,9 @@ def test_rows_that_are_no_weights_are_named(tmp_path, value, says):
     hub_client.refused(asyncio.run, read_rows(projection, [3, 9, 4]), code="BadRows", says=says)
 
 
-@pytest.mark.parametrize("lengths", [1.0, np.linspace(0.3, 7, 120)[:, None]], ids=["equal", "parallel"])
+@pytest.mark.parametrize(
+    "lengths", [1.0, np.linspace(0.3, 7, 120)[:, None]], ids=["equal", "parallel"]
+)
 def test_rows_of_one_direction_or_outside_the_matrix_are_no_result(tmp_path, lengths):
     tensors = head_and_embedding()
     matrix = tensors["lm_head.weight"][1]
@@ -94,13 +96,17 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
     got, account = read([2, 1])
     np.testing.assert_array_equal(got, expected[[2, 1]])
     # Only whether the branch is still where it was.
-    assert [(request.method, request.part) for request in hub.requests[before:]] == [("HEAD", "resolve")]
+    assert [(request.method, request.part) for request in hub.requests[before:]] == [
+        ("HEAD", "resolve")
+    ]
     assert account.requests == 1
 
     before = len(hub.requests)
     got, _ = read([2, 1, 90])
     np.testing.assert_array_equal(got, expected[[2, 1, 90]])
-    fetched = [request.headers["range"] for request in hub.requests[before:] if request.part == "cdn"]
+    fetched = [
+        request.headers["range"] for request in hub.requests[before:] if request.part == "cdn"
+    ]
     assert len(fetched) == 1, "only the missing row travels"
 
     before = len(hub.requests)

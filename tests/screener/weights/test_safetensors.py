@@ -49,7 +49,9 @@ def test_a_good_header_gives_absolute_places_and_parameters():
         pytest.param(b'{"a":' * 100_000, id="deep"),
         pytest.param(b"[" * 100_000 + b"]" * 100_000, id="deep lists"),
         pytest.param(json.dumps(GOOD).replace('"b"', '"a"').encode(), id="a name twice"),
-        pytest.param(json.dumps(GOOD).replace('"F32"', '"F32", "dtype": "I32"').encode(), id="a key twice"),
+        pytest.param(
+            json.dumps(GOOD).replace('"F32"', '"F32", "dtype": "I32"').encode(), id="a key twice"
+        ),
         pytest.param(changed(data_offsets=[0, 25]), id="ends inside the next"),
         pytest.param(changed(shape=[2, 4]), id="shape too large"),
         pytest.param(changed(shape=[2, -3]), id="negative"),
@@ -88,7 +90,9 @@ def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
     head = header([("lm_head.weight", "F32", (4, 4), 64)])
     (length,) = struct.unpack("<Q", head[:8])
     padded = head[8:].rstrip() + b" " * 40
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(padded) + off) + padded + b" " * 64)
+    (tmp_path / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(padded) + off) + padded + b" " * 64
+    )
     assert length < len(padded)
     refused(asyncio.run, read_header(opened(tmp_path)), code="BadHeader")
 

@@ -57,7 +57,11 @@ def values(folder: Path, tensor: Any) -> np.ndarray:
     (rows, columns), (a, b) = tensor.shape, tensor.strides
     begins = [tensor.begin + size * (i * a + j * b) for i in range(rows) for j in range(columns)]
     numbers = b"".join(raw[begin : begin + size] for begin in begins)
-    return torch.frombuffer(bytearray(numbers), dtype=TORCH[tensor.dtype]).reshape(rows, columns).double()
+    return (
+        torch.frombuffer(bytearray(numbers), dtype=TORCH[tensor.dtype])
+        .reshape(rows, columns)
+        .double()
+    )
 
 
 def unannounced(content: bytes) -> bytes:
@@ -215,7 +219,9 @@ def corruptions(good: bytes) -> dict[str, bytes]:
         target.writestr(name, bomb, compress_type=zipfile.ZIP_DEFLATED)
 
     def renamed(new: str) -> Any:
-        return lambda target, name, content: target.writestr(re.sub("^.*/data/0$", new, name), content)
+        return lambda target, name, content: target.writestr(
+            re.sub("^.*/data/0$", new, name), content
+        )
 
     def twice(target: zipfile.ZipFile, name: str, content: bytes) -> None:
         target.writestr(name, content)
@@ -230,8 +236,12 @@ def corruptions(good: bytes) -> dict[str, bytes]:
         "backslashes": zipped(good, renamed(r"a\\..\\b")),
         "entry twice": zipped(good, twice).replace(b"data/O", b"data/0"),
         "storage missing": zipped(good, renamed(f"{root}/data/9")),
-        "short storage": zipped(good, lambda t, n, c: t.writestr(n, c[:-4] if n.endswith("data/0") else c)),
-        "big endian": zipped(good, lambda t, n, c: t.writestr(n, b"big" if n.endswith("order") else c)),
+        "short storage": zipped(
+            good, lambda t, n, c: t.writestr(n, c[:-4] if n.endswith("data/0") else c)
+        ),
+        "big endian": zipped(
+            good, lambda t, n, c: t.writestr(n, b"big" if n.endswith("order") else c)
+        ),
         "no pickle": zipped(good, lambda t, n, c: None if n.endswith(".pkl") else t.writestr(n, c)),
         "cut off": good[: len(good) // 2],
         "no end": good[:end],
@@ -251,9 +261,9 @@ def corruptions(good: bytes) -> dict[str, bytes]:
 
 def test_a_broken_archive_is_named(tmp_path, good):
     broken = corruptions(good)
-    assert {name: refusal(tmp_path, content).code for name, content in broken.items()} == dict.fromkeys(
-        broken, "BadArchive"
-    )
+    assert {
+        name: refusal(tmp_path, content).code for name, content in broken.items()
+    } == dict.fromkeys(broken, "BadArchive")
 
 
 def test_a_bare_pickle_says_what_to_do(tmp_path):
@@ -332,7 +342,9 @@ def screened(*names: Path) -> Any:
 LAYOUTS = {
     "whole": lambda head: head,
     "a transposed matrix": lambda head: head.t().contiguous().t(),
-    "a part of a wider matrix": lambda head: torch.cat([head.flip(1), head], dim=1)[:, head.shape[1] :],
+    "a part of a wider matrix": lambda head: torch.cat([head.flip(1), head], dim=1)[
+        :, head.shape[1] :
+    ],
 }
 
 

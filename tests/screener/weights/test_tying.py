@@ -18,7 +18,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 STATES = (None, False, True)
 _INNER = ("text_config", "language_config", "llm_config", "thinker_config")
 #: One of each rule; all others are slow.
-FAST = ("qwen2_5_vl", "llava", "hunyuan_vl", "llama4", "blip-2", "mllama", "qwen3_vl", "mistral3", "llama")
+FAST = (
+    "qwen2_5_vl",
+    "llava",
+    "hunyuan_vl",
+    "llama4",
+    "blip-2",
+    "mllama",
+    "qwen3_vl",
+    "mistral3",
+    "llama",
+)
 #: BERT's kind, whose head no other test reads; and Gemma 3's class with another's configuration.
 _OTHERS = [*" ".join(REFUSED.values()).split(), "shieldgemma2"]
 
@@ -52,7 +62,9 @@ def marked(case: Case) -> Any:
     return pytest.param(case, marks=marks, id=f"{case.model_type}-{case.name}")
 
 
-@pytest.mark.parametrize("case", [marked(case) for case in cases() if case.model_type not in _OTHERS])
+@pytest.mark.parametrize(
+    "case", [marked(case) for case in cases() if case.model_type not in _OTHERS]
+)
 def test_a_class_ties_as_the_table_says_in_every_state_of_both_levels(case):
     try:
         config = tiny(case, SETTINGS.get(case.model_type, {})).config.to_dict()

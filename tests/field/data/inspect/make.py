@@ -54,7 +54,9 @@ def sums(count: int) -> MemoryDataset:
 
 
 @task(name="sums")
-def sums_task(count: int = 50, reducers: str = "mean", epochs: int = 1, hint: str = "", version: int = 0):
+def sums_task(
+    count: int = 50, reducers: str = "mean", epochs: int = 1, hint: str = "", version: int = 0
+):
     """Sums that are right or wrong."""
     steps = [system_message(hint), generate()] if hint else [generate()]
     return Task(
@@ -72,7 +74,9 @@ def details():
 
     async def score(state, target):
         text = state.output.completion
-        return Score(value={"length": len(text), "parity": "C" if text.isdigit() else "I"}, answer=text)
+        return Score(
+            value={"length": len(text), "parity": "C" if text.isdigit() else "I"}, answer=text
+        )
 
     return score
 
@@ -108,7 +112,9 @@ def graded_task(fails: str = ""):
     """Sums with three scorers, where some end in an error."""
     numbers = tuple(map(int, fails.split()))
     return Task(
-        dataset=sums(12), solver=[failing(numbers), generate()], scorer=[match(), lenient(), details()]
+        dataset=sums(12),
+        solver=[failing(numbers), generate()],
+        scorer=[match(), lenient(), details()],
     )
 
 
@@ -126,7 +132,10 @@ def larger_task():
             )
         )
     return Task(
-        dataset=MemoryDataset(samples, name="larger"), solver=[multiple_choice()], scorer=choice(), version=2
+        dataset=MemoryDataset(samples, name="larger"),
+        solver=[multiple_choice()],
+        scorer=choice(),
+        version=2,
     )
 
 
@@ -198,7 +207,13 @@ def main() -> int:
     epochs = {"count": 8, "epochs": 3, "reducers": "mean pass_at_2"}
     make("base-epochs/sums.json", sums_task(**epochs), "base", 3, 0.9)
     make("tuned-epochs/sums.json", sums_task(**epochs), "tuned", 4, 0.5)
-    make("other-prompts/sums.eval", sums_task(12, hint="Answer briefly.", version=1), "hinted", 5, 0.9)
+    make(
+        "other-prompts/sums.eval",
+        sums_task(12, hint="Answer briefly.", version=1),
+        "hinted",
+        5,
+        0.9,
+    )
     for name, seed, skill, fails in (("base", 6, 0.8, "5 7"), ("tuned", 7, 0.5, "")):
         options = {"wrong": "1", "fail_on_error": False}
         make(f"{name}-tasks/graded.eval", graded_task(fails), name, seed, skill, **options)
