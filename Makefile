@@ -37,9 +37,9 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/mass.py --circles
 
-# Lines and modules, room by room.
+# Tokens, densities and reach, room by room.
 mass: $(VENV)/.dev
-	$(BIN)/python scripts/mass.py
+	$(BIN)/python scripts/mass.py --reach
 
 $(VENV)/.docs: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
