@@ -29,7 +29,7 @@ from lmeval_screener.registry.queries import bases_among, excerpt, is_gone, rank
 from lmeval_screener.registry.states import CAUSES, RENAMED, cause_of
 from lmeval_screener.result.answer import base_sentences, unknown
 from lmeval_screener.result.gate import Gate
-from lmeval_screener.screened import Failed, Group, Screened, grouped
+from lmeval_screener.screened import Failed, Group, Reading, Screened, grouped
 from lmeval_screener.weights.copies import originals
 
 _WORTH = 0.5  # chance to be above the former best from which a checkpoint is worth an evaluation
@@ -286,93 +286,166 @@ def news(
     does not hold; ``own`` is the slope of the user's own results.
     """
     now = {_place(seen): seen for seen in last_seen(connection, tokens, until=until)}
-    then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
-    then = {place: seen.called(now[place].target) for place, seen in then.items()}
-    measured = "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL"
-    announced = {tuple(row) for row in connection.execute(measured, [tokens, since])}
-    read = {row[:3] for row in announced}
+    then = {}
+    for seen in last_seen(connection, tokens, until=since):
+        then[_place(seen)] = seen.called(now[_place(seen)].target)
+    announced = _announced_states(connection, tokens, since)
     live = {place: seen for place, seen in now.items() if seen.reading and not is_gone(seen)}
-    moves = [
-        Move("failed", f.label, text=f.error, error=f.error, message=f.message) for f in others
-    ]
-    moves += _renamed(connection, now, since, until)
-    arrived: dict[_Place, str] = {}
-    touched, kept, failing = 0, dict[str, str](), dict[str, str]()
-    for place, seen in now.items():
-        label, old = seen.target.label, then.get(place)
-        if seen.as_of:
-            kept[label] = f"{seen.as_of}, {seen.error}"
-        if is_gone(seen):
-            if old and old.reading:
-                text = seen.message or "the folder does not exist any more"
-                moves.append(Move("gone", label, text=text, error=GONE))
-        elif seen.error and not _failed_before(seen, old):
-            figures = f", ranked by its figures of {seen.as_of}" if seen.as_of else ""
-            text = seen.error + figures
-            moves.append(Move("failed", label, text=text, error=seen.error, message=seen.message))
-        elif seen.error and seen.looked > since:
-            failing[label] = f"{seen.error}, since {seen.since}"
-        if place not in live or (old and seen.state == old.state and old.reading):
-            continue
-        if old and old.reading and _same_figures(old, seen):
-            touched += 1
-        else:
-            arrived[place] = (
-                "changed" if old and old.reading else "recovered" if place in read else "new"
-            )
+    changes = _changes(now, then, since, {state[:3] for state in announced})
     bases = bases_among(connection, tokens, list(live.values()), base)
     in_order = partial(ranked_rows, order=order, bases=bases)
     in_rank = in_order(list(live.values()))
     groups = grouped(in_rank, own)
     ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
     origins = [place for place, seen in live.items() if ranks[seen.key][0].is_base]
-    fresh = [p for p in arrived if p not in origins and (*p, now[p].state) not in announced]
+    arrived = changes.arrived
+    fresh = []
+    for place in arrived:
+        if place not in origins and (*place, now[place].state) not in announced:
+            fresh.append(place)
     standings = _standings(fresh, live, then, in_rank, in_order, origins, own)
+
+    moves = [
+        Move("failed", f.label, text=f.error, error=f.error, message=f.message) for f in others
+    ]
+    moves += _renamed(connection, now, since, until)
     # A rename is one move, not two.
     renamed = {
-        now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"
+        now[standing.of].target.label
+        for place, standing in standings.items()
+        if standing.of and arrived[place] == "new"
     }
-    moves = [move for move in moves if move.what != "gone" or move.checkpoint not in renamed]
+    moves += [m for m in changes.moves if m.what != "gone" or m.checkpoint not in renamed]
+    for place, what in arrived.items():
+        former = then[place].reading if what == "changed" else None
+        moves.append(_arrival(what, *ranks[live[place].key], standings.get(place), former))
+    moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
+
     arrivals = [ranks[live[place].key][0] for place in arrived]
     alone = max((len(group.checkpoints) for group in groups), default=0) < 2
-    for place, what in arrived.items():
-        c, group = ranks[live[place].key]
-        announced_as = "the base" if c.is_base else "as it was announced before"
-        standing = standings.get(place, _Standing(None, announced_as))
-        before = then[place].reading if what == "changed" else None
-        was = ""
-        if before:
-            was = f"was G {before.gaps[c.metric].mean:.3f}"
-            if before.ratio is not None and group.figure == "ratio":
-                was = f"was ratio {before.ratio.mean:.3f}"
-        side = c.against.side if c.against and standing.word not in ("copy", "equal") else ""
-        said = [standing.text, side and _SIDES.get(side, f"{side} its base"), was]
-        rank = c.rank if group.has_place(c) else None
-        if standing.word == "first" and rank != 1:
-            said[0] = "in a new group"
-        what = "copy" if what == "new" and standing.word == "copy" else what
-        moves.append(
-            Move(
-                what,
-                c.label,
-                group.title,
-                rank=rank,
-                G=c.gap.mean,
-                ratio=None if c.ratio is None else c.ratio.mean,
-                chance=standing.chance,
-                standing=standing.word,
-                text="; ".join(filter(None, said)),
-                name=c.name,
-            )
-        )
-    moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
-    without_ratio = unknown(arrivals, alone=alone)
     changed = {ranks[live[place].key][0] for place in origins if arrived.get(place) == "changed"}
     new = {
-        ranks[live[p].key][0] for p in arrived if p not in standings or standings[p].word != "copy"
+        ranks[live[place].key][0]
+        for place in arrived
+        if place not in standings or standings[place].word != "copy"
     }
     sides = [sentence for group in groups for sentence in _against_base(group, new, changed)]
-    return News(since, tuple(moves), touched, kept, without_ratio, failing, sides)
+    return News(
+        since,
+        tuple(moves),
+        changes.touched,
+        changes.kept,
+        unknown(arrivals, alone=alone),
+        changes.failing,
+        sides,
+    )
+
+
+def _announced_states(
+    connection: sqlite3.Connection, tokens: str, since: str
+) -> set[tuple[str, str, str, str]]:
+    """Identity, revision, file and state of all that was measured by ``since``."""
+    rows = connection.execute(
+        "SELECT identity, requested, file, state FROM seen "
+        "WHERE tokens = ? AND first <= ? AND error IS NULL",
+        [tokens, since],
+    )
+    return {(row[0], row[1], row[2], row[3]) for row in rows}
+
+
+@dataclass
+class _Changes:
+    """What became of the checkpoints of a registry, before their figures are compared.
+
+    Attributes:
+        moves: Those that are gone or failed.
+        arrived: Place -> ``new``, ``changed`` or ``recovered``: measured in a state that was not known.
+        touched: Number of those written again with the same figures.
+        kept: Label -> day and error of those ranked by older figures.
+        failing: Label -> error and day of those that failed before and fail still.
+    """
+
+    moves: list[Move] = field(default_factory=list)
+    arrived: dict[_Place, str] = field(default_factory=dict)
+    touched: int = 0
+    kept: dict[str, str] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
+
+
+def _changes(
+    now: Mapping[_Place, Seen],
+    then: Mapping[_Place, Seen],
+    since: str,
+    read: Set[_Place],
+) -> _Changes:
+    """Compare two states of a registry; ``read`` are the places that were measured by ``since``."""
+    changes = _Changes()
+    for place, seen in now.items():
+        label = seen.target.label
+        old = then.get(place)
+        was_read = old is not None and old.reading is not None
+        if seen.as_of:
+            changes.kept[label] = f"{seen.as_of}, {seen.error}"
+        if is_gone(seen):
+            if was_read:
+                text = seen.message or "the folder does not exist any more"
+                changes.moves.append(Move("gone", label, text=text, error=GONE))
+            continue
+        if seen.error and not _failed_before(seen, old):
+            figures = f", ranked by its figures of {seen.as_of}" if seen.as_of else ""
+            text = seen.error + figures
+            changes.moves.append(
+                Move("failed", label, text=text, error=seen.error, message=seen.message)
+            )
+        elif seen.error and seen.looked > since:
+            changes.failing[label] = f"{seen.error}, since {seen.since}"
+        if seen.reading is None:
+            continue
+        if old is None or not was_read:
+            changes.arrived[place] = "recovered" if place in read else "new"
+        elif seen.state != old.state:
+            if _same_figures(old, seen):
+                changes.touched += 1
+            else:
+                changes.arrived[place] = "changed"
+    return changes
+
+
+def _arrival(
+    what: str, c: Screened, group: Group, standing: _Standing | None, former: Reading | None
+) -> Move:
+    """The move of a measured checkpoint; ``former`` are its figures before it changed."""
+    if standing is None:
+        standing = _Standing(None, "the base" if c.is_base else "as it was announced before")
+    words = [standing.text]
+    rank = c.rank if group.has_place(c) else None
+    if standing.word == "first" and rank != 1:
+        words = ["in a new group"]
+    if c.against and standing.word not in ("copy", "equal"):
+        words.append(_SIDES.get(c.against.side, f"{c.against.side} its base"))
+    if former is not None:
+        words.append(_figure_before(former, c, group))
+    if what == "new" and standing.word == "copy":
+        what = "copy"
+    return Move(
+        what,
+        c.label,
+        group.title,
+        rank=rank,
+        G=c.gap.mean,
+        ratio=None if c.ratio is None else c.ratio.mean,
+        chance=standing.chance,
+        standing=standing.word,
+        text="; ".join(filter(None, words)),
+        name=c.name,
+    )
+
+
+def _figure_before(former: Reading, c: Screened, group: Group) -> str:
+    """The figure that ranks the group, as it was."""
+    if former.ratio is not None and group.figure == "ratio":
+        return f"was ratio {former.ratio.mean:.3f}"
+    return f"was G {former.gaps[c.metric].mean:.3f}"
 
 
 def _failed_before(seen: Seen, old: Seen | None) -> bool:

@@ -35,7 +35,10 @@ _SIDES = {
 # Measured in code alone: in math pairs below their base are ordered as others are.
 _BELOW = "Two below their base have no order in code: never practised and taught wrong look alike."
 _BY_GAP = "no chance is known of an order by G"
-_NOT_KNOWN = "how often such an order is right is not known for these; `dispersion verify` fits it to your results"
+_NOT_KNOWN = (
+    "how often such an order is right is not known for these; "
+    "`dispersion verify` fits it to your results"
+)
 STEP = (
     "Within one training run the step number orders at least as well: use both figures to see sudden "
     "changes, not to rank steps."

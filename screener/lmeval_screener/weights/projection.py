@@ -223,67 +223,31 @@ async def _find(
     snapshot: Snapshot, config: Mapping[str, Any], chosen: ModelFiles
 ) -> OutputProjection:
     files = WeightFiles(snapshot)
-    warnings: list[str] = []
-    adapters = [path for path in ADAPTERS if path in snapshot.files]
-    if adapters and "adapter_config.json" not in snapshot.files:
-        warnings.append(
-            f"{adapters[0]} has no adapter_config.json: no program puts it on the weights"
-        )
-    sharded = chosen.kind
+    warnings = _adapter_notes(snapshot)
     holders = chosen.holders
     shapes: dict[str, Shape] = dict.fromkeys(holders)
-    if sharded is None:
+    parameters = snapshot.parameters
+    if chosen.kind is None:
         await _refuse_unreadable(snapshot, chosen)
         warnings += chosen.notes
-        headers = await side_by_side(files.header(path) for path in chosen.paths)
-        for file, header in zip(chosen.paths, headers, strict=True):
-            for stored, tensor_here in header.tensors.items():
-                holders.setdefault(stored, []).append(file)
-                shapes[stored] = tensor_here.shape
-        # A slice counts its own elements, so that the whole counts once.
-        parameters = snapshot.parameters or sum(header.parameters for header in headers)
+        stored_parameters = await _take_headers(files, chosen, holders, shapes)
+        parameters = parameters or stored_parameters
     is_mlx = await _refuse_names(files, holders, shapes, config)
     name, tied = _chosen(holders, config, warnings)
-    file = holders[name][0]
-    if sharded and ("/" in file or file not in snapshot.files or not file.endswith(sharded.suffix)):
-        raise bad_index(
-            snapshot, sharded.index, f"says that {name} is in {file!r}, which does not exist"
-        )
-    header = await files.header(file, _header_bytes(holders, file))
-    tensor = header.tensors.get(name)
-    if tensor is None:
-        index_name = sharded.index if sharded else None
-        raise bad_index(
-            snapshot, index_name, f"says that {name} is in {file}, which does not contain it"
-        )
-    if sharded:
+    header, tensor = await _header_with(name, files, chosen, holders)
+    if chosen.kind is not None:
         refuse_placeholders({stored: part.shape for stored, part in header.tensors.items()})
-        parameters = snapshot.parameters or await _parameters(files, chosen.index, holders, tensor)
-    # The index may omit tensors next to the matrix.
-    rows = await _rows(files, tensor, {key: [file] for key in header.tensors} | holders, config)
-    if chosen.sliced or name in header.slices:
-        if chosen.sliced and isinstance(rows, ScaledRows):
-            raise sliced_error(name, "it has separate scales, which may be sliced too")
-        parts = [(path, await files.header(path)) for path in holders[name]]
-        pieces = [(await files.matrix(path, part.tensors[name]), part) for path, part in parts]
-        whole = pieced(name, pieces, _sizes(config))
-        rows = whole if len(pieces) > 1 else rows
+        parameters = parameters or await _parameters(files, chosen.index, holders, tensor)
+    rows = await _whole_rows(tensor, header, files, chosen, holders, config)
     if not chosen.sliced and not header.slices:
         refuse_part(name, rows.shape, config)
         embedding = names.stored_name(shapes, names.EMBEDDINGS)
         if embedding is not None:
             refuse_part(embedding, shapes[embedding] or (), config, more_rows=not tied)
     if not tied and _shares_an_embedding(tensor, header):
-        tied, warnings = True, [text for text in warnings if not text.startswith(names.SAYS_TIED)]
-    sizes = [
-        level["vocab_size"]
-        for level in names.levels(config)
-        if type(level.get("vocab_size")) is int
-    ]
-    if sizes and rows.shape[0] < sizes[0]:
-        warnings.append(
-            f"config.json says vocab_size {sizes[0]}, but only {rows.shape[0]} rows are stored"
-        )
+        tied = True
+        warnings = [text for text in warnings if not text.startswith(names.SAYS_TIED)]
+    warnings += _few_rows(rows, config)
     warnings += names.head_bias(holders)
     warnings += notes_on(holders, config)
     norm = _find_norm(files, holders, config)
@@ -291,11 +255,12 @@ async def _find(
     if is_mlx and norm.plus_one and names.model_types(config)[-1] in names.WHOLE_IN_MLX:
         norm = replace(norm, plus_one=False)
         warnings.append(
-            f"converted by mlx_lm, which stores 1 + {norm.name}: read as mlx_lm loads it, not as transformers"
+            f"converted by mlx_lm, which stores 1 + {norm.name}: read as mlx_lm loads it, "
+            "not as transformers"
         )
     return OutputProjection(
         name,
-        file,
+        holders[name][0],
         tensor.dtype,
         rows,
         tied,
@@ -306,6 +271,97 @@ async def _find(
         stored=frozenset(holders),
         types=tuple(names.model_types(config)),
     )
+
+
+def _adapter_notes(snapshot: Snapshot) -> list[str]:
+    """A note on an adapter beside the weights that no program loads."""
+    adapters = [path for path in ADAPTERS if path in snapshot.files]
+    if adapters and "adapter_config.json" not in snapshot.files:
+        return [f"{adapters[0]} has no adapter_config.json: no program puts it on the weights"]
+    return []
+
+
+async def _take_headers(
+    files: WeightFiles,
+    chosen: ModelFiles,
+    holders: dict[str, list[str]],
+    shapes: dict[str, Shape],
+) -> int:
+    """Add the tensors of files without an index to ``holders`` and ``shapes``.
+
+    Returns the number of parameters.
+    """
+    headers = await side_by_side(files.header(path) for path in chosen.paths)
+    for file, header in zip(chosen.paths, headers, strict=True):
+        for stored, tensor in header.tensors.items():
+            holders.setdefault(stored, []).append(file)
+            shapes[stored] = tensor.shape
+    # A slice counts its own elements, so that the whole counts once.
+    return sum(header.parameters for header in headers)
+
+
+async def _header_with(
+    name: str, files: WeightFiles, chosen: ModelFiles, holders: Mapping[str, Sequence[str]]
+) -> tuple[Header, Tensor]:
+    """The header of the file that holds the matrix, and the matrix in it.
+
+    Raises:
+        ScreeningError: The index names a file that is not there, or that does not hold the matrix.
+    """
+    snapshot = files.snapshot
+    sharded = chosen.kind
+    index = sharded.index if sharded else None
+    file = holders[name][0]
+    if sharded:
+        is_there = "/" not in file and file in snapshot.files
+        if not is_there or not file.endswith(sharded.suffix):
+            raise bad_index(
+                snapshot, index, f"says that {name} is in {file!r}, which does not exist"
+            )
+    header = await files.header(file, _header_bytes(holders, file))
+    tensor = header.tensors.get(name)
+    if tensor is None:
+        raise bad_index(
+            snapshot, index, f"says that {name} is in {file}, which does not contain it"
+        )
+    return header, tensor
+
+
+async def _whole_rows(
+    tensor: Tensor,
+    header: Header,
+    files: WeightFiles,
+    chosen: ModelFiles,
+    holders: Mapping[str, Sequence[str]],
+    config: Mapping[str, Any],
+) -> Rows:
+    """The matrix' rows, put together where it is stored in slices."""
+    name = tensor.name
+    # The index may omit tensors next to the matrix.
+    here = {stored: [holders[name][0]] for stored in header.tensors}
+    rows = await _rows(files, tensor, {**here, **holders}, config)
+    if not chosen.sliced and name not in header.slices:
+        return rows
+    if chosen.sliced and isinstance(rows, ScaledRows):
+        raise sliced_error(name, "it has separate scales, which may be sliced too")
+    pieces = []
+    for path in holders[name]:
+        part = await files.header(path)
+        pieces.append((await files.matrix(path, part.tensors[name]), part))
+    whole = pieced(name, pieces, _sizes(config))
+    return whole if len(pieces) > 1 else rows
+
+
+def _few_rows(rows: Rows, config: Mapping[str, Any]) -> list[str]:
+    """A note where fewer rows are stored than config.json's vocabulary has."""
+    for level in names.levels(config):
+        size = level.get("vocab_size")
+        if type(size) is int:
+            if rows.shape[0] < size:
+                stored = rows.shape[0]
+                return [f"config.json says vocab_size {size}, but only {stored} rows are stored"]
+            break
+    return []
 
 
 async def _rows(
