@@ -335,7 +335,7 @@ def benchmarks(args, model, folder):
         if args.limit:
             words += ["--limit", str(args.limit)]
         command = [sys.executable, "-m", "lmeval_dispersion", "run", *words]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     results = json.loads(next(out.glob("*/results_*.json")).read_text())
     members = results["group_subtasks"].get(args.tasks) or args.tasks.split(",")
     return {member: results["results"][member]["acc,none"] for member in members}

@@ -2,10 +2,14 @@
 
 import json
 import math
+import os
+import re
+import runpy
 import shutil
 import sys
 from pathlib import Path
 
+import lm_eval
 import numpy as np
 import pytest
 import yaml
@@ -76,7 +80,7 @@ def test_each_benchmark_counts_once(world, small_ten, tmp_path):
     assert set(store.documents["task"]) == {*NINE, *SUBJECTS}
 
 
-def test_a_mean_of_fewer_than_all_members_is_none(world, small_ten, monkeypatch):
+def test_a_mean_of_fewer_than_all_members_is_none(world, small_ten):
     from lm_eval.tasks import TaskManager
 
     text = (small_ten / "small_ten.yaml").read_text()
@@ -96,22 +100,58 @@ def test_a_mean_of_fewer_than_all_members_is_none(world, small_ten, monkeypatch)
     assert ten["acc_stderr,none"] == "N/A"
 
 
-@pytest.mark.slow
-def test_the_stock_command_runs_the_ten(in_world, harness_copy, tmp_path):
-    theirs = ROOT_OF_TASKS
+@pytest.fixture
+def ten_enabled(in_world, harness_copy):
+    """A copy of lm-eval with our tasks enabled; MMLU has three subjects of 57 there, for time."""
+    theirs = Path(lm_eval.__file__).parent / "tasks"
     for family in ("anli", "lambada", "openbookqa", "piqa", "truthfulqa", "winogrande", "medmcqa"):
         shutil.copytree(theirs / family, harness_copy / family)
     assert main(["enable"]) == 0
+    mmlu = harness_copy / "lmeval_dispersion/mmlu/_mmlu_dispersion.yaml"
+    config = yaml.safe_load(mmlu.read_text())
+    mmlu.write_text(yaml.safe_dump(config | {"task": SUBJECTS}))
+    return str(harness_copy.parents[1])
+
+
+@pytest.mark.slow
+def test_the_stock_command_runs_the_ten(ten_enabled, tmp_path):
     words = [str(Path(sys.executable).parent / "lm_eval"), "--model", "hf", "--device", "cpu"]
     words += ["--tasks", "dispersion_ten", "--limit", "2", "--batch_size", "16"]
     words += ["--model_args", f"pretrained={data_folder('demo') / 'sums-20'},dtype=float32"]
-    done = child(*words, "--output_path", tmp_path, path=str(harness_copy.parents[1]))
+    done = child(*words, "--output_path", tmp_path, path=ten_enabled)
     results = json.loads(next(tmp_path.glob("*/results_*.json")).read_text())
     members = [*NINE, "mmlu_dispersion"]
+    assert sorted(results["group_subtasks"]["dispersion_ten"]) == sorted(members)
     figures = [results["results"][name]["acc,none"] for name in members]
     ten = results["groups"]["dispersion_ten"]
     assert ten["acc,none"] == pytest.approx(np.mean(figures))
-    assert any("dispersion_ten" in line for line in done.stdout.splitlines())
+    assert any(line.startswith("|dispersion_ten") for line in done.stdout.splitlines())
 
 
-ROOT_OF_TASKS = install.harness_tasks()
+@pytest.mark.slow
+def test_midtraining_ends_with_the_benchmarks_of_each_arm(
+    in_world, ten_enabled, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(in_world.parent / "datasets-cache"))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([ten_enabled, str(ROOT), str(ROOT / "screener")])
+    )
+    midtrain = runpy.run_path(str(ROOT / "examples" / "midtrain.py"))
+    (tmp_path / "a.txt").write_text("\n\n".join(f"{i} + 1 = {i + 1}." for i in range(150)))
+    words = [str(data_folder("demo") / "sums-20"), str(tmp_path / "a.txt"), str(tmp_path / "out")]
+    words += ["--recipe=tiny", "--arm=push_away", "--limit=4"]
+    tasks = ["arc_easy_dispersion", "piqa_dispersion"]
+    midtrain["main"]([*words, "--tasks", ",".join(tasks)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 3
+    ranks = []
+    for line, folder in zip(lines[2:], ("start", "base-0", "push_away-0.1-0"), strict=True):
+        file = next((tmp_path / "out" / folder / "lm-eval").glob("*/results_*.json"))
+        results = json.loads(file.read_text())["results"]
+        mean = 100 * np.mean([results[name]["acc,none"] for name in tasks])
+        matched = re.fullmatch(
+            r"\w+: accuracy (\S+) % over 2 benchmarks, mean rank (\S+) of 3", line
+        )
+        assert float(matched[1]) == pytest.approx(mean, abs=0.006)
+        ranks.append(float(matched[2]))
+    assert sum(ranks) == pytest.approx(1 + 2 + 3, abs=0.02)
