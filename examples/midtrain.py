@@ -1,121 +1,297 @@
-"""Mid-train a model with dispersion losses and without, and compare held-out perplexity over seeds.
+"""Train a model with dispersion losses and without, and compare held-out perplexity and benchmarks.
 
-    python midtrain.py MODEL TEXTS FOLDER --arm angular_spread --arm noise --seed 0 --seed 1 --seed 2
+    python midtrain.py gpt2 texts.txt trained --arm angular_spread --arm noise --seed 0 --seed 1
 
-TEXTS is a file with empty lines between texts, `--also TEXTS` a second domain. An arm is a loss or a baseline
-of the dispersion-loss paper: `noise` on the input embeddings (NEFTune), `forgetting` (embeddings drawn anew).
-Each is compared with `base`: same start, data and order. After an interruption the same command goes on.
+A text file has empty lines between texts; `--also FILE` is a second domain. An arm is a loss, or a
+baseline of the dispersion-loss paper (LD): `noise` on the input embeddings (NEFTune), `forgetting`
+(input embeddings drawn anew; of a tied model also the head). Each is compared with `base`: same
+start, same data, same order. Of several `--weight`, each loss takes the one of lowest perplexity on
+validation text; figures are those of test text. `--tasks dispersion_ten` evaluates every trained
+model, and the start, by lm-eval.
+
+`--recipe` sets all that follows, any of which another option changes: `published` is LD's
+mid-training of GPT-2, `scratch` the first paper's (RD) training from scratch (add `--scratch`),
+`small` the first one with 4 million tokens, `tiny` shows within seconds that all works. One
+process, one GPU if there is one. After an interruption the same command goes on.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import shutil
+import subprocess
 import sys
+from array import array
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import sem
+from scipy.stats import rankdata, sem
 from scipy.stats import t as student
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    TrainerCallback,
+    TrainingArguments,
+    get_scheduler,
+    set_seed,
+)
 from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar
 
 from lmeval_dispersion import DispersionConfig, DispersionTrainer
 
+BASELINES = ("base", "noise", "forgetting")
+LOSSES_OF_LD = ("angular_spread", "orthogonalization", "l2_repel", "decorrelation")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; the defaults are LD's mid-training of GPT-2, as its code was run."""
+
+    tokens: int = 200_000_000  # seen in training, over all steps
+    block: int = 1024  # tokens of a sequence
+    batch_size: int = 32  # sequences of a forward pass
+    accumulate: int = 4  # forward passes of a step
+    lr: float = 5e-5
+    schedule: str = "cosine"
+    warmup: float = 0.2  # share of the steps
+    weight_decay: float = 0.1
+    beta2: float = 0.95
+    layers: str = "all"  # whose states the loss spreads
+    max_tokens: int = 256  # that the loss draws of each sequence; 0: all
+    released: float = 0.1  # where LD's code cuts cosines; 0: the published formulas
+    noise: float = 1.0  # NEFTune's alpha
+    forget_every: int = 1000  # steps
+    embedding_lr: float = 5e-5  # of the embeddings that are forgotten
+    embedding_warmup: float = 0.08  # share of each of their cycles
+    evaluations: int = 1  # at equal distances, the last one at the end
+
+    @property
+    def steps(self):
+        """Optimizer steps that see all tokens."""
+        return math.ceil(self.tokens / (self.block * self.batch_size * self.accumulate))
+
+
+RECIPES = {
+    "published": Recipe(),
+    "scratch": Recipe(
+        tokens=1000 * 64 * 512,
+        block=512,
+        batch_size=64,
+        accumulate=1,
+        lr=5e-4,
+        schedule="linear",
+        warmup=0.0,
+        weight_decay=0.0,
+        beta2=0.999,
+        layers="last",
+        max_tokens=0,
+        evaluations=2,
+    ),
+    "small": Recipe(tokens=1000 * 8 * 512, block=512, batch_size=8, accumulate=1, forget_every=250),
+    "tiny": Recipe(
+        tokens=4 * 8 * 16, block=16, batch_size=4, accumulate=2, lr=1e-3, forget_every=2
+    ),
+}
+
 
 class ActiveForgetting(TrainerCallback):
-    """Resets the input embeddings and their optimizer state every ``every`` steps, but not after the last.
+    """Draws the input embeddings anew every ``every`` steps, but not after the last one.
 
-    New rows are normal with the model's ``initializer_range``, drawn from the seed and the step alone.
-    Source: Chen et al. (2023), "Improving language plasticity via pretraining with active forgetting".
+    New rows are normal with the model's ``initializer_range``, from the seed and the step alone;
+    what the optimizer remembers of the old ones goes. Source: Chen et al. (2023), "Improving
+    language plasticity via pretraining with active forgetting".
     """
 
     def __init__(self, every, seed):
-        self.every, self.seed = every, seed
+        self.every = every
+        self.seed = seed
 
     def on_step_end(self, args, state, control, model=None, optimizer=None, **_):
-        """Reset, if it is time."""
+        """Forget, if it is time."""
         if state.global_step % self.every or state.global_step >= state.max_steps:
             return
         weight = model.get_input_embeddings().weight
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + state.global_step)
+        scale = getattr(model.config, "initializer_range", 0.02)
         with torch.no_grad():
-            scale = getattr(model.config, "initializer_range", 0.02)
             weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
-        for value in getattr(optimizer, "optimizer", optimizer).state.get(weight, {}).values():
-            if value.shape == weight.shape:
-                value.zero_()
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
+        optimizer.state.pop(weight, None)
 
 
-def blocks(path, tokenizer, size):
-    """Texts joined by the end-of-text token and cut; the last fifth, at most 100 blocks, is held out."""
-    ids = []
-    for text in Path(path).read_text(encoding="utf-8").split("\n\n"):
-        ids += tokenizer(text, add_special_tokens=False).input_ids + [
-            tokenizer.eos_token_id
-        ] * bool(ids)
-    cut = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
-    held = min(100, len(cut) // 5)
-    if not held:
-        raise SystemExit(f"expected 5 blocks or more of {size} tokens in {path}, got {len(cut)}")
-    return cut[:-held], cut[-held:]
+def forgets(trainer, recipe, seed):
+    """Give the input embeddings of ``trainer`` their forgetting, rate and schedule.
+
+    Their rate rises and falls linearly once in every ``forget_every`` steps, or once if there are
+    fewer.
+    """
+    trainer.add_callback(ActiveForgetting(recipe.forget_every, seed))
+    embeddings = trainer.model.get_input_embeddings().weight
+    optimizer = trainer.create_optimizer()
+    for group in optimizer.param_groups:
+        group["params"] = [weight for weight in group["params"] if weight is not embeddings]
+    own = {"params": [embeddings], "lr": recipe.embedding_lr, "weight_decay": recipe.weight_decay}
+    optimizer.add_param_group(own)
+    steps = recipe.steps
+    cycles = max(1, steps // recipe.forget_every)
+
+    def of_embeddings(step):
+        place = (step + 1) * cycles % steps / steps
+        if place < recipe.embedding_warmup:
+            return place / recipe.embedding_warmup
+        return (1 - place) / (1 - recipe.embedding_warmup)
+
+    warmup = round(recipe.warmup * steps)
+    body = get_scheduler(recipe.schedule, optimizer, warmup, steps).lr_lambdas[0]
+    others = len(optimizer.param_groups) - 1
+    trainer.lr_scheduler = LambdaLR(optimizer, [body] * others + [of_embeddings])
 
 
-def rows(parts):
-    """Rows for the trainer, with their domain; as many of each domain as the smallest has."""
-    mixed = [(ids, number) for both in zip(*parts, strict=False) for number, ids in enumerate(both)]
-    return [{"input_ids": ids, "labels": ids, "domains": number} for ids, number in mixed]
+class Rows(torch.utils.data.Dataset):
+    """Blocks of one or more domains in turn, as many of each as the smallest has."""
+
+    def __init__(self, domains):
+        self.domains = domains
+
+    def __len__(self):
+        return len(self.domains) * min(len(blocks) for blocks in self.domains)
+
+    def __getitem__(self, row):
+        number = row % len(self.domains)
+        ids = torch.from_numpy(self.domains[number][row // len(self.domains)]).long()
+        return {"input_ids": ids, "labels": ids, "domains": number}
 
 
-def trained(args, arm, seed, train, held, tokenizer):
-    """Held-out figures of one arm with one seed, before and after; kept in its folder."""
-    here = Path(args.folder, f"{arm}-{seed}")
+def blocks_of(path, tokenizer, size):
+    """The texts of a file, each ended by the end-of-text token, as blocks (n, size)."""
+    texts = Path(path).read_text(encoding="utf-8").split("\n\n")
+    ids = array("i")
+    for start in range(0, len(texts), 1000):
+        batch = tokenizer(texts[start : start + 1000], add_special_tokens=False)
+        for text_ids in batch["input_ids"]:
+            ids.extend(text_ids)
+            ids.append(tokenizer.eos_token_id)
+    count = len(ids) // size
+    return np.array(ids[: count * size], dtype=np.int32).reshape(count, size)
+
+
+def splits_of(args, recipe, tokenizer):
+    """For each domain its blocks for training, validation and test.
+
+    Without files for them, validation and test are the last two tenths, at most 100 blocks each.
+    """
+    paths = [args.texts, *args.also]
+    for name in ("validation", "test"):
+        files = getattr(args, name)
+        if files and len(files) != len(paths):
+            raise SystemExit(f"expected {len(paths)} of --{name}, one a domain, got {len(files)}")
+    splits = []
+    for number, path in enumerate(paths):
+        train = blocks_of(path, tokenizer, recipe.block)
+        held_out = []
+        for name in ("test", "validation"):
+            files = getattr(args, name)
+            if files:
+                held_out.insert(0, blocks_of(files[number], tokenizer, recipe.block))
+            else:
+                count = max(1, min(100, len(train) // 10))
+                held_out.insert(0, train[-count:])
+                train = train[:-count]
+        if min(len(train), *map(len, held_out)) < 1:
+            raise SystemExit(f"expected three blocks or more of {recipe.block} tokens in {path}")
+        splits.append((train, *held_out))
+    return splits
+
+
+def new_model(args, seed):
+    """The model to start from: a checkpoint, or by its configuration alone, from the seed."""
+    if not args.scratch:
+        return AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    changes = {}
+    for change in args.set:
+        name, _, value = change.partition("=")
+        changes[name] = json.loads(value)
+    set_seed(seed)
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.model, **changes))
+
+
+def loss_of(arm, weight, recipe, seed):
+    """The arm's loss; a baseline's is measured, with weight 0."""
+    options = {}
+    if recipe.max_tokens:
+        options["max_tokens"] = recipe.max_tokens
+    if arm in LOSSES_OF_LD and recipe.released:
+        has_cut = arm in ("angular_spread", "orthogonalization")
+        options["released"] = recipe.released if has_cut else True
+    name = "angular_spread" if arm in BASELINES else arm
+    return DispersionConfig(name, recipe.layers, weight, seed=seed, options=options)
+
+
+def arguments_of(here, arm, recipe, seed):
+    """The recipe in transformers' words."""
+    steps = recipe.steps
+    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return TrainingArguments(
+        str(here),
+        max_steps=steps,
+        per_device_train_batch_size=recipe.batch_size,
+        gradient_accumulation_steps=recipe.accumulate,
+        learning_rate=recipe.lr,
+        lr_scheduler_type=recipe.schedule,
+        warmup_steps=round(recipe.warmup * steps),
+        weight_decay=recipe.weight_decay,
+        adam_beta2=recipe.beta2,
+        neftune_noise_alpha=recipe.noise if arm == "noise" else None,
+        seed=seed,
+        eval_strategy="steps" if recipe.evaluations > 1 else "no",
+        eval_steps=math.ceil(steps / recipe.evaluations),
+        save_steps=max(1, steps // 4),
+        save_total_limit=1,
+        logging_steps=max(1, steps // 10),
+        bf16=has_bf16,
+        use_cpu=not torch.cuda.is_available(),
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def trained(args, recipe, run, data, tokenizer):
+    """One run's held-out figures before, during and after training; kept in its folder.
+
+    ``run`` is (arm, weight, seed), ``data`` the rows to train on and the held-out ones by name.
+    """
+    arm, weight, seed = run
+    here = folder_of(args, run)
     if (here / "result.json").is_file():
         return json.loads((here / "result.json").read_text())
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    plain = arm in ("base", "noise", "forgetting")
-    loss, weight = ("angular_spread", 0.0) if plain else (arm, args.weight)  # 0 only measures
+    train, held_out = data
     trainer = DispersionTrainer(
-        model=model,
-        args=TrainingArguments(
-            str(here),
-            max_steps=args.steps,
-            per_device_train_batch_size=args.batch_size,
-            learning_rate=args.lr,
-            warmup_steps=max(1, args.steps // 20),
-            neftune_noise_alpha=5 if arm == "noise" else None,
-            seed=seed,
-            save_steps=max(1, args.steps // 4),
-            save_total_limit=1,
-            logging_steps=max(1, args.steps // 10),
-            bf16=torch.cuda.is_available()
-            and torch.cuda.is_bf16_supported(including_emulation=False),
-            use_cpu=not torch.cuda.is_available(),
-            report_to="none",
-            disable_tqdm=True,
-        ),
+        model=new_model(args, seed),
+        args=arguments_of(here, arm, recipe, seed),
         train_dataset=train,
-        eval_dataset={f"domain{number}": part for number, part in enumerate(held)},
-        callbacks=[ActiveForgetting(max(1, args.steps // 4), seed)]
-        if arm == "forgetting"
-        else None,
-        dispersion=DispersionConfig(
-            loss, args.layers, weight, seed=seed, options={"max_tokens": 256}
-        ),
+        eval_dataset=held_out,
+        # A callback that evaluates the model at intervals, or judges it, goes here.
+        callbacks=[],
+        dispersion=loss_of(arm, weight, recipe, seed),
     )
     trainer.remove_callback(PrinterCallback)  # its table is on stdout
-    print(f"{arm}, seed {seed}: {args.steps} steps", file=sys.stderr)
-    whole = {
-        int(file.parent.name.split("-")[1]): file.parent
-        for file in here.glob("*/trainer_state.json")
-    }
-    started = max((step for step in whole if step < args.steps), default=None)
-    result = {"before": trainer.evaluate()}
-    trainer.train(resume_from_checkpoint=str(whole[started]) if started else None)
-    result["after"] = trainer.evaluate()
+    if arm == "forgetting":
+        forgets(trainer, recipe, seed)
+    print(f"{here.name}: {recipe.steps} steps", file=sys.stderr)
+    before = trainer.evaluate()
+    trainer.train(resume_from_checkpoint=last_checkpoint(here, recipe.steps))
     trainer.save_model(here / "model")
     tokenizer.save_pretrained(here / "model")
+    after = evaluations_in(trainer.state.log_history)
+    if str(recipe.steps) not in after:
+        after[str(recipe.steps)] = trainer.evaluate()
+    result = {"before": before, "after": after}
     (here / "partial.json").write_text(json.dumps({**result, "log": trainer.state.log_history}))
     (here / "partial.json").replace(here / "result.json")
     for checkpoint in here.glob("checkpoint-*"):
@@ -123,55 +299,202 @@ def trained(args, arm, seed, train, held, tokenizer):
     return result
 
 
+def folder_of(args, run):
+    """Where a run keeps its model and its figures."""
+    arm, weight, seed = run
+    name = f"{arm}-{seed}" if arm in BASELINES else f"{arm}-{weight:g}-{seed}"
+    return Path(args.folder, name)
+
+
+def last_checkpoint(here, steps):
+    """The last whole checkpoint of an interrupted run, or None."""
+    whole = {}
+    for file in here.glob("checkpoint-*/trainer_state.json"):
+        step = int(file.parent.name.split("-")[1])
+        if step < steps:
+            whole[step] = str(file.parent)
+    return whole[max(whole)] if whole else None
+
+
+def evaluations_in(log):
+    """Held-out figures by step, from the trainer's log."""
+    figures = {}
+    for entry in log:
+        of_step = {name: value for name, value in entry.items() if name.startswith("eval_")}
+        if of_step and entry["step"]:
+            figures.setdefault(str(entry["step"]), {}).update(of_step)
+    return figures
+
+
+def benchmarks(args, model, folder):
+    """lm-eval's accuracies of a model, by member of the group: one call of `dispersion run`."""
+    out = Path(folder, "lm-eval")
+    if not list(out.glob("*/results_*.json")):
+        words = ["--model", "hf", "--model_args", f"pretrained={model},dtype=float32"]
+        words += ["--tasks", args.tasks, "--output_path", str(out)]
+        if args.limit:
+            words += ["--limit", str(args.limit)]
+        command = [sys.executable, "-m", "lmeval_dispersion", "run", *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    results = json.loads(next(out.glob("*/results_*.json")).read_text())
+    members = results["group_subtasks"].get(args.tasks) or args.tasks.split(",")
+    return {member: results["results"][member]["acc,none"] for member in members}
+
+
 def main(words=None):
-    """Train all, and print a line for each arm and domain."""
+    """Train all, and print a line for each arm and text, then one for each arm's benchmarks."""
+    args = parsed(words)
+    recipe = recipe_of(args)
+    disable_progress_bar()
+    keep_settings(args, recipe)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    if tokenizer.eos_token_id is None:
+        raise SystemExit(f"expected an end-of-text token of {args.model}'s tokenizer, got none")
+    splits = splits_of(args, recipe, tokenizer)
+    held_out = {}
+    for number, (_, validation, test) in enumerate(splits):
+        held_out[f"validation{number}"] = Rows([validation])
+        held_out[f"test{number}"] = Rows([test])
+    data = Rows([train for train, _, _ in splits]), held_out
+    arms = list(dict.fromkeys(["base", *args.arm]))
+    seeds = args.seed or [0]
+    results = {}
+    chosen = {}
+    for arm in arms:
+        weights = [0.0] if arm in BASELINES else args.weight or [0.1]
+        for weight in weights:
+            for seed in seeds:
+                run = arm, weight, seed
+                results[run] = trained(args, recipe, run, data, tokenizer)
+        chosen[arm] = min(weights, key=lambda w: validation_loss(results, arm, w, seeds))
+    for line in perplexity_lines(args, recipe, results, chosen, seeds):
+        print(line)
+    if args.tasks:
+        for line in benchmark_lines(args, chosen, seeds):
+            print(line)
+
+
+def validation_loss(results, arm, weight, seeds):
+    """Mean loss on validation text after training, over seeds and domains."""
+    losses = []
+    for seed in seeds:
+        *_, last = results[arm, weight, seed]["after"].values()
+        for name, value in last.items():
+            if name.startswith("eval_validation") and name.endswith("_loss"):
+                losses.append(value)
+    return np.mean(losses)
+
+
+def perplexity_lines(args, recipe, results, chosen, seeds):
+    """For each evaluation, arm and text: perplexity and dispersion, and the change against base."""
+    paths = [args.texts, *args.also]
+    # All intervals hold together with 95 %.
+    comparisons = max(1, (len(chosen) - 1) * len(paths))
+    lines = []
+    for step in results["base", 0.0, seeds[0]]["after"]:
+        for arm, weight in chosen.items():
+            for number, path in enumerate(paths):
+                name = f"eval_test{number}"
+                runs = [results[arm, weight, seed]["after"][step] for seed in seeds]
+                bases = [results["base", 0.0, seed]["after"][step] for seed in seeds]
+                losses = np.array([run[f"{name}_loss"] for run in runs])
+                shifts = losses - np.array([run[f"{name}_loss"] for run in bases])
+                line = f"{arm} on {Path(path).name}"
+                if recipe.evaluations > 1:
+                    line += f" after {step} steps"
+                line += f": perplexity {math.exp(losses.mean()):.2f}"
+                line += f", dispersion {np.mean([run[f'{name}_dispersion'] for run in runs]):.3f}"
+                if arm not in BASELINES:
+                    line += f", weight {weight:g}"
+                if arm != "base":
+                    line += f", {change(shifts, comparisons)} against base"
+                lines.append(line)
+    return lines
+
+
+def change(shifts, comparisons):
+    """The change of perplexity in per cent, of shifts of its logarithm, with Student's interval."""
+    mean = shifts.mean()
+    text = f"{100 * np.expm1(mean):+.2f} %"
+    if len(shifts) < 2:
+        return text
+    half = student.ppf(1 - 0.025 / comparisons, len(shifts) - 1) * sem(shifts)
+    with np.errstate(over="ignore"):  # two seeds may leave any change open
+        low, high = 100 * np.expm1([mean - half, mean + half])
+    return f"{text} ({low:+.2f} to {high:+.2f})"
+
+
+def benchmark_lines(args, chosen, seeds):
+    """For the start and each arm: accuracy and rank, in the mean over benchmarks."""
+    accuracies = {}
+    if not args.scratch:
+        accuracies["start"] = [benchmarks(args, args.model, Path(args.folder, "start"))]
+    for arm, weight in chosen.items():
+        folders = [folder_of(args, (arm, weight, seed)) for seed in seeds]
+        accuracies[arm] = [benchmarks(args, folder / "model", folder) for folder in folders]
+    names = list(accuracies["base"][0])
+    table = np.array(
+        [
+            [np.mean([of_seed[name] for of_seed in by_seed]) for name in names]
+            for by_seed in accuracies.values()
+        ]
+    )
+    ranks = rankdata(-table, axis=0).mean(axis=1)  # equal accuracies share their ranks
+    lines = []
+    for arm, row, rank in zip(accuracies, table, ranks, strict=True):
+        line = f"{arm}: accuracy {100 * row.mean():.2f} % over {len(names)} benchmarks"
+        lines.append(f"{line}, mean rank {rank:.2f} of {len(table)}")
+    return lines
+
+
+def parsed(words):
+    """The command's options; each field of the recipe is one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name in ("model", "texts", "folder"):
-        parser.add_argument(name)
-    for name, kind in (("also", str), ("arm", str), ("seed", int)):
-        parser.add_argument(f"--{name}", action="append", type=kind, default=[])
-    defaults = {
-        "steps": 1000,
-        "block": 512,
-        "batch_size": 8,
-        "lr": 5e-5,
-        "weight": 0.1,
-        "layers": "last",
-    }
-    for name, value in defaults.items():
-        parser.add_argument(f"--{name}", type=type(value), default=value)
-    args = parser.parse_args(words)
-    settings, file = {**vars(args), "arm": None, "seed": None}, Path(args.folder, "settings.json")
-    if file.is_file() and json.loads(file.read_text()) != json.loads(json.dumps(settings)):
-        parser.error(f"{args.folder} holds models of other settings ({file}); name another folder")
+    parser.add_argument("model", help="checkpoint, or with --scratch its configuration")
+    parser.add_argument("texts", help="text file, empty lines between texts")
+    parser.add_argument("folder", help="for models and figures")
+    parser.add_argument("--also", action="append", default=[], help="text of another domain")
+    for name in ("validation", "test"):
+        parser.add_argument(
+            f"--{name}", action="append", default=[], help="text file, one a domain"
+        )
+    parser.add_argument("--arm", action="append", default=[], help="loss, noise or forgetting")
+    parser.add_argument("--weight", action="append", type=float, default=[], help="default: 0.1")
+    parser.add_argument("--seed", action="append", type=int, default=[], help="default: 0")
+    parser.add_argument("--scratch", action="store_true", help="train from random weights")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=JSON", help="of the configuration"
+    )
+    parser.add_argument("--tasks", help="lm-eval's group, such as dispersion_ten")
+    parser.add_argument("--limit", type=int, help="documents of a task (LD's tables: 500)")
+    parser.add_argument("--recipe", choices=RECIPES, default="small")
+    for field in dataclasses.fields(Recipe):
+        name = field.name.replace("_", "-")
+        parser.add_argument(f"--{name}", type=type(field.default), help="default: the recipe's")
+    return parser.parse_args(words)
+
+
+def recipe_of(args):
+    """The recipe with what other options change."""
+    changes = {}
+    for field in dataclasses.fields(Recipe):
+        value = getattr(args, field.name)
+        if value is not None:
+            changes[field.name] = value
+    return dataclasses.replace(RECIPES[args.recipe], **changes)
+
+
+def keep_settings(args, recipe):
+    """Write what the folder's models are trained by; refuse a folder with others."""
+    kept = ("model", "texts", "also", "validation", "test", "scratch", "set", "tasks", "limit")
+    settings = {name: getattr(args, name) for name in kept} | dataclasses.asdict(recipe)
+    file = Path(args.folder, "settings.json")
+    if file.is_file() and json.loads(file.read_text()) != settings:
+        raise SystemExit(
+            f"{args.folder} holds models of other settings ({file}); name another folder"
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(settings))
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    domains = [blocks(path, tokenizer, args.block) for path in (args.texts, *args.also)]
-    train, held = rows([train for train, _ in domains]), [rows([part]) for _, part in domains]
-    arms, seeds = dict.fromkeys(["base", *args.arm]), args.seed or [0]
-    kept = {
-        (arm, seed): trained(args, arm, seed, train, held, tokenizer)
-        for seed in seeds
-        for arm in arms
-    }
-    level = 1 - 0.025 / max(
-        1, (len(arms) - 1) * len(domains)
-    )  # the intervals hold together with 95 %
-    for arm in arms:
-        for number, path in enumerate((args.texts, *args.also)):
-            both = [[kept[each, seed]["after"] for seed in seeds] for each in (arm, "base")]
-            loss = np.array([[one[f"eval_domain{number}_loss"] for one in each] for each in both])
-            spread = np.mean([one[f"eval_domain{number}_dispersion"] for one in both[0]])
-            said = [f"{arm} on {Path(path).name}: perplexity {math.exp(loss[0].mean()):.2f}"]
-            said += [f"dispersion {spread:.3f}"]
-            if arm != "base":
-                shifts = 100 * (loss[0] - loss[1])  # log perplexity, seed by seed
-                half = (
-                    student.ppf(level, len(seeds) - 1) * sem(shifts) if len(seeds) > 1 else math.nan
-                )
-                said.append(f"{shifts.mean():+.2f} ± {half:.2f} % against base")
-            print(", ".join(said))
 
 
 if __name__ == "__main__":

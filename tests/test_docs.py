@@ -79,7 +79,7 @@ def test_words_that_people_type_are_in_the_title_of_their_page_and_measurements_
                 float(boost[1]) if boost else 1
             )
     assert max(boosts, key=boosts.get) == page
-    for name in ("README", "costs", "siblings"):
+    for name in ("README", "costs", "papers", "siblings"):
         assert "boost: 0.3" in (ROOT / "docs" / "results" / f"{name}.md").read_text("utf-8")
 
 

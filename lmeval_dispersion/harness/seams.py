@@ -16,7 +16,8 @@ and its end                          the callers; ``dump_config``, asked for aft
 a document's score with its          :class:`TaskBase`: a base class for each            none
 requests and filter                  generation of lm-eval, 0.4 and 0.5
 a group's figure over all documents  :func:`pool_groups`: lm-eval's group computes it    issue 823,
-                                     from floats that know their documents               pull request 2198
+                                     from floats that know their documents; with         pull request 2198
+                                     ``average_over: members``, a mean of its members
 tasks from two folders               :func:`more_tasks`: lm-eval's task manager with     pull request 4015
                                      one more folder
 a word before weights are loaded,    :func:`before_weights`, in our own command alone;   none
@@ -40,6 +41,7 @@ from __future__ import annotations
 import difflib
 import gc
 import json
+import math
 import random
 import sys
 import warnings
@@ -797,6 +799,36 @@ def pool_groups() -> None:
                 combined[key] = pooled[0].measure(
                     tuple(part for figure in pooled for part in figure.parts)
                 )
+        if (self.metadata or {}).get("average_over") == "members":
+            combined |= _means_over_members(self, combined, task_metrics)
         return combined
 
     Group.aggregate = aggregate
+
+
+def _means_over_members(
+    group: Any, combined: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A group's figures as plain means over its members, of which each counts once, also a group.
+
+    lm-eval's own mean is over the tasks of all groups within: MMLU's 57 would outweigh nine benchmarks. NaN
+    where a member has no such figure; the error is that of a mean of independent figures.
+    """
+    members = []
+    for child in group:
+        name = getattr(child, "_qualified_name", None) or getattr(child, "task_name", None)
+        members.append(metrics.get(name or child.name, {}))
+    means: dict[str, Any] = {}
+    for entry in group.aggregate_metric_list or ():
+        for key in combined:
+            if not key.startswith(f"{entry.metric},"):
+                continue
+            error = key.replace(",", "_stderr,", 1)
+            values = [member.get(key, math.nan) for member in members]
+            errors = [member.get(error) for member in members]
+            means[key] = sum(values) / len(values)
+            if error in combined and all(isinstance(value, float) for value in errors):
+                means[error] = math.hypot(*errors) / len(errors)
+            else:
+                means[error] = "N/A"
+    return means

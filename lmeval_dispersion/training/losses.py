@@ -19,6 +19,9 @@ two points drops out; without groups the loss is 0 with a zero gradient. Non-fin
 
 :class:`DispersionLoss` is a loss as a module with its options and its own draws of tokens.
 
+``released`` of the losses of LD takes the constants of its released code, which differ from its formulas
+(:mod:`lmeval_dispersion.training.released`): its tables were made with them.
+
 Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), sections
 3.4 and B.4.2 (push-away, cross-domain push-away, squeeze); LD is "Dispersion Loss Counteracts Embedding
 Condensation" (ICML 2026; the others), by its published formulas.
@@ -38,6 +41,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.training import released as released_code
 from lmeval_dispersion.training.pairs import (
     Pairs,
     Points,
@@ -130,6 +134,7 @@ def angular_spread(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
+    released: bool | float = False,
 ) -> Tensor:
     """Log of the mean of exp(-D/tau) over ordered pairs i != j, D = arccos(cos)/pi; in [-1/tau, 0].
 
@@ -138,11 +143,17 @@ def angular_spread(
 
     ``tau`` is the temperature, at least 0.02; small values count the closest pairs only. Source: LD, angular
     spread.
+
+    ``released`` takes the constants of LD's released code, with cosines cut at 0.25 (its class and its Qwen3
+    script); a number is that cut (its GPT-2 command line has 0.1).
     """
     _at_least(tau, 0.02)  # below, exp(-1/tau) leaves float32
+    clamp = _released_clamp(released)
     p = points(
         z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
     )
+    if clamp is not None:
+        return _by_layer(z, p, *released_code.angular_exponentials(p, tau, clamp))
     return _by_layer(z, p, *angular_exponentials(p, tau))
 
 
@@ -155,17 +166,21 @@ def orthogonalization(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
+    released: bool | float = False,
 ) -> Tensor:
     """Mean of max(0, margin - D)^2 over ordered pairs i != j, D = arccos(cos)/pi; in [0, margin^2].
 
     0 when no two points are closer than ``margin``, in (0, 1] (0.5: a right angle), margin^2 when all are
-    parallel. Source: LD, orthogonalization.
+    parallel. Source: LD, orthogonalization. ``released`` as in :func:`angular_spread`.
     """
     if not 0.0 < margin <= 1.0:
         raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
+    clamp = _released_clamp(released)
     p = points(
         z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
     )
+    if clamp is not None:
+        return _by_layer(z, p, *released_code.angular_hinges(p, margin, clamp))
     return _by_layer(z, p, *angular_hinges(p, margin))
 
 
@@ -179,6 +194,7 @@ def l2_repel(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
+    released: bool = False,
 ) -> Tensor:
     """Log of the mean of exp(-|z_i - z_j|^2/tau) over i != j, plus ``norm_weight`` times the mean of z^2.
 
@@ -189,9 +205,16 @@ def l2_repel(
 
     ``tau`` is a squared length scale, at least 1e-30, or ``median``; ``norm_weight``, at least 0, weighs the
     mean square of the numbers in z, over points. Source: LD, l2-repel.
+
+    ``released`` takes the constants of LD's released code, which counts the pairs i = j, too; ``tau`` is then
+    a number.
     """
     if norm_weight < 0:
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
+    if released and tau == "median":
+        raise UsageError(
+            "expected a number as tau with released, got 'median'; the code has tau=1.0"
+        )
     p = points(
         z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
     )
@@ -201,7 +224,10 @@ def l2_repel(
     else:
         _at_least(tau, 1e-30)
         rate = torch.full((p.groups,), 1.0 / float(tau), dtype=p.z.dtype, device=p.z.device)
-    value, counted = distance_exponentials(p, rate)
+    if released:
+        value, counted = released_code.distance_exponentials(p, float(tau))
+    else:
+        value, counted = distance_exponentials(p, rate)
     mean_square = p.sums(p.z.square().mean(-1)) / p.counts(p.real).clamp(min=1.0)
     return _by_layer(z, p, value + norm_weight * mean_square, counted)
 
@@ -215,18 +241,25 @@ def decorrelation(
     pairs: Pairs = "sequence",
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
+    released: bool = False,
 ) -> Tensor:
     """Mean squared correlation over pairs of different features; in [0, 1], 0 uncorrelated.
 
-    ``axis``: ``features`` correlates features over the tokens, ``tokens`` tokens over the features (as LD's
-    released code does). Source: LD, decorrelation; its sum is a mean here.
+    ``axis``: ``features`` correlates features over the tokens, ``tokens`` tokens over the features.
+    ``released`` is ``axis="tokens"``, as LD's released code has it; a token of equal features is left out,
+    where that code gives NaN.
+
+    Source: LD, decorrelation; its sum is a mean here. Its table 1 standardises each token over its d features
+    and divides by d - 1, which makes correlations of tokens, but multiplies Z^T Z, whose entries belong to
+    pairs of features. Ours takes the product at its word, and standardises features over the tokens.
     """
     if axis not in get_args(Axis):
         raise UsageError(f"expected an axis of {', '.join(get_args(Axis))}, got {axis!r}")
     p = points(
         z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
     )
-    return _by_layer(z, p, *squared_correlations(p, of_tokens=axis == "tokens"))
+    of_tokens = axis == "tokens" or released
+    return _by_layer(z, p, *squared_correlations(p, of_tokens=of_tokens))
 
 
 #: Loss -> its value | range | pairs | source, in Markdown.
@@ -338,6 +371,19 @@ def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:
     """A scalar if ``z`` was one layer, one loss per layer if it was a stack."""
     means = p.layer_means(values, counted)
     return means[0] if z.dim() == 3 else means
+
+
+def _released_clamp(released: bool | float) -> float | None:
+    """Where the released code cuts cosines, as the distance from +-1; None for the published formula."""
+    if released is False:
+        return None
+    if released is True:
+        return released_code.CLAMP
+    if not 0.0 < released < 1.0:
+        raise UsageError(
+            f"expected released to be True or a cut in (0, 1), got {released!r}; LD has 0.25 and 0.1"
+        )
+    return float(released)
 
 
 def _at_least(tau: float, least: float) -> None:

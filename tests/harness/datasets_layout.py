@@ -79,6 +79,7 @@ def write_all(root: Path) -> None:
         for q, c, _ in FACTS
     ]
     write(root / "truthfulqa/truthful_qa", {"multiple_choice": {"validation": truthful}})
+    write_ten(root)
     write(root / "openai/openai_humaneval", {"openai_humaneval": {"test": excerpts["humaneval"]}})
     pages = [{"page": page} for page in excerpts["wikitext"]]
     wikitext = {"train": pages[:1], "validation": pages[:1], "test": pages}
@@ -123,6 +124,38 @@ def write_all(root: Path) -> None:
         for q, c, a in FACTS
     ]
     write(root / "HCAI/metabench", {"Winogrande": {"primary": winogrande}})
+
+
+def write_ten(root: Path) -> None:
+    """The six data sets of the dispersion-loss paper's ten benchmarks that no other task has."""
+    claims = [
+        {"premise": f"{q} It is {c[a]}.", "hypothesis": f"It is {c[i % 4]}.", "label": i % 3}
+        for i, (q, c, a) in enumerate(FACTS)
+    ]
+    anli = {f"{split}_r{i}": claims for split in ("train", "dev", "test") for i in (1, 2, 3)}
+    write(root / "facebook/anli", {"default": anli})
+    sentences = [{"text": f"{q} I think that the answer is {c[a]}"} for q, c, a in FACTS]
+    write(root / "EleutherAI/lambada_openai", {"default": {"test": sentences}})
+    books = [
+        {"question_stem": q, "choices": {"text": c, "label": LETTERS}, "answerKey": LETTERS[a]}
+        for q, c, a in FACTS
+    ]
+    splits = {"train": books[:2], "validation": books[2:4], "test": books}
+    write(root / "allenai/openbookqa", {"main": splits})
+    goals = [{"goal": q, "sol1": c[a], "sol2": c[a - 1], "label": 0} for q, c, a in FACTS]
+    write(root / "baber/piqa", {"default": {"train": goals[:2], "validation": goals}})
+    blanks = [
+        {"sentence": f"{q} It is _ of course.", "option1": c[a - 1], "option2": c[a], "answer": "2"}
+        for q, c, a in FACTS
+    ]
+    splits = {"train": blanks[:2], "validation": blanks}
+    write(root / "allenai/winogrande", {"winogrande_xl": splits})
+    exams = [
+        {"question": q, "opa": c[0], "opb": c[1], "opc": c[2], "opd": c[3], "cop": a}
+        for q, c, a in FACTS
+    ]
+    splits = {"train": exams[:3], "validation": exams}
+    write(root / "openlifescienceai/medmcqa", {"default": splits})
 
 
 def write(folder: Path, configs: dict[str, dict[str, list[dict[str, Any]]]]) -> None:

@@ -64,7 +64,8 @@ def test_tasks_path_names_lm_evals_files(tmp_path, monkeypatch):
     for path in files.values():
         for include in re.findall(r"include: (\S+)", path.read_text()):
             assert (path.parent / include).is_file(), (path, include)
-    assert [name for name in install.task_names() if not name.endswith("_dispersion")] == ["quail"]
+    others = [name for name in install.task_names() if not name.endswith("_dispersion")]
+    assert others == ["dispersion_ten", "quail"]
 
 
 def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metrics():
@@ -77,12 +78,17 @@ def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metric
         if name != "quail/quail.yaml"
     }
     tasks = {name: config for name, config in files.items() if "group" not in config}
-    for config in tasks.values():
-        assert config["task"] == f"{Path(config['include']).stem}_dispersion"
+    for name, config in tasks.items():
+        included = Path(config["include"])
+        stock_task = included.parent.name if included.stem == "default" else included.stem
+        assert config["task"] == Path(name).stem == f"{stock_task}_dispersion"
         assert config["class"] == "lmeval_dispersion.harness.DispersionTask"
         assert config.keys() <= {"include", "task", "tag", "class"}
     known = {*install.task_names(), *(config.get("tag") for config in tasks.values())}
     groups = [config for config in files.values() if "group" in config]
+    ten = files["ten/_dispersion_ten.yaml"]  # test_ten.py
+    groups.remove(ten)
+    assert {entry.get("task", entry.get("group")) for entry in ten["task"]} <= known
     for config in groups:
         assert [entry["metric"] for entry in config["aggregate_metric_list"][1:]] == [*METRICS]
         assert {child for child in config["task"] if isinstance(child, str)} <= known

@@ -9,6 +9,7 @@ import math
 import torch
 
 GUARD = 1e-6
+EPSILON = 0.01  # of LD's released code
 
 
 def groups(z, mask=None, segments=None, pairs="sequence"):
@@ -40,6 +41,17 @@ def angle(a, b):
     c = cosine(a, b)
     c = c + (c.clamp(-1 + GUARD, 1 - GUARD) - c).detach()
     return torch.arccos(c) / math.pi
+
+
+def released_angle(a, b, cut):
+    """With the length raised by EPSILON, and the cosine cut; beyond it the slope is that at the cut."""
+    c = (a * b).sum() / ((a.norm() + EPSILON) * (b.norm() + EPSILON))
+    c = c + (c.clamp(cut - 1, 1 - cut) - c).detach()
+    return torch.arccos(c) / math.pi
+
+
+def released_cut(released):
+    return 0.25 if released is True else released
 
 
 def ordered_pairs(vectors):
@@ -90,23 +102,42 @@ def cross_domain_push_away(z, domains, mask=None):
 
 
 @by_group("sequence")
-def angular_spread(points, tau=1.0):
+def angular_spread(points, tau=1.0, released=False):
+    if released:
+        cut = released_cut(released)
+        terms = [
+            torch.exp(-released_angle(a, b, cut) / tau + EPSILON) for a, b in ordered_pairs(points)
+        ]
+        return mean(terms).log() if terms else None
     terms = [torch.exp(-angle(a, b) / tau) for a, b in ordered_pairs(directed(points))]
     return mean(terms).log() if terms else None
 
 
 @by_group("sequence")
-def orthogonalization(points, margin=0.5):
+def orthogonalization(points, margin=0.5, released=False):
+    if released:
+        cut = released_cut(released)
+        return mean(
+            [
+                (margin - released_angle(a, b, cut)).clamp(min=0).square()
+                for a, b in ordered_pairs(points)
+            ]
+        )
     return mean(
         [(margin - angle(a, b)).clamp(min=0).square() for a, b in ordered_pairs(directed(points))]
     )
 
 
 @by_group("sequence")
-def l2_repel(points, tau=1.0, norm_weight=0.1):
+def l2_repel(points, tau=1.0, norm_weight=0.1, released=False):
     gaps = [(a - b).square().sum() for a, b in ordered_pairs(points)]
     if not gaps:
         return None
+    if released:
+        every = [(a - b).square().sum() for a in points for b in points]
+        terms = torch.stack([-gap / tau + EPSILON for gap in every])
+        value = torch.logsumexp(terms, 0) - 2 * math.log(len(points))
+        return value + norm_weight * mean([v.square().mean() for v in points])
     scale = (
         sorted(float(gap.detach()) for gap in gaps)[(len(gaps) - 1) // 2]
         if tau == "median"
@@ -121,9 +152,9 @@ def l2_repel(points, tau=1.0, norm_weight=0.1):
 
 
 @by_group("sequence")
-def decorrelation(points, axis="features"):
+def decorrelation(points, axis="features", released=False):
     table = torch.stack(points)  # (points, features)
-    columns = list(table.T) if axis == "features" else points
+    columns = list(table.T) if axis == "features" and not released else points
     centred = [c - c.mean() for c in columns]
     varied = [
         c

@@ -1,9 +1,11 @@
 """Losses against slow loops and values by hand, what must not change them, draws of tokens, errors."""
 
+import math
 import re
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import slow_losses
 import torch
@@ -23,8 +25,18 @@ VARIANTS = {
     "l2_repel median": partial(losses.l2_repel, tau="median", norm_weight=0.0),
     "decorrelation tokens": partial(losses.decorrelation, axis="tokens"),
 }
+RELEASED = {
+    "angular_spread released": partial(losses.angular_spread, released=True),
+    "angular_spread released 0.1": partial(losses.angular_spread, released=0.1, tau=0.3),
+    "orthogonalization released": partial(losses.orthogonalization, released=True),
+    "l2_repel released": partial(losses.l2_repel, released=True),
+    "decorrelation released": partial(losses.decorrelation, released=True),
+}
 every_loss = pytest.mark.parametrize(
     "loss", [pytest.param(loss, id=name) for name, loss in VARIANTS.items()]
+)
+every_form = pytest.mark.parametrize(
+    "loss", [pytest.param(loss, id=name) for name, loss in (VARIANTS | RELEASED).items()]
 )
 
 
@@ -75,7 +87,7 @@ def slow(loss):
     return partial(getattr(slow_losses, function.__name__), **getattr(loss, "keywords", {}))
 
 
-@every_loss
+@every_form
 @pytest.mark.parametrize("case", cases())
 def test_value_and_gradient_equal_a_loop_over_pairs(loss, case):
     z, options = cases()[case]
@@ -87,7 +99,7 @@ def test_value_and_gradient_equal_a_loop_over_pairs(loss, case):
     assert torch.isfinite(gradient).all()
 
 
-@every_loss
+@every_form
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_half_precision_input_is_computed_in_float32(loss, dtype):
     z = random_states(2, 12, 16).to(dtype)
@@ -107,7 +119,7 @@ def test_half_precision_input_is_computed_in_float32(loss, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@every_loss
+@every_form
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("precision", ["highest", "high"])  # high: products in TF32
 def test_model_sized_states_on_a_gpu(loss, precision, dtype):
@@ -153,9 +165,62 @@ def test_values_that_can_be_checked_by_hand():
         (partial(losses.l2_repel, norm_weight=0.0), corner, -2.0),
         (partial(losses.l2_repel, norm_weight=0.5), same, 0.5),
         (partial(losses.l2_repel, norm_weight=0.0), 100 * corner, -20000.0),
+        (partial(losses.angular_spread, released=True), same, 0.01 - 0.23005345),
+        (partial(losses.angular_spread, released=0.1), same, 0.01 - 0.14356629),
+        (partial(losses.orthogonalization, released=True), same, 0.07287114),
+        (partial(losses.l2_repel, released=True, norm_weight=0.0), 100 * corner, -1.376294),
         (losses.decorrelation, torch.tensor([[[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]]), 1.0),
     ):
         assert loss(states).item() == pytest.approx(wanted, rel=1e-5, abs=1e-3), loss
+
+
+def condensed(*shape):
+    """Vectors about one long direction: all cosines above 0.99."""
+    return 30 * random_states(1, 1, shape[-1], seed=1) + random_states(*shape, seed=2)
+
+
+@pytest.mark.parametrize("cut", [True, 0.1])
+def test_beyond_its_cut_the_released_angular_spread_is_a_constant_that_pushes_away(cut):
+    """Its value says nothing then; its gradient is that of the mean cosine of z / (|z| + 0.01), scaled."""
+    z, tau = condensed(2, 12, 8), 0.5
+    bound = 1 - (0.25 if cut is True else cut)
+    value, gradient = value_and_gradient(losses.angular_spread, z, tau=tau, released=cut)
+    constant = -math.acos(bound) / math.pi / tau + 0.01
+    assert float(value) == pytest.approx(constant, rel=1e-12)
+
+    def mean_cosine(z):
+        u = z / (z.norm(dim=-1, keepdim=True) + 0.01)
+        pairs = ~torch.eye(12, dtype=torch.bool)
+        return (u @ u.mT)[:, pairs].mean()
+
+    slope = 1 / (math.pi * tau * math.sqrt(1 - bound**2))
+    _, pushed = value_and_gradient(mean_cosine, z)
+    torch.testing.assert_close(gradient, slope * pushed, rtol=1e-9, atol=1e-12)
+
+
+def test_the_released_orthogonalization_of_parallel_vectors_is_that_of_its_cut():
+    short = 0.5 - math.acos(0.75) / math.pi
+    value = losses.orthogonalization(condensed(1, 9, 8), released=True)
+    assert float(value) == pytest.approx(short**2, rel=1e-12)
+
+
+def test_the_released_l2_repel_of_distant_points_is_the_norm_alone():
+    """Each point's distance to itself remains: log(n / n^2) and the epsilon, whatever the others do."""
+    z = 50 * random_states(2, 16, 32)
+    value, gradient = value_and_gradient(losses.l2_repel, z, released=True)
+    norm = 0.1 * z.square().mean()
+    assert float(value) == pytest.approx(float(norm) - math.log(16) + 0.01, rel=1e-12)
+    torch.testing.assert_close(gradient, 0.2 * z / z.numel(), rtol=1e-9, atol=1e-15)
+
+
+def test_the_released_decorrelation_is_numpys_correlation_of_tokens():
+    z = random_states(1, 7, 40)
+    squares = np.corrcoef(z[0].numpy()) ** 2
+    wanted = (squares.sum() - 7) / 42
+    assert float(losses.decorrelation(z, released=True)) == pytest.approx(wanted, rel=1e-9)
+    features = np.corrcoef(z[0].numpy().T) ** 2
+    wanted = (features.sum() - 40) / (40 * 39)
+    assert float(losses.decorrelation(z)) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_a_small_dispersion_keeps_its_digits():
@@ -182,7 +247,7 @@ def test_blocks_do_not_show(loss):
     torch.testing.assert_close(rise / 2, (gradient * step).sum(), rtol=1e-5, atol=1e-13)
 
 
-@every_loss
+@every_form
 def test_padding_content_never_matters(loss):
     z, given = cases()["padded"]
     value, gradient = value_and_gradient(loss, z, **given)
@@ -194,7 +259,7 @@ def test_padding_content_never_matters(loss):
     assert (gradient[~given["mask"]] == 0).all()
 
 
-@every_loss
+@every_form
 def test_non_finite_states_are_not_hidden(loss):
     for bad in (float("nan"), float("inf")):
         z = random_states(2, 5, 4)
@@ -202,7 +267,7 @@ def test_non_finite_states_are_not_hidden(loss):
         assert torch.isnan(loss(z)), bad
 
 
-@every_loss
+@every_form
 def test_a_stack_of_layers_gives_each_layers_loss(loss):
     layers = random_states(3, B, T, D)
     _, given = cases()["packed and padded"]
@@ -284,6 +349,12 @@ def test_sampling_has_its_own_generator_and_takes_real_tokens_only():
         (lambda z: losses.angular_spread(z, max_tokens=1), UsageError, "at least 2, got 1"),
         (lambda z: losses.orthogonalization(z, margin=0.0), UsageError, "(0, 1], got 0.0"),
         (lambda z: losses.l2_repel(z, tau=-1.0), UsageError, "got -1.0"),
+        (
+            lambda z: losses.l2_repel(z, tau="median", released=True),
+            UsageError,
+            "a number as tau with released, got 'median'",
+        ),
+        (lambda z: losses.angular_spread(z, released=1.5), UsageError, "in (0, 1), got 1.5"),
         (lambda z: losses.l2_repel(z, tau="mean"), UsageError, "got 'mean'"),
         (lambda z: losses.l2_repel(z, norm_weight=-1), UsageError, "got -1"),
         (

@@ -1,5 +1,6 @@
 """Every example of docs/reference/training.md runs, and so does examples/midtrain.py."""
 
+import dataclasses
 import json
 import math
 import re
@@ -8,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_decoders import tiny_gpt2, tokens, word_tokenizer
 
+from lmeval_dispersion import DispersionTrainer
 from lmeval_dispersion.installation import data_folder
 
 ROOT = Path(__file__).parents[2]
@@ -86,45 +89,142 @@ def test_example_runs(code, request, tmp_path, monkeypatch):
         assert space["loss"] < 0 < space["dispersion"]
 
 
-@pytest.mark.parametrize("arm", ["push_away", "noise", "forgetting"])
-def test_midtrain_compares_with_base_and_goes_on(arm, tmp_path, capsys):
-    (tmp_path / "a.txt").write_text(
-        "\n\n".join(f"{i} + {i + 1} = {2 * i + 1}." for i in range(150))
-    )
-    words = [
-        str(data_folder("demo") / "sums-20"),
-        str(tmp_path / "a.txt"),
-        str(tmp_path / "out"),
-        "--arm",
-        arm,
-    ]
-    words += ["--block=16", "--steps=4", "--lr=0.001", "--seed=0", "--seed=1"]
+DEMO = str(data_folder("demo") / "sums-20")
+
+
+@pytest.fixture
+def sums(tmp_path):
+    """A text of sums, and one of words."""
+    files = tmp_path / "a.txt", tmp_path / "b.txt"
+    files[0].write_text("\n\n".join(f"{i} + {i + 1} = {2 * i + 1}." for i in range(150)))
+    files[1].write_text("\n\n".join(f"The {i}th day is day {i}." for i in range(150)))
+    return [str(file) for file in files]
+
+
+def losses_of(result, name="eval_test0_loss"):
+    """The figure before training and after it."""
+    return result["before"][name], result["after"]["4"][name]
+
+
+def test_midtrain_compares_with_base_and_goes_on(sums, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = [DEMO, sums[0], str(out), "--recipe=tiny", "--seed=0", "--seed=1"]
+    words += ["--arm=push_away", "--arm=noise", "--arm=forgetting"]
     MIDTRAIN["main"](words)
-    said = capsys.readouterr().out
-    base, other = said.splitlines()
-    assert base.startswith("base on a.txt: perplexity ")
-    assert re.fullmatch(
-        rf"{arm} on a.txt: perplexity \S+, dispersion \S+, [+-]\S+ ± \S+ % against base", other
-    )
-    results = {
-        path.parent.name: json.loads(path.read_text())
-        for path in tmp_path.glob("out/*/result.json")
-    }
-    assert len({result["before"]["eval_domain0_loss"] for result in results.values()}) == 1
-    losses = {k: math.log(v["after"]["eval_domain0_loss"]) for k, v in results.items()}
-    assert losses["base-0"] != losses[f"{arm}-0"]
+    printed = capsys.readouterr().out
+    base, *others = printed.splitlines()
+    assert re.fullmatch(r"base on a.txt: perplexity \d+\.\d\d, dispersion 0\.\d{3}", base)
+    results = {file.parent.name: json.loads(file.read_text()) for file in out.glob("*/result.json")}
+    assert len({losses_of(result)[0] for result in results.values()}) == 1
+    for line, name in zip(others, ("push_away-0.1-{}", "noise-{}", "forgetting-{}"), strict=True):
+        matched = re.fullmatch(
+            r"(\w+) on a.txt: perplexity (\S+), dispersion \S+(, weight 0.1)?, "
+            r"(\S+) % \(\S+ to \S+\) against base",
+            line,
+        )
+        runs = [losses_of(results[name.format(seed)])[1] for seed in (0, 1)]
+        bases = [losses_of(results[f"base-{seed}"])[1] for seed in (0, 1)]
+        assert float(matched[2]) == pytest.approx(math.exp(sum(runs) / 2), abs=0.006)
+        change = 100 * (math.exp(sum(runs) / 2 - sum(bases) / 2) - 1)
+        assert float(matched[4]) == pytest.approx(change, abs=0.006)
+        assert runs[0] != bases[0]
     # What is finished is not trained again; what is not goes on from its last whole checkpoint.
-    trained = (tmp_path / "out" / "base-1" / "model" / "model.safetensors").stat().st_mtime_ns
-    (tmp_path / "out" / f"{arm}-1" / "result.json").unlink()
-    (tmp_path / "out" / f"{arm}-1" / "checkpoint-3").mkdir()
+    trained = (out / "base-1" / "model" / "model.safetensors").stat().st_mtime_ns
+    (out / "forgetting-1" / "result.json").unlink()
+    (out / "forgetting-1" / "checkpoint-3").mkdir()
     MIDTRAIN["main"](words)
-    assert capsys.readouterr().out == said
-    assert (
-        tmp_path / "out" / "base-1" / "model" / "model.safetensors"
-    ).stat().st_mtime_ns == trained
-    with pytest.raises(SystemExit):
+    assert capsys.readouterr().out == printed
+    assert (out / "base-1" / "model" / "model.safetensors").stat().st_mtime_ns == trained
+    with pytest.raises(SystemExit, match="models of other settings"):
         MIDTRAIN["main"]([*words, "--lr=0.1"])
-    assert "models of other settings" in capsys.readouterr().err
+
+
+def test_from_scratch_the_weight_is_chosen_on_validation_text(sums, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = [DEMO, sums[0], str(out), "--also", sums[1], "--scratch", "--recipe=tiny"]
+    words += ["--set", "intermediate_size=24", "--arm=cross_domain_push_away", "--evaluations=2"]
+    words += ["--weight=0.01", "--weight=30"]
+    for name in ("validation", "test"):
+        for number, file in enumerate(sums):
+            held_out = tmp_path / f"{name}{number}.txt"
+            held_out.write_text(Path(file).read_text()[len(name) :])
+            words += [f"--{name}", str(held_out)]
+    MIDTRAIN["main"](words)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8  # two evaluations, two arms, two texts
+    assert lines[0].startswith("base on a.txt after 2 steps: perplexity ")
+    assert lines[-1].startswith("cross_domain_push_away on b.txt after 4 steps: perplexity ")
+    validation = {}
+    for weight in ("0.01", "30"):
+        file = out / f"cross_domain_push_away-{weight}-0" / "result.json"
+        after = json.loads(file.read_text())["after"]["4"]
+        validation[weight] = [after[f"eval_validation{i}_loss"] for i in (0, 1)]
+    best = min(validation, key=lambda weight: sum(validation[weight]))
+    assert f", weight {best}, " in lines[-1]
+    config = json.loads((out / "base-0" / "model" / "config.json").read_text())
+    assert config["intermediate_size"] == 24
+    before = json.loads((out / "base-0" / "result.json").read_text())["before"]
+    vocabulary = config["vocab_size"]
+    assert before["eval_test0_loss"] == pytest.approx(math.log(vocabulary), rel=0.05)
+
+
+def test_a_large_change_is_its_per_cent_and_not_its_logarithm():
+    shift = math.log(5588.74 / 77.01)
+    assert MIDTRAIN["change"](np.array([shift]), 1) == "+7157.16 %"
+    shifts = np.log([1.1, 1.2, 1.3])
+    text = MIDTRAIN["change"](shifts, 1)
+    half = 4.302653 * shifts.std(ddof=1) / math.sqrt(3)
+    ends = [100 * (math.exp(shifts.mean() + side * half) - 1) for side in (-1, 1)]
+    assert (
+        text == f"{100 * (math.exp(shifts.mean()) - 1):+.2f} % ({ends[0]:+.2f} to {ends[1]:+.2f})"
+    )
+
+
+def test_forgetting_has_its_own_schedule(tmp_path):
+    """Twelve steps, forgotten after every fifth: two rises and falls of the embeddings' rate."""
+    from transformers import get_scheduler
+
+    recipe = dataclasses.replace(
+        MIDTRAIN["RECIPES"]["tiny"],
+        tokens=12 * 4 * 2 * 16,
+        forget_every=5,
+        embedding_lr=0.5,
+        embedding_warmup=0.25,
+    )
+    assert recipe.steps == 12
+    model = tiny_gpt2()
+    trainer = DispersionTrainer(
+        model=model, args=MIDTRAIN["arguments_of"](tmp_path, "forgetting", recipe, 0)
+    )
+    MIDTRAIN["forgets"](trainer, recipe, 0)
+    *body, own = trainer.optimizer.param_groups
+    assert [id(weight) for weight in own["params"]] == [id(model.transformer.wte.weight)]
+    assert sum(len(group["params"]) for group in body) == len([*model.parameters()]) - 1
+    plain = torch.optim.SGD([torch.zeros(1)], lr=recipe.lr)
+    cosine = get_scheduler("cosine", plain, 2, 12)
+    for step in range(12):
+        place = ((step + 1) / 6) % 1  # cycles of 12 // (12 // 5) steps
+        rate = place / 0.25 if place < 0.25 else (1 - place) / 0.75
+        assert own["lr"] == pytest.approx(0.5 * rate, abs=1e-12), step
+        assert body[0]["lr"] == pytest.approx(cosine.get_last_lr()[0]), step
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+        plain.step()
+        cosine.step()
+
+
+def test_the_published_recipe_is_the_papers():
+    recipe = MIDTRAIN["RECIPES"]["published"]
+    assert recipe.block * recipe.batch_size * recipe.accumulate == 131_072
+    assert recipe.steps == 1526
+    args = MIDTRAIN["arguments_of"]("out", "base", recipe, 0)
+    assert (args.learning_rate, args.weight_decay) == (5e-5, 0.1)
+    assert (args.adam_beta1, args.adam_beta2) == (0.9, 0.95)
+    assert (args.lr_scheduler_type, args.warmup_steps) == ("cosine", 305)
+    spread = MIDTRAIN["loss_of"]("angular_spread", 0.1, recipe, 0)
+    assert (spread.layers, spread.weight) == ("all", 0.1)
+    assert spread.options == {"max_tokens": 256, "released": 0.1}
+    assert MIDTRAIN["loss_of"]("l2_repel", 0.1, recipe, 0).options["released"] is True
 
 
 @pytest.mark.slow
@@ -136,7 +236,7 @@ def test_a_killed_midtraining_ends_as_an_uninterrupted_one(tmp_path):
 
     def run(out, code=""):
         words = [str(data_folder("demo") / "sums-20"), str(tmp_path / "a.txt"), str(tmp_path / out)]
-        words += ["--arm=push_away", "--block=16", "--steps=4", "--lr=0.001"]
+        words += ["--arm=push_away", "--recipe=tiny"]
         program = f"import runpy; {code}runpy.run_path({EXAMPLE!r})['main']({words!r})"
         return subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=300

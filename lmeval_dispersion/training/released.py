@@ -1,0 +1,98 @@
+"""LD's losses with the constants of its released code, so that its tables can be compared.
+
+They differ from the published formulas, which :mod:`lmeval_dispersion.training.pairs` computes:
+
+- 0.01 is added to a vector's length before it divides the vector, and to each exponent under a logarithm;
+  so a vector of length zero counts, with the cosine 0 to every other;
+- a cosine is cut to +-(1 - clamp) before its arccos, whose slope there is the slope beyond it, too;
+- l2-repel counts the distance of each point to itself.
+
+Points, groups and means are those of the other losses: without padding, inside a document. A group's t x t
+pairs are kept in memory: draw tokens (``max_tokens``), as the released code does from 256 on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lmeval_dispersion.training.pairs import Means, Points, _pulled, full_precision
+
+EPSILON = 0.01
+CLAMP = 0.25  # of the released class and its Qwen3 script; its GPT-2 command line has 0.1
+
+
+def angular_exponentials(p: Points, tau: float, clamp: float) -> Means:
+    """Log of each group's mean of exp(-D/tau + 0.01) over pairs, D = arccos(cut cosine)/pi."""
+
+    def measure(p: Points) -> Tensor:
+        distance, pair = _angles(p, clamp)
+        terms = torch.exp(EPSILON - distance / tau).where(pair, 0.0)
+        number = pair.sum((1, 2)).clamp(min=1)
+        return (terms.sum((1, 2)) / number).clamp(min=torch.finfo(terms.dtype).tiny).log()
+
+    return _with_gradient(p, measure)
+
+
+def angular_hinges(p: Points, margin: float, clamp: float) -> Means:
+    """Each group's mean of max(0, margin - D)^2 over pairs, D = arccos(cut cosine)/pi."""
+
+    def measure(p: Points) -> Tensor:
+        distance, pair = _angles(p, clamp)
+        terms = (margin - distance).clamp(min=0.0).square().where(pair, 0.0)
+        return terms.sum((1, 2)) / pair.sum((1, 2)).clamp(min=1)
+
+    return _with_gradient(p, measure)
+
+
+def distance_exponentials(p: Points, tau: float) -> Means:
+    """Log of each group's mean of exp(-|z_i - z_j|^2/tau + 0.01) over all i and j, also i = j."""
+
+    def measure(p: Points) -> Tensor:
+        z, real = p.by_group()
+        count = real.sum(1).clamp(min=1).to(p.z.dtype)
+        # A shift of a whole group changes no distance; without it differences keep more digits.
+        centre = z.detach().sum(1, keepdim=True) / count.view(-1, 1, 1)
+        z = (z - centre) * real.unsqueeze(-1)
+        squares = z.square().sum(-1)
+        distance = squares.unsqueeze(2) + squares.unsqueeze(1) - 2 * torch.bmm(z, z.mT)
+        distance = distance.masked_fill(_diagonal(real), 0.0).clamp(min=0.0)
+        both = real.unsqueeze(2) & real.unsqueeze(1)
+        empty = ~real.any(1).view(-1, 1, 1)  # its value does not count, but must be finite
+        exponents = (EPSILON - distance / tau).masked_fill(~(both | empty), -math.inf)
+        return exponents.logsumexp((1, 2)) - 2 * count.log()
+
+    return _with_gradient(p, measure)
+
+
+def _angles(p: Points, clamp: float) -> tuple[Tensor, Tensor]:
+    """Angles of each group's points in half turns, and which of them are of pairs, both (groups, t, t)."""
+    z, real = p.by_group()
+    unit = z / (torch.linalg.vector_norm(z, dim=-1, keepdim=True) + EPSILON)
+    cosine = torch.bmm(unit, unit.mT)
+    cut = cosine.clamp(clamp - 1.0, 1.0 - clamp)
+    passed_on = cosine + (cut - cosine).detach()  # the cut value, with the gradient of the cosine
+    pair = real.unsqueeze(2) & real.unsqueeze(1) & ~_diagonal(real)
+    return passed_on.arccos() / math.pi, pair
+
+
+def _diagonal(real: Tensor) -> Tensor:
+    return torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
+
+
+def _with_gradient(p: Points, measure: Callable[[Points], Tensor]) -> Means:
+    """What ``measure`` gives for each group, its gradient formed at once, in full precision."""
+    counted = p.counts(p.real) > 1
+    with full_precision(p.z.device):
+        if not (p.z.requires_grad and torch.is_grad_enabled()):
+            return torch.where(counted, measure(p), 0.0), counted
+        with torch.enable_grad():
+            leaf = p.z.detach().requires_grad_()
+            value = measure(replace(p, z=leaf))
+            (pull,) = torch.autograd.grad(value.sum(), leaf)
+    value = value.detach()
+    return _pulled(p.z, value, pull, torch.ones_like(value), counted, p.owner)
