@@ -51,15 +51,16 @@ class CausalModel:
         return int(self.config.hidden_size)
 
     def summary(self) -> dict[str, Any]:
-        """Name, revision, dtype, device, layers, width and number of parameters, for the manifest."""
+        """Revision, dtype, device, layers, width and number of parameters, for the manifest."""
         model = self.loaded.model
-        about = {"name": self.loaded.name, "revision": self.loaded.revision}
-        about |= {
+        return {
+            "revision": self.loaded.revision,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": self.loaded.device.type,
+            "layers": len(self.decoder),
+            "width": self.width,
+            "parameters": int(sum(p.numel() for p in model.parameters())),
         }
-        shape = {"layers": len(self.decoder), "width": self.width}
-        return {**about, **shape, "parameters": int(sum(p.numel() for p in model.parameters()))}
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
         """Canonical names, each once, of ``all``, ``depths`` (embeddings too) or names; else UsageError."""

@@ -163,11 +163,12 @@ def _run(args: argparse.Namespace) -> int:
         quiet=args.quiet,
         **given,
     )
-    left_out = result.manifest.get("left_out_sizes")
+    facts = result.manifest["models"][0]
+    left_out = facts.get("left_out_sizes")
     output.write(result.document())
     if left_out:
         print(
-            f"dispersion inspect: the text has {result.manifest['pool']} segments, too few for draws of "
+            f"dispersion inspect: the text has {facts['pool']} segments, too few for draws of "
             f"{', '.join(map(str, left_out))}; pass more text or a smaller --segment",
             file=sys.stderr,
         )

@@ -33,7 +33,7 @@ from lmeval_dispersion.geometry import (
     spectrum,
     vendi_score,
 )
-from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.causal_model import (
     CONTROLS,
     CausalModel,
@@ -41,7 +41,7 @@ from lmeval_dispersion.laboratory.causal_model import (
     last_vectors,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.frames import StudyResult, bounded, records, table, with_ends
+from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
@@ -61,7 +61,8 @@ MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 _GROUPS = 32  # groups of texts that the jackknife leaves out
 _UNITS = 64  # most units of work in the first pass
 _PANELS = 6  # most layers with a panel of bins
-_ABOUT = ["split", "perplexity", "layer"]
+_STUDY = ["model", "data"]
+_ABOUT = [*_STUDY, "split", "perplexity", "layer"]
 
 _CORRELATIONS = {
     "split": Col("Text"),
@@ -148,13 +149,13 @@ class LawResult(StudyResult):
         layers, drawn = list(dict.fromkeys(self.points["layer"])), {}
         if len(layers) > 1:
             drawn["layers"] = Chart(
-                partial(frames.law_layers, self.correlations, self.controls),
+                partial(charts.law_layers, self.correlations, self.controls),
                 f"r of perplexity and dispersion by layer, {self._level}",
                 "One panel a perplexity; a dot a layer.",
             )
         points = self.points[self.points["layer"].isin(layers[:: math.ceil(len(layers) / _PANELS)])]
         caption = "Mean perplexity and dispersion of every chosen bin"
-        drawn["bins"] = Chart(partial(frames.law_bins, points), caption, "One dot a bin.")
+        drawn["bins"] = Chart(partial(charts.law_bins, points), caption, "One dot a bin.")
         return drawn
 
     def context(self) -> dict[str, Any]:
@@ -262,20 +263,18 @@ def law(
     for name, value, least in (("bins", bins, FEWEST_BINS), ("bin_size", bin_size, 3)):
         if value < least:
             raise UsageError(f"expected at least {least}, got {value}", argument=name)
-    settings = {
-        **{
-            "segment": segment,
-            "segments": segments,
-            "layers": layers,
-            "bins": bins,
-            "bin_size": bin_size,
-        },
-        **{
-            "contexts": [int(c) for c in contexts if 0 < c < segment],
-            "control": as_controls(control),
-        },
+    settings: dict[str, Any] = {
+        "segment": segment,
+        "segments": segments,
+        "layers": layers,
+        "bins": bins,
+        "bin_size": bin_size,
+        "contexts": [int(c) for c in contexts if 0 < c < segment],
+        "control": as_controls(control),
     }
-    return studied(LawResult, _measure, model, data, settings, run, held_out=held_out)
+    manifest, tables = studied("law", _measure, model, data, settings, run, held_out=held_out)
+    found = correlations(tables["points"], settings["control"], run.get("seed", 0))
+    return LawResult(manifest, **tables, **found)
 
 
 class _Split(NamedTuple):
@@ -300,15 +299,12 @@ class _Bin(NamedTuple):
 
 def _measure(study: Study) -> Iterator[TableRow]:
     settings = study.settings
-    ((_, causal, layers),) = study.loaded(losses=True)
+    causal, layers = study.loaded(losses=True)
     splits = [_first_pass(study, causal, layers, source) for source in study.texts]
     models = {name: causal.control(name, settings["seed"]) for name in ("", *settings["control"])}
-    points = [row for split in splits for row in _points(study, models, layers, split)]
-    yield from (("points", row) for row in points)
     for split in splits:
+        yield from (("points", row) for row in _points(study, models, layers, split))
         yield from (("overall", row) for row in _overall(split, layers, settings["seed"]))
-    tables = correlations(pd.DataFrame(points), settings["control"], settings["seed"])
-    yield from ((name, row) for name, frame in tables.items() for row in records(frame))
 
 
 def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: str) -> _Split:
@@ -502,53 +498,77 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
 def correlations(
     points: pd.DataFrame, controls: Sequence[str], seed: int
 ) -> dict[str, pd.DataFrame]:
-    """Pearson r of the bins' mean perplexity with every measure, per split, perplexity and layer.
+    """Pearson r of the bins' mean perplexity with every measure, per study, split and layer.
 
     A single token's perplexity spans many powers of ten, so r takes its mean logarithm there.
-    ``correlations`` has the model's, ``controls`` each control's and the model's minus it over the same
-    resamples of bins. The answer's claims have bounds for all layers and perplexities together.
+    ``correlations`` has the model's, ``controls`` each control's and the model's minus it over the
+    same resamples of bins. The answer's claims have bounds for all studies, layers and perplexities
+    together; studies are resampled independently.
     """
-    models, others = list[dict[str, Any]](), list[dict[str, Any]]()
+    models: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for number, (_, study) in enumerate(points.groupby(_STUDY, sort=False)):
+        of_study = _study_correlations(study, controls, seed + number)
+        models += of_study[0]
+        others += of_study[1]
+    frame = _with_bounds(models, "all")
+    # Never narrower than the row's own interval, whose Student's point few bins need.
+    frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
+    frame["all_high"] = np.maximum(np.tanh(frame["all_high"]), frame["high"])
+    tables = {"correlations": frame}
+    if controls:
+        tables["controls"] = _with_bounds(others, "apart")
+    return tables
+
+
+def _study_correlations(
+    points: pd.DataFrame, controls: Sequence[str], seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """One study's rows of both tables, each with its ``claim``: r and its samples, or None."""
+    models: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first
     for key, bins in points.groupby(_ABOUT, sort=False):
-        split, perplexity, layer = key
+        *_, split, perplexity, layer = key
         x = bins["mean_perplexity" if perplexity == SEQUENCE else "mean_nll"].to_numpy()
-        for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
+        for measure in MEASURES:
+            if measure not in bins or bins[measure].isna().all():
+                continue
             about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure}
             is_claimed = split == "data" and measure == "dispersion"
-            y, line = bins[measure].to_numpy(), (perplexity, layer, measure)
-            mine, r2 = correlated(x, y, seed), np.nan
+            y = bins[measure].to_numpy()
+            mine = correlated(x, y, seed)
+            line = (perplexity, layer, measure)
+            if split == "data" and not mine.reason:
+                lines[line] = np.polyfit(x, y, 1)
+            row = {**about, "bins": len(bins), "line_r2": np.nan, **mine.row(), "claim": None}
             if not mine.reason:
-                if split == "data":
-                    lines[line] = np.polyfit(x, y, 1)
                 left = y - np.polyval(lines.get(line, [np.nan]), x)
-                r2 = float(1 - np.square(left).sum() / np.square(y - y.mean()).sum())
-            claim = mine.on_fishers_scale() if is_claimed and not mine.reason else None
-            models.append({**about, "bins": len(bins), "line_r2": r2, **mine.row(), "claim": claim})
+                row["line_r2"] = 1 - float(np.square(left).sum() / np.square(y - y.mean()).sum())
+                row["claim"] = mine.on_fishers_scale() if is_claimed else None
+            models.append(row)
             for control in controls:
                 column = f"{measure}.{control}"
                 if column not in bins or bins[column].isna().any():
                     continue
                 other = correlated(x, bins[column].to_numpy(), seed)
-                others.append({**about, "control": control, **other.row()})
-                if not (mine.reason or other.reason):
-                    samples = other.samples, mine.samples
-                    bounds = statistics.correlation_difference(
-                        other.interval, mine.interval, samples
-                    )
-                    difference = mine.interval.value - other.interval.value, *bounds
-                    claim = (
-                        mine.on_fishers_scale() - other.on_fishers_scale() if is_claimed else None
-                    )
-                    others[-1] |= {**with_ends("difference", difference), "claim": claim}
-    frame = _with_bounds(models, "all")
-    # Never narrower than the row's own interval, whose Student's point few bins need.
-    frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
-    frame["all_high"] = np.maximum(np.tanh(frame["all_high"]), frame["high"])
-    return {
-        "correlations": frame,
-        **({"controls": _with_bounds(others, "apart")} if controls else {}),
-    }
+                compared = _minus_control(mine, other)
+                if not is_claimed:
+                    compared.pop("claim", None)
+                others.append({**about, "control": control, **other.row(), **compared})
+    return models, others
+
+
+def _minus_control(mine: OverBins, other: OverBins) -> dict[str, Any]:
+    """Entries of a control's row: the model's r minus its own, and the claim; none if undefined."""
+    if mine.reason or other.reason:
+        return {}
+    bounds = statistics.correlation_difference(
+        other.interval, mine.interval, (other.samples, mine.samples)
+    )
+    difference = mine.interval.value - other.interval.value
+    claim = mine.on_fishers_scale() - other.on_fishers_scale()
+    return {**with_ends("difference", (difference, *bounds)), "claim": claim}
 
 
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:

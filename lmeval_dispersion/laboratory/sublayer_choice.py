@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.causal_model import last_vectors
-from lmeval_dispersion.laboratory.frames import StudyResult, records, table
+from lmeval_dispersion.laboratory.report import StudyResult, records, table
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
@@ -85,7 +85,7 @@ class SublayersResult(StudyResult):
 
     def charts(self) -> dict[str, Chart]:
         """``draws``: every draw's dispersion."""
-        draw = partial(frames.sublayer_draws, self.draws)
+        draw = partial(charts.sublayer_draws, self.draws)
         return {
             "draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")
         }
@@ -119,12 +119,13 @@ def sublayers(
             f"expected draws of at least 2 segments, got {', '.join(map(str, sizes)) or 'none'}"
         )
     settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes))}
-    return studied(SublayersResult, _measure, model, data, settings, run)
+    manifest, tables = studied("sublayers", _measure, model, data, settings, run)
+    return SublayersResult(manifest, **tables)
 
 
 def _measure(study: Study) -> Iterator[TableRow]:
     settings = study.settings
-    ((_, causal, names),) = study.loaded(losses=False)
+    causal, names = study.loaded(losses=False)
     if len(names) < 2:
         raise UsageError(
             f"expected at least two candidates to choose from, got {', '.join(names)}; name them as layers"

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.causal_model import as_controls, token_dispersions, unit_tokens
-from lmeval_dispersion.laboratory.frames import StudyResult, bounded, table, with_ends
+from lmeval_dispersion.laboratory.report import StudyResult, bounded, table, with_ends
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
@@ -105,8 +105,8 @@ class CondensationResult(StudyResult):
 
     def charts(self) -> dict[str, Chart]:
         """``lines``: mean similarity by depth; ``heat``: its distribution at every depth."""
-        lines = partial(frames.condensation_lines, self.layers)
-        heat = partial(frames.condensation_heat, self.histogram)
+        lines = partial(charts.condensation_lines, self.layers)
+        heat = partial(charts.condensation_heat, self.histogram)
         return {
             "lines": Chart(lines, "Mean cosine similarity by depth", "One line a model."),
             "heat": Chart(
@@ -254,21 +254,22 @@ def condensation(
         raise UsageError(f"expected at least 1 last layer, got {last}")
     settings = {"segment": segment, "segments": segments, "last": last, "layers": "depths"}
     settings["control"] = as_controls(control)
-    return studied(CondensationResult, _measure, models, data, settings, run)
+    manifest, tables = studied("condensation", _measure, models, data, settings, run)
+    return CondensationResult(manifest, **tables)
 
 
 def _measure(study: Study) -> Iterator[TableRow]:
     settings = study.settings
-    for label, causal, names in study.loaded(losses=False):
-        drawn = study.segments(label, causal, settings["segments"])
-        for control in ("", *settings["control"]):
-            model = causal.control(control, settings["seed"])
-            states = study.states(f"{label} {control}", model, drawn, names, _mean_and_histogram)
-            of_texts = np.stack([states[name] for name in names], axis=1)
-            means, counts = of_texts[..., 0], of_texts[..., 1:].sum(axis=0)
-            for name, row in rows_of(names, means, counts, settings["seed"], settings["last"]):
-                yield name, {"model": label, "control": control, **row}
-        del causal, model  # the next model is loaded after these are freed
+    causal, names = study.loaded(losses=False)
+    drawn = study.segments("data", causal, settings["segments"])
+    for control in ("", *settings["control"]):
+        model = causal.control(control, settings["seed"])
+        states = study.states(f"texts {control}", model, drawn, names, _mean_and_histogram)
+        of_texts = np.stack([states[name] for name in names], axis=1)
+        means = of_texts[..., 0]
+        counts = of_texts[..., 1:].sum(axis=0)
+        for name, row in rows_of(names, means, counts, settings["seed"], settings["last"]):
+            yield name, {"control": control, **row}
 
 
 def _mean_and_histogram(states: Tensor) -> Array:

@@ -22,11 +22,10 @@ from lmeval_dispersion.laboratory.token_condensation import (
 from lmeval_dispersion.report import render
 
 MANIFEST = {
-    "models": [{"model": "planted"}],
+    "kind": "planted",
+    "models": [{"model": "planted", "data": "planted.txt", "created": "2026-01-01"}],
     "names": {"models": ["planted"], "texts": ["planted.txt"]},
     "settings": {},
-    "versions": {},
-    "created": "2026-01-01",
 }
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 BINS = 30
@@ -44,6 +43,8 @@ def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
         shared = rng.normal(size=BINS) * noise / 2  # layers of one model err together
         for layer, slope in zip(layers, slopes, strict=True):
             columns = {
+                "model": "planted",
+                "data": "planted.txt",
                 "split": "data",
                 "perplexity": kind,
                 "layer": layer,
@@ -128,7 +129,8 @@ def test_the_interval_beside_a_claim_is_that_of_the_claim(kinds, layers):
 
 
 def test_a_correlation_that_is_undefined_is_said_so():
-    columns = {"perplexity": "sequence", "split": "data", "layer": "last", "bin": range(3)}
+    columns = {"model": "m", "data": "d", "perplexity": "sequence", "split": "data"}
+    columns |= {"layer": "last", "bin": range(3)}
     easy = {"mean_perplexity": [1.0, 2, 4], "mean_nll": np.log([1.0, 2, 4])}
     result = law_of(pd.DataFrame({**columns, **easy, "dispersion": 0.3}))
     assert "undefined: a correlation with a constant" in result.answer()[0]
@@ -306,7 +308,7 @@ def clusters_result(rng, ratios, clusters=60):
         each.append(
             pd.DataFrame({"model": model, "layer": "last", "within": within, "apart": apart})
         )
-    ngrams = pd.DataFrame({"cluster": [0], "ngram": ["a b"], "occurrences": [9]})
+    ngrams = pd.DataFrame({"model": ["a"], "cluster": [0], "ngram": ["a b"], "occurrences": [9]})
     return ClustersResult(MANIFEST, pd.DataFrame(summaries), pd.concat(each), ngrams)
 
 
