@@ -9,7 +9,6 @@ the same texts with the tokens of each in random order (special tokens at the be
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
+from lmeval_dispersion.laboratory.precision import check_memory, free_bytes
 from lmeval_dispersion.laboratory.segments import Segments, Unit, prefix_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
@@ -38,7 +38,9 @@ class CausalModel:
     """A left-to-right model, ready to run segments; UsageError if its predictions see later tokens."""
 
     def __init__(self, model: ModelLike, batch: int = 1) -> None:
-        self.loaded, self.batch = loaded_model(model), batch
+        check_memory(model)
+        self.loaded = loaded_model(model)
+        self.batch = batch
         self.decoder = Decoder.of(self.loaded.model)
         config: Any = unwrapped(self.loaded.model).config
         self.config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -93,14 +95,11 @@ class CausalModel:
         a_token = self.width * (24 * size + 8 * layers)
         if losses:
             a_token += int(getattr(self.config, "vocab_size", 32000)) * (size + 4)
+        free = free_bytes(str(self.loaded.device)) // 4
         if self.loaded.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.loaded.device)[0] // 2
+            free *= 2
         else:
-            known = "SC_AVPHYS_PAGES" in getattr(
-                os, "sysconf_names", ()
-            )  # not on macOS, nor on Windows
-            pages = os.sysconf("SC_AVPHYS_PAGES") if known else 2**18
-            free = min(_CPU_BYTES, pages * 4096 // 4)
+            free = min(_CPU_BYTES, free)
         return int(max(1, min(_LARGEST_BATCH, free // (a_token * length))))
 
     def run(

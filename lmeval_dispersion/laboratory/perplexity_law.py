@@ -41,6 +41,7 @@ from lmeval_dispersion.laboratory.causal_model import (
     last_vectors,
     token_dispersions,
 )
+from lmeval_dispersion.laboratory.precision import in_float32
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
@@ -168,7 +169,13 @@ class LawResult(StudyResult):
             else _of_dispersion(self.controls)
         )
         kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
-        return {**super().context(), "kinds": kinds, "tests": self._tests}
+        rounded = [each["model"] for each in self.manifest["models"] if each["dtype"] == "bfloat16"]
+        return {
+            **super().context(),
+            "kinds": kinds,
+            "tests": self._tests,
+            "rounded": list(dict.fromkeys(rounded)),
+        }
 
     @property
     def _tests(self) -> int:
@@ -272,7 +279,9 @@ def law(
         "contexts": [int(c) for c in contexts if 0 < c < segment],
         "control": as_controls(control),
     }
-    manifest, tables = studied("law", _measure, model, data, settings, run, held_out=held_out)
+    manifest, tables = studied(
+        "law", _measure, in_float32(model), data, settings, run, held_out=held_out
+    )
     found = correlations(tables["points"], settings["control"], run.get("seed", 0))
     return LawResult(manifest, **tables, **found)
 

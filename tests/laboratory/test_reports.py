@@ -23,7 +23,7 @@ from lmeval_dispersion.report import render
 
 MANIFEST = {
     "kind": "planted",
-    "models": [{"model": "planted", "data": "planted.txt", "created": "2026-01-01"}],
+    "models": [{"model": "planted", "data": "planted.txt", "dtype": "float32"}],
     "names": {"models": ["planted"], "texts": ["planted.txt"]},
     "settings": {},
 }

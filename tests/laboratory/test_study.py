@@ -220,16 +220,6 @@ def test_a_control_is_built_by_a_checkpoint_s_own_code(inputs):
     assert type(causal.control("untrained", 0).loaded.model) is type(causal.loaded.model)
 
 
-def test_batches_are_sized_where_the_system_does_not_tell_its_free_memory(inputs, monkeypatch):
-    """macOS has `os.sysconf`, and not this name."""
-    names = {name: number for name, number in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
-    monkeypatch.setattr(os, "sysconf_names", names)
-    monkeypatch.setattr(
-        os, "sysconf", Mock(side_effect=ValueError("unrecognized configuration name"))
-    )
-    assert causal_model.CausalModel(inputs[0]).batch_size(512, 1, losses=False) == 64
-
-
 def test_the_commit_of_a_hub_that_cannot_be_reached_is_unknown(monkeypatch):
     refused = Mock(
         side_effect=Exception("Connection refused")
