@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,10 +63,34 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 
 
 def law_bins(points: pd.DataFrame) -> Spec:
-    """Dispersion against mean perplexity (log axis): one dot per bin, one panel per perplexity and layer."""
+    """Dispersion against mean perplexity (log axis): a dot a bin, a panel a perplexity and layer."""
+    panels = points["perplexity"].map(in_words) + ", " + points["layer"]
+    return _bins(points, panels, columns=3)
+
+
+def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
+    """The same of whole segments for every model (a row) and text (a column), with r.
+
+    ``rows`` have each study's ``model``, ``data``, ``layer`` and ``pearson``.
+    """
+    shown = []
+    panels = []
+    for row in rows:
+        of_study = points["perplexity"] == "sequence"
+        for name_of in ("model", "data", "layer"):
+            of_study &= points[name_of] == row[name_of]
+        shown.append(points[of_study])
+        title = f"{row['model']}, {row['data']}: r {row['pearson']:+.2f}"
+        panels += [title] * int(of_study.sum())
+    frame = pd.concat(shown)
+    texts = len({row["data"] for row in rows})
+    return _bins(frame, pd.Series(panels, index=frame.index), columns=texts if texts > 1 else 3)
+
+
+def _bins(points: pd.DataFrame, panels: pd.Series[str], columns: int) -> Spec:
+    """A dot for every bin at its mean perplexity and dispersion, in its panel."""
     shown = ["split", "bin", "mean_perplexity", "dispersion"]
-    panel = points["perplexity"].map(in_words) + ", " + points["layer"]
-    frame = points[shown].assign(panel=panel, logarithm=np.log10(points["mean_perplexity"]))
+    frame = points[shown].assign(panel=panels, logarithm=np.log10(points["mean_perplexity"]))
     rows = records(frame.round(4))
     # Vega-Lite's logarithmic axis draws a line for every digit, most of a page's bytes.
     last = math.ceil(max(row["logarithm"] for row in rows))
@@ -81,7 +107,8 @@ def law_bins(points: pd.DataFrame) -> Spec:
         tooltip=tooltip(rows, *shown),
         **colour(rows, "split"),
     )
-    return facets(rows, "panel", {**spec, "height": _HEIGHT}, independent=("x", "y"))
+    panel = {**spec, "height": _HEIGHT}
+    return facets(rows, "panel", panel, columns=columns, independent=("x", "y"))
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
@@ -101,19 +128,15 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
 
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
-    """Mean similarity by depth, one line per model, with its interval."""
-    rows = records(with_control(layers)[["model", "depth", "layer", "mean", "low", "high"]])
+    """Mean similarity by layer fraction, one line per model, with its interval."""
+    shown = ["model", "fraction", "depth", "layer", "mean", "low", "high"]
+    rows = records(with_control(layers)[shown])
     y = numeric("mean", "Mean similarity")
     band = span("y", {"field": "low", "type": "quantitative", "title": y["title"]}, "high")
     return {
         "data": {"values": rows},
         "encoding": {
-            "x": {
-                "field": "depth",
-                "type": "quantitative",
-                "title": "Depth",
-                "axis": {"tickMinStep": 1},
-            },
+            "x": numeric("fraction", "Layer fraction", domain=[0, 1]),
             **colour(rows, "model"),
         },
         "layer": [

@@ -44,9 +44,17 @@ from lmeval_dispersion.laboratory.causal_model import (
 from lmeval_dispersion.laboratory.precision import in_float32
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
-from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
+from lmeval_dispersion.laboratory.study import (
+    DataLike,
+    Study,
+    StudyOptions,
+    TableRow,
+    as_models,
+    studied,
+)
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.statistics import Array
 
 if TYPE_CHECKING:
@@ -65,6 +73,7 @@ _PANELS = 6  # most layers with a panel of bins
 _STUDY = ["model", "data"]
 _ABOUT = [*_STUDY, "split", "perplexity", "layer"]
 
+_NAMES = {"model": Col("Model"), "data": Col("Data")}
 _CORRELATIONS = {
     "split": Col("Text"),
     "perplexity": Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c"),
@@ -106,10 +115,11 @@ _OVERALL = {
 
 @dataclass(frozen=True, repr=False)
 class LawResult(StudyResult):
-    """The perplexity law of one model on one or two sources; docs/reference/laboratory.md has the columns.
+    """The perplexity law of models on texts; docs/reference/laboratory.md has the columns.
 
     Attributes:
-        correlations: One row per split, perplexity, layer and measure: ``pearson`` with bounds over bins.
+        correlations: One row per model, text, split, perplexity, layer and measure: ``pearson`` with bounds
+            over bins.
         points: One row per chosen bin and layer: its mean perplexity and every measure, also of controls.
         overall: One row per split and layer: dispersion over all texts, token dispersion, perplexity.
         controls: One row per split, perplexity, layer, measure and control; None where no control ran.
@@ -127,27 +137,34 @@ class LawResult(StudyResult):
 
     def tables(self) -> dict[str, Table]:
         """``layers``: r of perplexity and dispersion; ``correlations``, ``controls``, ``overall`` in full."""
+        names = _NAMES if self._is_grid else {}
         first = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
+        full = {**names, **_CORRELATIONS}
         caption = "The same for controls, and the model's r minus theirs"
         controls = {}
         if self.controls is not None:
-            controls["controls"] = table(self.controls, caption, _CORRELATIONS)
+            controls["controls"] = table(self.controls, caption, full)
             others = _of_dispersion(self.controls).query(f"perplexity == '{SEQUENCE}'")
-            wide = others.pivot(index="layer", columns="control", values="pearson")
-            first = first.merge(wide.reset_index(), on="layer")
+            place = [*_STUDY, "layer"]
+            wide = others.pivot(index=place, columns="control", values="pearson")
+            first = first.merge(wide.reset_index(), on=place)
         caption = f"r of the perplexity of whole segments and dispersion, {self._level}"
         return {
-            "layers": table(first, caption, _LAYERS, most=12),
-            "correlations": table(
-                self.correlations, "r of perplexity with each measure", _CORRELATIONS
-            ),
+            "layers": table(first, caption, {**names, **_LAYERS}, most=12),
+            "correlations": table(self.correlations, "r of perplexity with each measure", full),
             **controls,
-            "overall": table(self.overall, "All texts", _OVERALL),
+            "overall": table(self.overall, "All texts", {**names, **_OVERALL}),
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``layers``: r by layer (of several); ``bins``: perplexity and dispersion by bin, for a few."""
-        layers, drawn = list(dict.fromkeys(self.points["layer"])), {}
+        """``grid``: bins of every model and text; else ``layers``: r by layer, and ``bins`` of a few."""
+        layers = list(dict.fromkeys(self.points["layer"]))
+        if self._is_grid:
+            rows = [self._at_one_layer(study) for _, study in self._studies()]
+            draw = partial(charts.law_grid, self.points, rows)
+            caption = "Perplexity of whole segments and dispersion, every model and text"
+            return {"grid": Chart(draw, caption, "One dot a bin; a row a model, a column a text.")}
+        drawn = {}
         if len(layers) > 1:
             drawn["layers"] = Chart(
                 partial(charts.law_layers, self.correlations, self.controls),
@@ -160,22 +177,49 @@ class LawResult(StudyResult):
         return drawn
 
     def context(self) -> dict[str, Any]:
-        """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls."""
+        """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls.
+
+        Of several studies, ``grid`` has the sentences, and ``kinds`` is empty.
+        """
         rows = _of_dispersion(self.correlations)
-        columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
+        columns = [*_STUDY, "perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
         controls = (
             pd.DataFrame(columns=columns)
             if self.controls is None
             else _of_dispersion(self.controls)
         )
-        kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
+        kinds: list[dict[str, Any]] = []
+        grid: list[str] = []
+        if self._is_grid:
+            shown = [self._at_one_layer(study) for _, study in self._studies()]
+            grid = grid_sentences(shown, records(controls), self._tests)
+        else:
+            kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
         rounded = [each["model"] for each in self.manifest["models"] if each["dtype"] == "bfloat16"]
         return {
             **super().context(),
             "kinds": kinds,
+            "grid": grid,
             "tests": self._tests,
             "rounded": list(dict.fromkeys(rounded)),
         }
+
+    @property
+    def _is_grid(self) -> bool:
+        """Whether several models or texts were measured."""
+        return len(self.points[_STUDY].drop_duplicates()) > 1
+
+    def _studies(self) -> Iterator[tuple[Any, pd.DataFrame]]:
+        """The rows on dispersion and whole segments of every model and text."""
+        rows = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
+        yield from rows.groupby(_STUDY, sort=False)
+
+    @staticmethod
+    def _at_one_layer(study: pd.DataFrame) -> dict[str, Any]:
+        """The row of a study's representative layer: ``last``, else its latest."""
+        layers = study["layer"].tolist()
+        shown = "last" if "last" in layers else layers[-1]
+        return records(study[study["layer"] == shown])[0]
 
     @property
     def _tests(self) -> int:
@@ -187,6 +231,52 @@ class LawResult(StudyResult):
         return (
             f"95 % intervals counting all {self._tests} r" if self._tests > 1 else "95 % interval"
         )
+
+
+def grid_sentences(
+    rows: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], tests: int
+) -> list[str]:
+    """In how many studies r is clearly negative or positive, where it is neither, and beside controls.
+
+    ``rows``: r of whole segments at one layer a study; ``tests``: the r that intervals count.
+    """
+    negative = [row for row in rows if row["all_high"] < 0]
+    positive = [row for row in rows if row["all_low"] > 0]
+    unclear = [row for row in rows if row not in negative and row not in positive]
+    models = count(len({row["model"] for row in rows}), "model")
+    texts = count(len({row["data"] for row in rows}), "text")
+    parts = []
+    for word, found in (("negative", negative), ("positive", positive)):
+        if found:
+            values = [row["pearson"] for row in found]
+            ends = f"r {min(values):+.2f} to {max(values):+.2f}"
+            parts.append(f"{word} in {len(found)} of {len(rows)} ({ends})")
+    if unclear:
+        parts.append(f"not clearly different from 0 in {_named(unclear)}")
+    where = f"{models} on {texts}, 95 % intervals counting all {tests} r"
+    sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
+    if positive and negative:
+        sentences.append(f"It is positive in {_named(positive)}.")
+    for control in dict.fromkeys(row["control"] for row in controls):
+        alike = [row for row in negative if not _is_beyond(row, control, controls)]
+        if alike:
+            sentences.append(f"It is not clearly more negative than {control} in {_named(alike)}.")
+        elif negative:
+            sentences.append(f"Where it is negative, it is so more than {control}.")
+    return sentences
+
+
+def _is_beyond(row: Mapping[str, Any], control: str, controls: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a study's r is clearly below that of a control."""
+    same = ("model", "data", "layer", "perplexity")
+    for other in controls:
+        if other["control"] == control and all(other[name] == row[name] for name in same):
+            return bool(other["apart_high"] < 0)
+    return False
+
+
+def _named(rows: Sequence[Mapping[str, Any]]) -> str:
+    return listed([f"{row['model']} on {row['data']}" for row in rows])
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
@@ -240,8 +330,8 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
 
 
 def law(
-    model: ModelLike,
-    data: DataLike,
+    models: ModelLike | Sequence[ModelLike],
+    data: DataLike | Sequence[DataLike],
     *,
     segment: int = 512,
     segments: int = 100_000,
@@ -253,18 +343,20 @@ def law(
     control: str | Sequence[str] | None = None,
     **run: Unpack[StudyOptions],
 ) -> LawResult:
-    """Perplexity against dispersion over the texts of ``data``, per layer.
+    """Perplexity against dispersion over the texts of ``data``, per layer, of every model on every text.
 
-    At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin has
-    ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths of the
-    last-token variant (those below ``segment``). ``held_out``, a second source, is binned separately; the
-    line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run with the
-    model on the same bins. ``layers``: ``last``, ``all``, or names. More:
+    Models run in float32, unless another dtype is asked for: with bfloat16 bins change members.
+
+    At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin
+    has ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths
+    of the last-token variant (those below ``segment``). ``held_out``, a further source, is binned
+    separately; the line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled``
+    or both, run with the model on the same bins. ``layers``: ``last``, ``all``, or names. More:
     :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
-        UsageError: A setting does not fit the model or the data, or a source has segments for fewer than
-            eight bins, too few for r.
+        UsageError: A setting does not fit a model or the data, a model does not fit into memory in
+            float32, or a source has segments for fewer than eight bins, too few for r.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
     for name, value, least in (("bins", bins, FEWEST_BINS), ("bin_size", bin_size, 3)):
@@ -279,9 +371,9 @@ def law(
         "contexts": [int(c) for c in contexts if 0 < c < segment],
         "control": as_controls(control),
     }
-    manifest, tables = studied(
-        "law", _measure, in_float32(model), data, settings, run, held_out=held_out
-    )
+    beside = {} if held_out is None else {"held_out": held_out}
+    exact = [in_float32(model) for model in as_models(models)]
+    manifest, tables = studied("law", _measure, exact, data, settings, run, beside=beside)
     found = correlations(tables["points"], settings["control"], run.get("seed", 0))
     return LawResult(manifest, **tables, **found)
 

@@ -62,7 +62,7 @@ def weights_count(model: ModelLike) -> int | None:
             )
     except Exception:  # a checkpoint's own code may raise any exception; loading tells it
         return None
-    return sum(parameter.numel() for parameter in built.parameters())
+    return int(sum(parameter.numel() for parameter in built.parameters()))
 
 
 def free_bytes(device: str) -> int:

@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
@@ -41,7 +42,6 @@ from lmeval_dispersion.laboratory.segments import (
 )
 from lmeval_dispersion.model.loading import (
     LoadedModel,
-    ModelChoice,
     ModelLike,
     adapter_identity,
     file_digest,
@@ -174,6 +174,7 @@ class Study:
             most=most,
             seed=self.settings["seed"],
             pack=self.settings["pack"],
+            suffix=causal.suffix,
         )
         return self.drawn(name, source, draw)[0]
 
@@ -194,11 +195,13 @@ def studied(
     settings: Mapping[str, Any],
     run: StudyOptions,
     *,
-    held_out: DataLike | None = None,
+    beside: Mapping[str, DataLike] = MappingProxyType({}),
+    read: Callable[[ModelLike], CausalModel] = CausalModel,
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """The manifest and the tables of a measure of every model on every text, one study each.
 
-    Rows begin with the model's name in ``model``, and the text's in ``data``.
+    ``beside``: further texts of every study, by their names in its ``texts``; ``read`` loads
+    a model. Rows begin with the model's name in ``model``, and the text's in ``data``.
 
     Raises:
         UsageError: Equal models or texts, none of them, or no batch size; and as the measure.
@@ -208,7 +211,7 @@ def studied(
     folder = run.get("folder")
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
-    chosen = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
+    chosen = as_models(models)
     names = [str(model_choice(model)) for model in chosen]
     sources = [_texts(source) for source in ([data] if isinstance(data, DataLike) else data)]
     for what, given in (("models", names), ("texts", [texts.source for texts in sources])):
@@ -216,15 +219,15 @@ def studied(
             raise UsageError(f"expected different {what}, got {', '.join(given) or 'none'}")
     settings = {**settings, "pack": run.get("pack", False), "seed": run.get("seed", 0)}
     known = {text.source: data_settings(text) for text in sources}
-    beside = {} if held_out is None else {"held_out": _texts(held_out)}
-    others = {name: data_settings(texts) for name, texts in beside.items()}
+    further = {name: _texts(source) for name, source in beside.items()}
+    others = {name: data_settings(texts) for name, texts in further.items()}
     short = short_names([texts.source for texts in sources])
     facts: list[dict[str, Any]] = []
     tables: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
         root = Path(folder or temporary).expanduser()
         for label, model in zip(labels(chosen), chosen, strict=True):
-            load = functools.cache(functools.partial(CausalModel, model))
+            load = functools.cache(functools.partial(read, model))
             inputs = {"model": model_settings(model), **others}
             for name, texts in zip(short, sources, strict=True):
                 inputs["data"] = known[texts.source]
@@ -232,7 +235,7 @@ def studied(
                 study = Study(
                     root / f"{kind}-{key}",
                     load,
-                    {"data": texts, **beside},
+                    {"data": texts, **further},
                     settings,
                     batch,
                     quiet,
@@ -246,7 +249,7 @@ def studied(
             del study, load  # the next model is loaded after this one is freed
     if folder is not None and not quiet:
         say_above_progress(f"rows are kept in {root}: {', '.join(each['study'] for each in facts)}")
-    texts_read = [texts.source for texts in (*sources, *beside.values())]
+    texts_read = [texts.source for texts in (*sources, *further.values())]
     manifest = {
         "kind": kind,
         "names": {"models": names, "texts": texts_read},
@@ -254,6 +257,11 @@ def studied(
         "models": facts,
     }
     return manifest, {name: pd.DataFrame(rows) for name, rows in tables.items()}
+
+
+def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
+    """One model or several as a list."""
+    return [models] if isinstance(models, ModelLike) else list(models)
 
 
 def _texts(source: DataLike) -> Texts:

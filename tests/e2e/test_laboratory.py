@@ -83,11 +83,30 @@ def test_an_interrupted_study_resumes_to_the_identical_result(here, whole, monke
     assert rows_of(here / "cut", "law") == rows_of(whole, "law")
 
 
+def test_models_and_texts_of_one_law_are_one_figure(here, whole, capsys):
+    """The first model on the first text comes from the study that ran alone."""
+    tiny_models.saved(here / "other", tiny_models.llama(seed=2))
+    words = ("law", "model", "other", "--data", "text.jsonl", "few.jsonl", *LAW)
+    assert run_here(*words, "--study", "whole", "-o", "grid.json", "-o", "grid.svg") == 0
+    answer = capsys.readouterr().out
+    assert "2 models on 2 texts" in " ".join(answer.split())
+    report = json.loads((here / "grid.json").read_text())
+    assert faults(report) == []
+    cells = {(row["model"], row["data"]) for row in report["tables"]["correlations"]}
+    assert len(cells) == 4
+    assert {each["study"] for each in report["manifest"]["models"]} == {
+        path.stem for path in whole.glob("law-*.json")
+    }
+    picture = (here / "grid.svg").read_text()
+    for model, text in cells:
+        assert f"{model}, {text}: r " in picture
+
+
 @pytest.mark.parametrize("kind", ["law", "sublayers", "condensation", "clusters"])
 def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
     options = {
         "law": (*LAW, "--control", "shuffled"),
-        "sublayers": ("--segment", 24, "--sizes", "10,20"),
+        "sublayers": ("--segment", 24, "--sizes", "10,20", "--knn", "--segments", 60),
         "condensation": ("--segment", 24, "--segments", 50, "--control", "untrained"),
         "clusters": ("--ngram", 1, "--occurrences", 20, "--segment", 5, "--layer", "all"),
     }[kind]
@@ -106,7 +125,8 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
         of_study = {"model": "model", "data": "few.jsonl", **json_value(row)}
         of_table.setdefault(name, []).append(of_study)
     for name, rows in of_table.items():
-        assert report["tables"][name] == rows, name
+        for row, reported in zip(rows, report["tables"][name], strict=True):
+            assert row.items() <= reported.items(), name
     capsys.readouterr()
     assert run_here(kind, "model", *options, "--study", f"{kind}-model", "--format", "csv") == 0
     printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
@@ -131,9 +151,24 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
             "--sizes: expected an option of law, got one of sublayers; leave it out",
         ),
         (
-            ("law", "model", "tuned", "--data", "few.jsonl"),
+            ("sublayers", "model", "tuned", "--data", "few.jsonl"),
             2,
-            "one model for law, got model, tuned",
+            "one model for sublayers, got model, tuned",
+        ),
+        (
+            ("condensation", "model", "--data", "few.jsonl", "text.jsonl"),
+            2,
+            "--data: expected one text for condensation, got few.jsonl, text.jsonl",
+        ),
+        (
+            ("sublayers", "model", "--data", "few.jsonl", "--test", "0.3"),
+            2,
+            "--knn: expected knn with the parts",
+        ),
+        (
+            ("sublayers", "model", "--data", "few.jsonl", "--knn", "--test", "3"),
+            2,
+            "--test: expected a share from 0 to 1, or a text, got 3.0",
         ),
     ],
 )

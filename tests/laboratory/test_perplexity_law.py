@@ -191,7 +191,9 @@ def test_uniform_bins_are_algorithm_1(means, k):
 @pytest.fixture(scope="module")
 def halved(tmp_path_factory):
     """The tiny model, saved in bfloat16 as released ones are."""
-    return tiny_models.saved(tmp_path_factory.mktemp("halved") / "m", tiny_models.llama().bfloat16())
+    return tiny_models.saved(
+        tmp_path_factory.mktemp("halved") / "m", tiny_models.llama().bfloat16()
+    )
 
 
 def test_the_law_runs_in_float32_unless_another_dtype_is_given(halved, data):
