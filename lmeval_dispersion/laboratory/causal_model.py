@@ -9,7 +9,6 @@ the same texts with the tokens of each in random order (special tokens at the be
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
+from lmeval_dispersion.laboratory.precision import check_memory, free_bytes
 from lmeval_dispersion.laboratory.segments import Segments, Unit, prefix_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
@@ -35,14 +35,24 @@ _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # torch's words
 
 
 class CausalModel:
-    """A left-to-right model, ready to run segments; UsageError if its predictions see later tokens."""
+    """A left-to-right model, ready to run segments; UsageError if its predictions see later tokens.
+
+    ``suffix`` are the special tokens that end its segments; decoders have none.
+    """
 
     def __init__(self, model: ModelLike, batch: int = 1) -> None:
-        self.loaded, self.batch = loaded_model(model), batch
-        self.decoder = Decoder.of(self.loaded.model)
+        check_memory(model)
+        self.loaded = loaded_model(model)
+        self.batch = batch
+        self.suffix: list[int] = []
+        self._shuffled_by: int | None = None
         config: Any = unwrapped(self.loaded.model).config
         self.config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        self._shuffled_by: int | None = None
+        self._find_layers()
+
+    def _find_layers(self) -> None:
+        self.decoder = Decoder.of(self.loaded.model)
+        self.blocks = len(self.decoder)
         self._check_causal()
 
     @property
@@ -51,15 +61,16 @@ class CausalModel:
         return int(self.config.hidden_size)
 
     def summary(self) -> dict[str, Any]:
-        """Name, revision, dtype, device, layers, width and number of parameters, for the manifest."""
+        """Revision, dtype, device, layers, width and number of parameters, for the manifest."""
         model = self.loaded.model
-        about = {"name": self.loaded.name, "revision": self.loaded.revision}
-        about |= {
+        return {
+            "revision": self.loaded.revision,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": self.loaded.device.type,
+            "layers": self.blocks,
+            "width": self.width,
+            "parameters": int(sum(p.numel() for p in model.parameters())),
         }
-        shape = {"layers": len(self.decoder), "width": self.width}
-        return {**about, **shape, "parameters": int(sum(p.numel() for p in model.parameters()))}
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
         """Canonical names, each once, of ``all``, ``depths`` (embeddings too) or names; else UsageError."""
@@ -92,14 +103,11 @@ class CausalModel:
         a_token = self.width * (24 * size + 8 * layers)
         if losses:
             a_token += int(getattr(self.config, "vocab_size", 32000)) * (size + 4)
+        free = free_bytes(str(self.loaded.device)) // 4
         if self.loaded.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.loaded.device)[0] // 2
+            free *= 2
         else:
-            known = "SC_AVPHYS_PAGES" in getattr(
-                os, "sysconf_names", ()
-            )  # not on macOS, nor on Windows
-            pages = os.sysconf("SC_AVPHYS_PAGES") if known else 2**18
-            free = min(_CPU_BYTES, pages * 4096 // 4)
+            free = min(_CPU_BYTES, free)
         return int(max(1, min(_LARGEST_BATCH, free // (a_token * length))))
 
     def run(
@@ -158,12 +166,7 @@ class CausalModel:
         self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool
     ) -> Unit:
         """Run one batch in one forward pass."""
-        highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
-        if highest >= known:
-            raise UsageError(
-                f"token {highest} is outside the model's {known} embeddings; its tokenizer does not fit"
-            )
-        ids = torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
+        ids = self._on_device(tokens)
         length = ids.shape[1]
         arrays: Unit = {}
 
@@ -183,6 +186,16 @@ class CausalModel:
                 [_nll(*each) for each in zip(logits[:, -length:], ids, strict=True)]
             )
         return arrays
+
+    def _on_device(self, tokens: NDArray[Any]) -> Tensor:
+        """Tokens (b, t) as the model takes them; UsageError if one has no embedding."""
+        highest = int(tokens.max())
+        known = self.loaded.model.get_input_embeddings().weight.shape[0]
+        if highest >= known:
+            raise UsageError(
+                f"token {highest} is outside the model's {known} embeddings; its tokenizer does not fit"
+            )
+        return torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
 
     def _check_finite(
         self, values: NDArray[Any], name: str, origins: NDArray[np.int64], source: str
@@ -221,20 +234,14 @@ class CausalModel:
         if not name:
             return self
         if name == "shuffled":
-            other = CausalModel(self.loaded, self.batch)
+            other = type(self)(self.loaded, self.batch)
             other._shuffled_by = seed
             return other
-        import transformers
-
         model: Any = unwrapped(self.loaded.model)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             try:
-                built = transformers.AutoModelForCausalLM.from_config(
-                    model.config,
-                    dtype=torch.float32,
-                    trust_remote_code=self.loaded.choice.trust_remote_code,
-                )
+                built = self._at_random(model)
             except (ValueError, TypeError) as error:
                 raise DispersionError(
                     f"{self.loaded.name} cannot be built with random weights, which this needs: {error}"
@@ -244,7 +251,17 @@ class CausalModel:
         built = built.to(self.loaded.device, dtype=torch.float32 if quantised else model.dtype)
         built = built.eval().requires_grad_(False)
         untrained = self.loaded._replace(model=built, name=f"{self.loaded.name} at random weights")
-        return CausalModel(untrained, self.batch)
+        return type(self)(untrained, self.batch)
+
+    def _at_random(self, model: Any) -> Any:
+        """A model like this one, in float32, whose weights are random."""
+        import transformers
+
+        return transformers.AutoModelForCausalLM.from_config(
+            model.config,
+            dtype=torch.float32,
+            trust_remote_code=self.loaded.choice.trust_remote_code,
+        )
 
     def _ordered(self, tokens: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
         """The segments (b, t) that are run; a shuffled order depends on a segment's number and the seed."""
@@ -252,11 +269,10 @@ class CausalModel:
             return tokens
         front = len(prefix_of(self.loaded.tokenizer))
         mixed = np.array(tokens)
+        end = mixed.shape[1] - len(self.suffix)
         for row, number in zip(mixed, numbers, strict=True):
-            order = np.random.default_rng([self._shuffled_by, int(number)]).permutation(
-                len(row) - front
-            )
-            row[front:] = row[front:][order]
+            rng = np.random.default_rng([self._shuffled_by, int(number)])
+            row[front:end] = row[front:end][rng.permutation(end - front)]
         return mixed
 
 

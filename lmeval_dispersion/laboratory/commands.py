@@ -27,7 +27,7 @@ MEASURES = {
     "condensation": "similarity of a text's tokens by layer",
     "clusters": "distances within and between contexts",
 }
-_OF_SEVERAL_MODELS = ("condensation", "clusters")
+_OF_SEVERAL_MODELS = ("law", "condensation", "clusters")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -47,6 +47,11 @@ def _several(about: str) -> dict[str, Any]:
     return {"type": _numbers, "metavar": "N,N", "help": about}
 
 
+def _part(about: str, share: float) -> dict[str, Any]:
+    text = f"share of the kNN-LM's segments, in the text's order, or the text {about}"
+    return {"metavar": "SHARE|FILE", "help": f"{text} (default: {share})"}
+
+
 # Measures -> the options that only they take, each a parameter of their functions, which hold the defaults.
 _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
     tuple(MEASURES): {
@@ -63,8 +68,12 @@ _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
             "for sublayers layer.-1.attn and layer.-1.ffn)",
         },
     },
+    ("law", "condensation", "sublayers"): {
+        "--segments": _number(
+            "segments to draw (default: 100000, for condensation 100, for a kNN-LM 1000)"
+        ),
+    },
     ("law", "condensation"): {
-        "--segments": _number("segments to draw (default: 100000, for condensation 100)"),
         "--control": {
             "action": "append",
             "choices": ("untrained", "shuffled"),
@@ -83,7 +92,27 @@ _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
             "help": "a second text, binned separately (default: none)",
         },
     },
-    ("sublayers",): {"--sizes": _several("segments a draw (default: 10,50,100)")},
+    ("sublayers",): {
+        "--sizes": _several("segments a draw (default: 10,50,100)"),
+        "--knn": {
+            "action": "store_true",
+            "default": None,
+            "help": "also key a kNN-LM by each candidate, and by last, and compare their "
+            "perplexities (default: false)",
+        },
+        "--datastore": _part("that the neighbours are of", 0.8),
+        "--tune": _part("that chooses the neighbours' weight and temperature", 0.1),
+        "--test": _part("whose perplexity is given", 0.1),
+        "--neighbours": _number("neighbours of a token in a kNN-LM (default: 1024)"),
+    },
+    ("condensation",): {
+        "--last": _number("last depths by which models are compared (default: 3)"),
+        "--teacher": {
+            "metavar": "MODEL",
+            "help": "the model that the others are compared with, as distilled from it "
+            "(default: none)",
+        },
+    },
     ("clusters",): {
         "--ngram": _number("tokens of an n-gram (default: 10)"),
         "--occurrences": _number(
@@ -97,11 +126,16 @@ _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
     parser.add_argument("measure", choices=tuple(MEASURES), metavar="MEASURE", help=about)
-    about = "Hub id or folder, with @REVISION where it is not the main one; law and sublayers take one model"
+    about = (
+        "Hub id or folder, with @REVISION where it is not the main one; sublayers takes one model"
+    )
     parser.add_argument("model", nargs="+", metavar="MODEL", help=about)
     add_model_args(parser)
-    about = ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]"
-    add_data(parser, about, required=True)
+    about = (
+        ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]; "
+        "law takes several"
+    )
+    add_data(parser, about, required=True, nargs="+")
     parser.add_argument(
         "--pack", action="store_true", help="join all texts into one stream (.txt always is)"
     )
@@ -117,7 +151,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_examples(
         parser,
         "law MODEL --data texts.txt --layer all --control untrained -o law.html",
-        "sublayers MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn",
+        "law gpt2 gpt2-medium --data wiki.txt news.txt -o law.svg",
+        "sublayers MODEL --data texts.txt --knn",
         "condensation gpt2 gpt2-medium --data texts.txt --segments 200",
         "clusters MODEL --data texts.txt",
     )
@@ -138,6 +173,18 @@ def _given(args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
             yield name, value
     if len(args.model) > 1 and args.measure not in _OF_SEVERAL_MODELS:
         raise UsageError(f"expected one model for {args.measure}, got {', '.join(args.model)}")
+    if len(args.data) > 1 and args.measure != "law":
+        raise UsageError(
+            f"expected one text for {args.measure}, got {', '.join(args.data)}", argument="data"
+        )
+
+
+def _share(text: str) -> float | None:
+    """A share such as 0.2; None for the name of a text."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -149,25 +196,30 @@ def _run(args: argparse.Namespace) -> int:
     from lmeval_dispersion.model.loading import chosen_model
     from lmeval_dispersion.model.texts import Texts
 
-    if "held_out" in given:
-        given["held_out"] = Texts(args.held_out, column=args.column)
+    for name in ("held_out", "datastore", "tune", "test"):
+        if name in given:
+            given[name] = _share(given[name]) or Texts(given[name], column=args.column)
     if "layers" in given:
         given["layers"] = ",".join(args.layers)
+    if "teacher" in given:
+        given["teacher"] = chosen_model(args.teacher, args.model_args, args.device)
     models = [chosen_model(text, args.model_args, args.device) for text in args.model]
+    texts = [Texts(source, column=args.column) for source in args.data]
     result = getattr(lmeval_dispersion, args.measure)(
         models if args.measure in _OF_SEVERAL_MODELS else models[0],
-        Texts(args.data, column=args.column),
+        texts if args.measure == "law" else texts[0],
         pack=args.pack,
         seed=args.seed,
         folder=args.study or cache_folder("dispersion-runs"),
         quiet=args.quiet,
         **given,
     )
-    left_out = result.manifest.get("left_out_sizes")
+    facts = result.manifest["models"][0]
+    left_out = facts.get("left_out_sizes")
     output.write(result.document())
     if left_out:
         print(
-            f"dispersion inspect: the text has {result.manifest['pool']} segments, too few for draws of "
+            f"dispersion inspect: the text has {facts['pool']} segments, too few for draws of "
             f"{', '.join(map(str, left_out))}; pass more text or a smaller --segment",
             file=sys.stderr,
         )

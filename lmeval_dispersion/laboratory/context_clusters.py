@@ -12,6 +12,7 @@ n-gram is a shifted copy of another, the more frequent one counts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +24,13 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.files import hashed
 from lmeval_dispersion.geometry import contributions, unit_rows
 from lmeval_dispersion.geometry.dispersion import jackknifed
 from lmeval_dispersion.geometry.dispersion import left_out as dispersions_left_out
-from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
-from lmeval_dispersion.laboratory.frames import StudyResult, bounded, records, table, with_ends
+from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import (
     Segments,
     Unit,
@@ -76,7 +78,7 @@ class ClustersResult(StudyResult):
             over clusters, ``between`` with its jackknife error, ``perplexity`` of the contexts.
         clusters: One row per model, layer and cluster: its ``within``, and ``apart``, the mean distance of
             its centroid to the others.
-        ngrams: One row per cluster: its n-gram and how often it occurs.
+        ngrams: One row per model and cluster: its n-gram and how often it occurs.
         manifest: Settings, counts and the run's models.
     """
 
@@ -90,7 +92,8 @@ class ClustersResult(StudyResult):
 
     def tables(self) -> dict[str, Table]:
         """Tables: ``some`` of the distances, their ``summary``, and the ``ngrams`` of each cluster."""
-        left = len(self.ngrams) - _SHOWN_NGRAMS
+        ngrams = self.ngrams[self.ngrams["model"] == self.ngrams["model"].iloc[0]]
+        left = len(ngrams) - _SHOWN_NGRAMS
         more = f"{left} more; JSON has them." if left > 0 else ""
         caption = "Distance between clusters over that within them"
         return {
@@ -98,12 +101,12 @@ class ClustersResult(StudyResult):
             "summary": table(
                 self.summary, "All distances, with the contexts' perplexity", _DISTANCES
             ),
-            "ngrams": table(self.ngrams.head(_SHOWN_NGRAMS), "The n-grams", _NGRAMS, more=more),
+            "ngrams": table(ngrams.head(_SHOWN_NGRAMS), "The n-grams", _NGRAMS, more=more),
         }
 
     def charts(self) -> dict[str, Chart]:
         """``distances``: mean distances within and between clusters."""
-        draw = partial(frames.cluster_lines, self.summary)
+        draw = partial(charts.cluster_lines, self.summary)
         return {
             "distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")
         }
@@ -161,61 +164,68 @@ def clusters(
         **{"ngram": ngram, "occurrences": occurrences, "segment": segment, "clusters": clusters},
         "layers": layers,
     }
-    return studied(ClustersResult, _measure, models, data, settings, run)
+    manifest, tables = studied("clusters", _measure, models, data, settings, run)
+    return ClustersResult(manifest, **tables)
 
 
 def _measure(study: Study) -> Iterator[TableRow]:
-    names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
-    options = {name: study.settings[name] for name in names}
-    tokenizer: Any = None  # the first model's tokenizer, required of all others
-    for label, causal, layers in study.loaded(losses=True):
-        if tokenizer is None:
-            first, tokenizer = label, causal.loaded.tokenizer
-            find = partial(recurring_contexts, tokenizer=tokenizer, **options)
-            drawn, arrays = study.drawn("contexts", "data", find)
-        elif causal.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
-            raise UsageError(
-                f"expected checkpoints with one tokenizer, got that of {label}, which differs from "
-                f"{first}'s; run a study for each tokenizer"
-            )
-        yield from _measured(study, label, causal, layers, drawn, len(arrays["ngrams"]))
-        del causal  # the next model is loaded after it is freed
-    for number, (ids, times) in enumerate(
-        zip(arrays["ngrams"], arrays["occurrences"], strict=True)
-    ):
-        yield (
-            "ngrams",
-            {"cluster": number, "ngram": tokenizer.decode(ids.tolist()), "occurrences": times},
+    """Rows of every table; clusters compare only models of one tokenizer."""
+    settings = study.settings
+    causal, layers = study.loaded(losses=True)
+    tokenizer = causal.loaded.tokenizer
+    vocabulary = hashed(json.dumps(sorted(tokenizer.get_vocab().items())))
+    study.facts["vocabulary"] = vocabulary
+    first = study.earlier[0] if study.earlier else {"vocabulary": vocabulary}
+    if first["vocabulary"] != vocabulary:
+        raise UsageError(
+            f"expected checkpoints with one tokenizer, got that of {study.label}, which differs "
+            f"from {first['model']}'s; run a study for each tokenizer"
         )
+    names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
+    options = {name: settings[name] for name in names}
+    find = partial(recurring_contexts, tokenizer=tokenizer, **options)
+    drawn, arrays = study.drawn("contexts", "data", find)
+    count = len(arrays["ngrams"])
+    members = len(drawn.tokens) // count
+    one_cluster = partial(_measured, causal, layers, drawn)
+    units = list(study.kept("clusters", blocks(len(drawn.tokens), members), one_cluster))
+    perplexity = float(np.exp(np.mean([unit["nll"] for unit in units])))
+    for place, layer in enumerate(layers):
+        within = np.array([unit["within"][place] for unit in units])
+        apart = contributions(np.array([unit["centroids"][place] for unit in units]))
+        yield "summary", {**_summary(layer, within, apart), "perplexity": perplexity}
+        for number, (inside, others) in enumerate(zip(within, apart, strict=True)):
+            row = {"layer": layer, "cluster": number, "within": inside, "apart": others}
+            yield "clusters", row
+    for number, ids in enumerate(arrays["ngrams"].tolist()):
+        times = arrays["occurrences"][number]
+        row = {"cluster": number, "ngram": tokenizer.decode(ids), "occurrences": times}
+        yield "ngrams", row
 
 
 def _measured(
-    study: Study, label: str, causal: CausalModel, layers: list[str], drawn: Segments, count: int
-) -> Iterator[TableRow]:
-    """Rows of both tables for every layer of a model; ``drawn`` holds the contexts cluster by cluster."""
+    causal: CausalModel, layers: list[str], drawn: Segments, rows: NDArray[np.int64]
+) -> Unit:
+    """One cluster, the contexts ``rows``: its spread and its centroid at every layer, and NLL."""
+    states = causal.run(drawn, rows, layers, last_vectors, losses=True)
+    centroids = np.array([states[layer].mean(axis=0, dtype=np.float64) for layer in layers])
+    pairs = zip(layers, unit_rows(centroids), strict=True)
+    differences = np.array([unit_rows(states[layer]) - centroid for layer, centroid in pairs])
+    within = np.square(differences).sum(axis=2).mean(axis=1) / 2
+    return {"within": within, "centroids": centroids, "nll": states["nll"].mean(axis=1).mean()}
 
-    def one_cluster(rows: NDArray[np.int64]) -> Unit:
-        states = causal.run(drawn, rows, layers, last_vectors, losses=True)
-        centroids = np.array([states[layer].mean(axis=0, dtype=np.float64) for layer in layers])
-        pairs = zip(layers, unit_rows(centroids), strict=True)
-        differences = np.array([unit_rows(states[layer]) - centroid for layer, centroid in pairs])
-        within = np.square(differences).sum(axis=2).mean(axis=1) / 2
-        return {"within": within, "centroids": centroids, "nll": states["nll"].mean(axis=1).mean()}
 
-    works = blocks(len(drawn.tokens), len(drawn.tokens) // count)
-    units = list(study.kept(label, works, one_cluster))
-    perplexity = float(np.exp(np.mean([unit["nll"] for unit in units])))
-    for place, layer in enumerate(layers):
-        about = {"model": label, "layer": layer}
-        within = np.array([unit["within"][place] for unit in units])
-        apart = contributions(np.array([unit["centroids"][place] for unit in units]))
-        between = jackknifed(apart)
-        row = {**about, "clusters": count, **with_ends("within", within_interval(within))}
-        row |= {"between": between.mean, "between_se": between.se}
-        row |= with_ends("ratio", ratio_interval(within, apart))
-        yield "summary", {**row, "perplexity": perplexity}
-        for number, (inside, others) in enumerate(zip(within, apart, strict=True)):
-            yield "clusters", {**about, "cluster": number, "within": inside, "apart": others}
+def _summary(layer: str, within: Array, apart: Array) -> dict[str, Any]:
+    """A layer's row: distances within and between its clusters, and their ratio."""
+    between = jackknifed(apart)
+    return {
+        "layer": layer,
+        "clusters": len(within),
+        **with_ends("within", within_interval(within)),
+        "between": between.mean,
+        "between_se": between.se,
+        **with_ends("ratio", ratio_interval(within, apart)),
+    }
 
 
 def within_interval(within: Array) -> statistics.Interval:

@@ -33,7 +33,7 @@ from lmeval_dispersion.geometry import (
     spectrum,
     vendi_score,
 )
-from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.causal_model import (
     CONTROLS,
     CausalModel,
@@ -41,11 +41,20 @@ from lmeval_dispersion.laboratory.causal_model import (
     last_vectors,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.frames import StudyResult, bounded, records, table, with_ends
+from lmeval_dispersion.laboratory.precision import in_float32
+from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
-from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
+from lmeval_dispersion.laboratory.study import (
+    DataLike,
+    Study,
+    StudyOptions,
+    TableRow,
+    as_models,
+    studied,
+)
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.statistics import Array
 
 if TYPE_CHECKING:
@@ -61,8 +70,10 @@ MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 _GROUPS = 32  # groups of texts that the jackknife leaves out
 _UNITS = 64  # most units of work in the first pass
 _PANELS = 6  # most layers with a panel of bins
-_ABOUT = ["split", "perplexity", "layer"]
+_STUDY = ["model", "data"]
+_ABOUT = [*_STUDY, "split", "perplexity", "layer"]
 
+_NAMES = {"model": Col("Model"), "data": Col("Data")}
 _CORRELATIONS = {
     "split": Col("Text"),
     "perplexity": Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c"),
@@ -104,10 +115,11 @@ _OVERALL = {
 
 @dataclass(frozen=True, repr=False)
 class LawResult(StudyResult):
-    """The perplexity law of one model on one or two sources; docs/reference/laboratory.md has the columns.
+    """The perplexity law of models on texts; docs/reference/laboratory.md has the columns.
 
     Attributes:
-        correlations: One row per split, perplexity, layer and measure: ``pearson`` with bounds over bins.
+        correlations: One row per model, text, split, perplexity, layer and measure: ``pearson`` with bounds
+            over bins.
         points: One row per chosen bin and layer: its mean perplexity and every measure, also of controls.
         overall: One row per split and layer: dispersion over all texts, token dispersion, perplexity.
         controls: One row per split, perplexity, layer, measure and control; None where no control ran.
@@ -125,49 +137,89 @@ class LawResult(StudyResult):
 
     def tables(self) -> dict[str, Table]:
         """``layers``: r of perplexity and dispersion; ``correlations``, ``controls``, ``overall`` in full."""
+        names = _NAMES if self._is_grid else {}
         first = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
+        full = {**names, **_CORRELATIONS}
         caption = "The same for controls, and the model's r minus theirs"
         controls = {}
         if self.controls is not None:
-            controls["controls"] = table(self.controls, caption, _CORRELATIONS)
+            controls["controls"] = table(self.controls, caption, full)
             others = _of_dispersion(self.controls).query(f"perplexity == '{SEQUENCE}'")
-            wide = others.pivot(index="layer", columns="control", values="pearson")
-            first = first.merge(wide.reset_index(), on="layer")
+            place = [*_STUDY, "layer"]
+            wide = others.pivot(index=place, columns="control", values="pearson")
+            first = first.merge(wide.reset_index(), on=place)
         caption = f"r of the perplexity of whole segments and dispersion, {self._level}"
         return {
-            "layers": table(first, caption, _LAYERS, most=12),
-            "correlations": table(
-                self.correlations, "r of perplexity with each measure", _CORRELATIONS
-            ),
+            "layers": table(first, caption, {**names, **_LAYERS}, most=12),
+            "correlations": table(self.correlations, "r of perplexity with each measure", full),
             **controls,
-            "overall": table(self.overall, "All texts", _OVERALL),
+            "overall": table(self.overall, "All texts", {**names, **_OVERALL}),
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``layers``: r by layer (of several); ``bins``: perplexity and dispersion by bin, for a few."""
-        layers, drawn = list(dict.fromkeys(self.points["layer"])), {}
+        """``grid``: bins of every model and text; else ``layers``: r by layer, and ``bins`` of a few."""
+        layers = list(dict.fromkeys(self.points["layer"]))
+        if self._is_grid:
+            rows = [self._at_one_layer(study) for _, study in self._studies()]
+            draw = partial(charts.law_grid, self.points, rows)
+            caption = "Perplexity of whole segments and dispersion, every model and text"
+            return {"grid": Chart(draw, caption, "One dot a bin; a row a model, a column a text.")}
+        drawn = {}
         if len(layers) > 1:
             drawn["layers"] = Chart(
-                partial(frames.law_layers, self.correlations, self.controls),
+                partial(charts.law_layers, self.correlations, self.controls),
                 f"r of perplexity and dispersion by layer, {self._level}",
                 "One panel a perplexity; a dot a layer.",
             )
         points = self.points[self.points["layer"].isin(layers[:: math.ceil(len(layers) / _PANELS)])]
         caption = "Mean perplexity and dispersion of every chosen bin"
-        drawn["bins"] = Chart(partial(frames.law_bins, points), caption, "One dot a bin.")
+        drawn["bins"] = Chart(partial(charts.law_bins, points), caption, "One dot a bin.")
         return drawn
 
     def context(self) -> dict[str, Any]:
-        """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls."""
+        """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls.
+
+        Of several studies, ``grid`` has the sentences, and ``kinds`` is empty.
+        """
         rows = _of_dispersion(self.correlations)
-        columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
+        columns = [*_STUDY, "perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
         controls = (
             pd.DataFrame(columns=columns)
             if self.controls is None
             else _of_dispersion(self.controls)
         )
-        kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
-        return {**super().context(), "kinds": kinds, "tests": self._tests}
+        kinds: list[dict[str, Any]] = []
+        grid: list[str] = []
+        if self._is_grid:
+            shown = [self._at_one_layer(study) for _, study in self._studies()]
+            grid = grid_sentences(shown, records(controls), self._tests)
+        else:
+            kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
+        rounded = [each["model"] for each in self.manifest["models"] if each["dtype"] == "bfloat16"]
+        return {
+            **super().context(),
+            "kinds": kinds,
+            "grid": grid,
+            "tests": self._tests,
+            "rounded": list(dict.fromkeys(rounded)),
+        }
+
+    @property
+    def _is_grid(self) -> bool:
+        """Whether several models or texts were measured."""
+        return len(self.points[_STUDY].drop_duplicates()) > 1
+
+    def _studies(self) -> Iterator[tuple[Any, pd.DataFrame]]:
+        """The rows on dispersion and whole segments of every model and text."""
+        rows = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
+        yield from rows.groupby(_STUDY, sort=False)
+
+    @staticmethod
+    def _at_one_layer(study: pd.DataFrame) -> dict[str, Any]:
+        """The row of a study's representative layer: ``last``, else its latest."""
+        layers = study["layer"].tolist()
+        shown = "last" if "last" in layers else layers[-1]
+        return records(study[study["layer"] == shown])[0]
 
     @property
     def _tests(self) -> int:
@@ -179,6 +231,52 @@ class LawResult(StudyResult):
         return (
             f"95 % intervals counting all {self._tests} r" if self._tests > 1 else "95 % interval"
         )
+
+
+def grid_sentences(
+    rows: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], tests: int
+) -> list[str]:
+    """In how many studies r is clearly negative or positive, where it is neither, and beside controls.
+
+    ``rows``: r of whole segments at one layer a study; ``tests``: the r that intervals count.
+    """
+    negative = [row for row in rows if row["all_high"] < 0]
+    positive = [row for row in rows if row["all_low"] > 0]
+    unclear = [row for row in rows if row not in negative and row not in positive]
+    models = count(len({row["model"] for row in rows}), "model")
+    texts = count(len({row["data"] for row in rows}), "text")
+    parts = []
+    for word, found in (("negative", negative), ("positive", positive)):
+        if found:
+            values = [row["pearson"] for row in found]
+            ends = f"r {min(values):+.2f} to {max(values):+.2f}"
+            parts.append(f"{word} in {len(found)} of {len(rows)} ({ends})")
+    if unclear:
+        parts.append(f"not clearly different from 0 in {_named(unclear)}")
+    where = f"{models} on {texts}, 95 % intervals counting all {tests} r"
+    sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
+    if positive and negative:
+        sentences.append(f"It is positive in {_named(positive)}.")
+    for control in dict.fromkeys(row["control"] for row in controls):
+        alike = [row for row in negative if not _is_beyond(row, control, controls)]
+        if alike:
+            sentences.append(f"It is not clearly more negative than {control} in {_named(alike)}.")
+        elif negative:
+            sentences.append(f"Where it is negative, it is so more than {control}.")
+    return sentences
+
+
+def _is_beyond(row: Mapping[str, Any], control: str, controls: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a study's r is clearly below that of a control."""
+    same = ("model", "data", "layer", "perplexity")
+    for other in controls:
+        if other["control"] == control and all(other[name] == row[name] for name in same):
+            return bool(other["apart_high"] < 0)
+    return False
+
+
+def _named(rows: Sequence[Mapping[str, Any]]) -> str:
+    return listed([f"{row['model']} on {row['data']}" for row in rows])
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
@@ -232,8 +330,8 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
 
 
 def law(
-    model: ModelLike,
-    data: DataLike,
+    models: ModelLike | Sequence[ModelLike],
+    data: DataLike | Sequence[DataLike],
     *,
     segment: int = 512,
     segments: int = 100_000,
@@ -245,37 +343,39 @@ def law(
     control: str | Sequence[str] | None = None,
     **run: Unpack[StudyOptions],
 ) -> LawResult:
-    """Perplexity against dispersion over the texts of ``data``, per layer.
+    """Perplexity against dispersion over the texts of ``data``, per layer, of every model on every text.
 
-    At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin has
-    ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths of the
-    last-token variant (those below ``segment``). ``held_out``, a second source, is binned separately; the
-    line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run with the
-    model on the same bins. ``layers``: ``last``, ``all``, or names. More:
+    Models run in float32, unless another dtype is asked for: with bfloat16 bins change members.
+
+    At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin
+    has ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths
+    of the last-token variant (those below ``segment``). ``held_out``, a further source, is binned
+    separately; the line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled``
+    or both, run with the model on the same bins. ``layers``: ``last``, ``all``, or names. More:
     :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
-        UsageError: A setting does not fit the model or the data, or a source has segments for fewer than
-            eight bins, too few for r.
+        UsageError: A setting does not fit a model or the data, a model does not fit into memory in
+            float32, or a source has segments for fewer than eight bins, too few for r.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
     for name, value, least in (("bins", bins, FEWEST_BINS), ("bin_size", bin_size, 3)):
         if value < least:
             raise UsageError(f"expected at least {least}, got {value}", argument=name)
-    settings = {
-        **{
-            "segment": segment,
-            "segments": segments,
-            "layers": layers,
-            "bins": bins,
-            "bin_size": bin_size,
-        },
-        **{
-            "contexts": [int(c) for c in contexts if 0 < c < segment],
-            "control": as_controls(control),
-        },
+    settings: dict[str, Any] = {
+        "segment": segment,
+        "segments": segments,
+        "layers": layers,
+        "bins": bins,
+        "bin_size": bin_size,
+        "contexts": [int(c) for c in contexts if 0 < c < segment],
+        "control": as_controls(control),
     }
-    return studied(LawResult, _measure, model, data, settings, run, held_out=held_out)
+    beside = {} if held_out is None else {"held_out": held_out}
+    exact = [in_float32(model) for model in as_models(models)]
+    manifest, tables = studied("law", _measure, exact, data, settings, run, beside=beside)
+    found = correlations(tables["points"], settings["control"], run.get("seed", 0))
+    return LawResult(manifest, **tables, **found)
 
 
 class _Split(NamedTuple):
@@ -300,15 +400,12 @@ class _Bin(NamedTuple):
 
 def _measure(study: Study) -> Iterator[TableRow]:
     settings = study.settings
-    ((_, causal, layers),) = study.loaded(losses=True)
+    causal, layers = study.loaded(losses=True)
     splits = [_first_pass(study, causal, layers, source) for source in study.texts]
     models = {name: causal.control(name, settings["seed"]) for name in ("", *settings["control"])}
-    points = [row for split in splits for row in _points(study, models, layers, split)]
-    yield from (("points", row) for row in points)
     for split in splits:
+        yield from (("points", row) for row in _points(study, models, layers, split))
         yield from (("overall", row) for row in _overall(split, layers, settings["seed"]))
-    tables = correlations(pd.DataFrame(points), settings["control"], settings["seed"])
-    yield from ((name, row) for name, frame in tables.items() for row in records(frame))
 
 
 def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: str) -> _Split:
@@ -502,53 +599,77 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
 def correlations(
     points: pd.DataFrame, controls: Sequence[str], seed: int
 ) -> dict[str, pd.DataFrame]:
-    """Pearson r of the bins' mean perplexity with every measure, per split, perplexity and layer.
+    """Pearson r of the bins' mean perplexity with every measure, per study, split and layer.
 
     A single token's perplexity spans many powers of ten, so r takes its mean logarithm there.
-    ``correlations`` has the model's, ``controls`` each control's and the model's minus it over the same
-    resamples of bins. The answer's claims have bounds for all layers and perplexities together.
+    ``correlations`` has the model's, ``controls`` each control's and the model's minus it over the
+    same resamples of bins. The answer's claims have bounds for all studies, layers and perplexities
+    together; studies are resampled independently.
     """
-    models, others = list[dict[str, Any]](), list[dict[str, Any]]()
+    models: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for number, (_, study) in enumerate(points.groupby(_STUDY, sort=False)):
+        of_study = _study_correlations(study, controls, seed + number)
+        models += of_study[0]
+        others += of_study[1]
+    frame = _with_bounds(models, "all")
+    # Never narrower than the row's own interval, whose Student's point few bins need.
+    frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
+    frame["all_high"] = np.maximum(np.tanh(frame["all_high"]), frame["high"])
+    tables = {"correlations": frame}
+    if controls:
+        tables["controls"] = _with_bounds(others, "apart")
+    return tables
+
+
+def _study_correlations(
+    points: pd.DataFrame, controls: Sequence[str], seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """One study's rows of both tables, each with its ``claim``: r and its samples, or None."""
+    models: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first
     for key, bins in points.groupby(_ABOUT, sort=False):
-        split, perplexity, layer = key
+        *_, split, perplexity, layer = key
         x = bins["mean_perplexity" if perplexity == SEQUENCE else "mean_nll"].to_numpy()
-        for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
+        for measure in MEASURES:
+            if measure not in bins or bins[measure].isna().all():
+                continue
             about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure}
             is_claimed = split == "data" and measure == "dispersion"
-            y, line = bins[measure].to_numpy(), (perplexity, layer, measure)
-            mine, r2 = correlated(x, y, seed), np.nan
+            y = bins[measure].to_numpy()
+            mine = correlated(x, y, seed)
+            line = (perplexity, layer, measure)
+            if split == "data" and not mine.reason:
+                lines[line] = np.polyfit(x, y, 1)
+            row = {**about, "bins": len(bins), "line_r2": np.nan, **mine.row(), "claim": None}
             if not mine.reason:
-                if split == "data":
-                    lines[line] = np.polyfit(x, y, 1)
                 left = y - np.polyval(lines.get(line, [np.nan]), x)
-                r2 = float(1 - np.square(left).sum() / np.square(y - y.mean()).sum())
-            claim = mine.on_fishers_scale() if is_claimed and not mine.reason else None
-            models.append({**about, "bins": len(bins), "line_r2": r2, **mine.row(), "claim": claim})
+                row["line_r2"] = 1 - float(np.square(left).sum() / np.square(y - y.mean()).sum())
+                row["claim"] = mine.on_fishers_scale() if is_claimed else None
+            models.append(row)
             for control in controls:
                 column = f"{measure}.{control}"
                 if column not in bins or bins[column].isna().any():
                     continue
                 other = correlated(x, bins[column].to_numpy(), seed)
-                others.append({**about, "control": control, **other.row()})
-                if not (mine.reason or other.reason):
-                    samples = other.samples, mine.samples
-                    bounds = statistics.correlation_difference(
-                        other.interval, mine.interval, samples
-                    )
-                    difference = mine.interval.value - other.interval.value, *bounds
-                    claim = (
-                        mine.on_fishers_scale() - other.on_fishers_scale() if is_claimed else None
-                    )
-                    others[-1] |= {**with_ends("difference", difference), "claim": claim}
-    frame = _with_bounds(models, "all")
-    # Never narrower than the row's own interval, whose Student's point few bins need.
-    frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
-    frame["all_high"] = np.maximum(np.tanh(frame["all_high"]), frame["high"])
-    return {
-        "correlations": frame,
-        **({"controls": _with_bounds(others, "apart")} if controls else {}),
-    }
+                compared = _minus_control(mine, other)
+                if not is_claimed:
+                    compared.pop("claim", None)
+                others.append({**about, "control": control, **other.row(), **compared})
+    return models, others
+
+
+def _minus_control(mine: OverBins, other: OverBins) -> dict[str, Any]:
+    """Entries of a control's row: the model's r minus its own, and the claim; none if undefined."""
+    if mine.reason or other.reason:
+        return {}
+    bounds = statistics.correlation_difference(
+        other.interval, mine.interval, (other.samples, mine.samples)
+    )
+    difference = mine.interval.value - other.interval.value
+    claim = mine.on_fishers_scale() - other.on_fishers_scale()
+    return {**with_ends("difference", (difference, *bounds)), "claim": claim}
 
 
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:

@@ -1,13 +1,14 @@
 """Segments of texts: equal length, no padding, drawn in one pass by reservoir sampling.
 
 A document is cut from its start into segments that do not overlap; the rest is dropped. Where the
-tokenizer begins a text with a special token (BOS), every segment begins with it, inside the length. Texts of
+tokenizer begins a text with a special token (BOS), every segment begins with it, inside the length; those of
+an encoder end as its tokenizer ends a text, too. Texts of
 one running document (a text file), or all texts with ``pack``, are first joined by a blank line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,15 +40,26 @@ class Segments(NamedTuple):
 
 
 def draw_segments(
-    texts: Texts, tokenizer: Any, *, length: int, most: int, seed: int = 0, pack: bool = False
+    texts: Texts,
+    tokenizer: Any,
+    *,
+    length: int,
+    most: int,
+    seed: int = 0,
+    pack: bool = False,
+    suffix: Sequence[int] = (),
 ) -> Unit:
     """Draw at most ``most`` segments of ``length`` tokens, in random order; UsageError if none can be.
+
+    ``suffix`` ends every segment, inside its length.
 
     Returns:
         ``tokens`` and ``origins`` of `Segments`.
     """
     prefix = prefix_of(tokenizer)
-    body, least = length - len(prefix), max(2, 1 + len(prefix))
+    special = len(prefix) + len(suffix)
+    body = length - special
+    least = max(2, 1 + special)
     if length < least:
         raise UsageError(f"expected segments of at least {least} tokens, got {length}")
     if most < 1:
@@ -59,7 +71,8 @@ def draw_segments(
         place = offered if offered < most else int(rng.integers(offered + 1))
         offered += 1
         if place < most:
-            tokens[place], origins[place] = [*prefix, *ids], (number, start)
+            tokens[place] = [*prefix, *ids, *suffix]
+            origins[place] = (number, start)
         if offered >= _OVERSAMPLE * most:
             break
     if not offered:
@@ -111,12 +124,18 @@ def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
 
 def prefix_of(tokenizer: Any) -> list[int]:
     """The special tokens with which ``tokenizer`` begins a text, usually [] or [BOS]."""
+    return affixes_of(tokenizer)[0]
+
+
+def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens with which ``tokenizer`` begins a text, and those with which it ends one."""
     bare = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
     for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return list(full[:start])
-    return []
+        end = start + len(bare)
+        if full[start:end] == bare:
+            return list(full[:start]), list(full[end:])
+    return [], []
 
 
 def blocks(rows: int, size: int) -> list[NDArray[np.int64]]:

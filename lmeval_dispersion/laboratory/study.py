@@ -1,13 +1,15 @@
-"""A study: one measure of models on texts, with its work kept, so that a stopped study goes on.
+"""The runner: a measure's rows for every model and text, from one cache of units of work.
 
-A study's folder is named for its measure and settings. They include its inputs' *content* (digests,
-commits): a changed text or a retrained model is another study. Each unit of work is one ``.npz`` file,
-written whole; a killed process loses the unit at work. In the end the tables, as parquet, and
-``manifest.json`` replace the work.
+A study is one measure of one model on one text, known by its settings and the *content* of its
+inputs (digests, commits): a changed text or a retrained model is another study. While it is at
+work, each unit is one ``.npz`` file, written whole; a killed process loses the unit at work. In the
+end its rows are one file in their place, which the next command reads: a family with one more
+member runs that member alone.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
@@ -15,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
@@ -30,7 +32,6 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.files import keep_arrays, write_whole
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Reduce
-from lmeval_dispersion.laboratory.frames import StudyResult
 from lmeval_dispersion.laboratory.segments import (
     Segments,
     Unit,
@@ -41,7 +42,6 @@ from lmeval_dispersion.laboratory.segments import (
 )
 from lmeval_dispersion.model.loading import (
     LoadedModel,
-    ModelChoice,
     ModelLike,
     adapter_identity,
     file_digest,
@@ -50,15 +50,15 @@ from lmeval_dispersion.model.loading import (
 )
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.output import progress_bar, say_above_progress
-from lmeval_dispersion.report.cells import short_names
+from lmeval_dispersion.report.cells import plain, short_names
 from lmeval_dispersion.store.format import make_folder
 
 DataLike = str | Path | Texts
 TableRow = tuple[str, dict[str, Any]]  # the name of a table, and a row of it
-R = TypeVar("R", bound=StudyResult)
+Measure = Callable[["Study"], Iterable[TableRow]]
 T = TypeVar("T")
 
-FORMAT = "dispersion-lab/3"
+_LAYOUT = 4  # of kept units and rows; another number makes other studies
 
 
 class StudyOptions(TypedDict, total=False):
@@ -81,43 +81,68 @@ class StudyOptions(TypedDict, total=False):
 
 @dataclass
 class Study:
-    """A study at work; ``models`` by the names that reports use, ``facts`` for the manifest."""
+    """One measure of one model on its texts, at work.
 
-    folder: Path
-    models: Mapping[str, ModelLike]
+    Attributes:
+        place: Folder of its units; with the suffix .json, the file of its rows.
+        load: Returns the model, loaded at the first call.
+        texts: The sources by their names in settings, ``data`` first.
+        settings: Those of the measure, with ``pack`` and ``seed``.
+        batch: Segments per forward pass; None for what memory allows.
+        quiet: Whether nothing is printed.
+        label: The model's name in reports.
+        earlier: Facts of the studies before it in the same call.
+        facts: What its report says of it besides its rows.
+    """
+
+    place: Path
+    load: Callable[[], CausalModel]
     texts: Mapping[str, Texts]
     settings: Mapping[str, Any]
-    batch: int | None
-    quiet: bool
+    batch: int | None = None
+    quiet: bool = False
+    label: str = ""
+    earlier: Sequence[Mapping[str, Any]] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def finished(self, measure: Measure) -> list[TableRow]:
+        """The measure's rows, or as an earlier process kept them; ``facts`` are those of the rows."""
+        file = self.place.with_suffix(".json")
+        if not file.exists():
+            rows = list(measure(self))
+            self.facts["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            self.facts["lmeval_dispersion"] = __version__
+            for library in ("torch", "transformers"):
+                self.facts[library] = version(library)
+            write_whole(file, json.dumps([self.facts, rows], default=plain).encode())
+        shutil.rmtree(self.place, ignore_errors=True)
+        self.facts, kept = json.loads(file.read_text(encoding="utf-8"))
+        return [(name, row) for name, row in kept]
+
     def kept(self, name: str, works: Sequence[T], do: Callable[[T], Unit]) -> Iterator[Unit]:
-        """``do(work)`` of each work, or as kept by an earlier process; DispersionError if it cannot be."""
-        folder = self.folder / "units" / name
+        """``do(work)`` of each work, or as an earlier process kept it; DispersionError if it cannot."""
+        folder = self.place / name
         make_folder(folder, "study")
         with progress_bar(hidden=self.quiet) as update:
             for number, work in enumerate(works, 1):
                 file = folder / f"{number}.npz"
-                keep_arrays(file, partial(do, work))
-                update(number, len(works), name)
+                keep_arrays(file, functools.partial(do, work))
+                update(number, len(works), f"{self.label} {name}".strip())
                 with np.load(file) as arrays:
                     yield dict(arrays)
 
-    def loaded(self, *, losses: bool) -> Iterator[tuple[str, CausalModel, list[str]]]:
-        """Every model with its name in reports and its layers, loaded one at a time."""
+    def loaded(self, *, losses: bool) -> tuple[CausalModel, list[str]]:
+        """The model, ready for the study's segments, and the names of the study's layers."""
+        causal = self.load()
         length = self.settings["segment"]
-        self.facts["models"] = []
-        for label, model in self.models.items():
-            causal = CausalModel(model)
-            layers = causal.layers(self.settings["layers"])
-            causal.check_segment(length)
-            size = self.batch or causal.batch_size(length, len(layers), losses=losses)
-            # Kept, so that a resumed study has the same batches.
-            (kept,) = self.kept(f"batch {label}", [size], lambda size: {"size": np.array(size)})
-            self.facts[f"batch_size.{label}"] = causal.batch = int(kept["size"])
-            self.facts["models"].append({"model": label, **causal.summary()})
-            yield label, causal, layers
-            del causal  # the next model is loaded after this one is freed
+        layers = causal.layers(self.settings["layers"])
+        causal.check_segment(length)
+        size = self.batch or causal.batch_size(length, len(layers), losses=losses)
+        # Kept, so that a resumed study has the same batches.
+        (kept,) = self.kept("batch", [size], lambda size: {"size": np.array(size)})
+        causal.batch = int(kept["size"])
+        self.facts |= {**causal.summary(), "batch_size": causal.batch}
+        return causal, layers
 
     def drawn(self, name: str, source: str, draw: Callable[[Texts], Unit]) -> tuple[Segments, Unit]:
         """The segments that ``draw`` takes from a source, and all its arrays."""
@@ -131,105 +156,122 @@ class Study:
 
         (arrays,) = self.kept(f"segments {name}", [self.texts[source]], counted)
         tokens = np.ascontiguousarray(arrays["tokens"])
-        known = {
+        about = {
             "counts": json.loads(arrays["counts"].item()),
             "sha256": sha256(tokens.data).hexdigest(),
         }
-        self.facts[f"segments.{name}"] = known
+        self.facts.setdefault("segments", {})[name] = about
         return Segments(tokens, arrays["origins"], self.texts[source].source), arrays
 
     def segments(
         self, name: str, causal: CausalModel, most: int, *, source: str = "data"
     ) -> Segments:
         """At most ``most`` segments drawn from a source; raises as :func:`draw_segments`."""
-        options = {key: self.settings[key] for key in ("pack", "seed")}
-        options |= {"length": self.settings["segment"], "most": most}
-        tokenizer = causal.loaded.tokenizer
-        return self.drawn(name, source, lambda texts: draw_segments(texts, tokenizer, **options))[0]
+        draw = functools.partial(
+            draw_segments,
+            tokenizer=causal.loaded.tokenizer,
+            length=self.settings["segment"],
+            most=most,
+            seed=self.settings["seed"],
+            pack=self.settings["pack"],
+            suffix=causal.suffix,
+        )
+        return self.drawn(name, source, draw)[0]
 
     def states(
         self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> dict[str, NDArray[Any]]:
-        """``reduce`` of every segment's states at each layer, (n, ...); one batch is a unit of work."""
+        """``reduce`` of every segment's states at each layer, (n, ...); a batch is a unit of work."""
         batches = blocks(len(drawn.tokens), causal.batch)
         units = list(self.kept(name, batches, lambda rows: causal.run(drawn, rows, layers, reduce)))
         return {layer: np.concatenate([unit[layer] for unit in units]) for layer in layers}
 
 
 def studied(
-    result: type[R],
-    measure: Callable[[Study], Iterable[TableRow]],
+    kind: str,
+    measure: Measure,
     models: ModelLike | Sequence[ModelLike],
-    data: DataLike,
+    data: DataLike | Sequence[DataLike],
     settings: Mapping[str, Any],
     run: StudyOptions,
     *,
-    held_out: DataLike | None = None,
-) -> R:
-    """Run a measure, or read its finished work from the study's folder; UsageError for equal or no models."""
-    batch, folder, quiet = run.get("batch"), run.get("folder"), run.get("quiet", False)
+    beside: Mapping[str, DataLike] = MappingProxyType({}),
+    read: Callable[[ModelLike], CausalModel] = CausalModel,
+) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """The manifest and the tables of a measure of every model on every text, one study each.
+
+    ``beside``: further texts of every study, by their names in its ``texts``; ``read`` loads
+    a model. Rows begin with the model's name in ``model``, and the text's in ``data``.
+
+    Raises:
+        UsageError: Equal models or texts, none of them, or no batch size; and as the measure.
+    """
+    batch = run.get("batch")
+    quiet = run.get("quiet", False)
+    folder = run.get("folder")
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
-    chosen = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
+    chosen = as_models(models)
     names = [str(model_choice(model)) for model in chosen]
-    if len(set(names)) < len(names) or not names:
-        raise UsageError(f"expected different models, got {', '.join(names) or 'none'}")
-    sources = {"data": data, **({} if held_out is None else {"held_out": held_out})}
-    texts = {
-        name: source if isinstance(source, Texts) else Texts(source)
-        for name, source in sources.items()
-    }
-    identity = {
-        "models": [model_settings(model) for model in chosen],
-        **{name: data_settings(source) for name, source in texts.items()},
-        **settings,
-        "pack": run.get("pack", False),
-        "seed": run.get("seed", 0),
-    }
-    readable = {"models": names, "texts": [source.source for source in texts.values()]}
-    key = sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()[:10]
-    with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
-        place = Path(folder or temporary).expanduser() / f"{result.kind}-{key}"
-        if not _manifest(place):
-            named = dict(zip(labels(chosen), chosen, strict=True))
-            study = Study(place, named, texts, identity, batch, quiet)
-            _complete(study, measure(study), {"kind": result.kind, "names": readable})
-        shutil.rmtree(place / "units", ignore_errors=True)
-        if folder is not None and not quiet:
-            say_above_progress(f"the study is kept in {place}")
-        manifest = _manifest(place)
-        tables = {name: pd.read_parquet(place / f"{name}.parquet") for name in manifest["tables"]}
-        return result(manifest=manifest, **tables)
-
-
-def _manifest(place: Path) -> dict[str, Any]:
-    """The manifest of a complete study; empty before that."""
-    file = place / "manifest.json"
-    manifest: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return manifest if manifest.get("complete") else {}
-
-
-def _complete(study: Study, rows: Iterable[TableRow], about: Mapping[str, Any]) -> None:
-    """Write the tables, then the manifest: from then on the units of work are not needed."""
+    sources = [_texts(source) for source in ([data] if isinstance(data, DataLike) else data)]
+    for what, given in (("models", names), ("texts", [texts.source for texts in sources])):
+        if len(set(given)) < len(given) or not given:
+            raise UsageError(f"expected different {what}, got {', '.join(given) or 'none'}")
+    settings = {**settings, "pack": run.get("pack", False), "seed": run.get("seed", 0)}
+    known = {text.source: data_settings(text) for text in sources}
+    further = {name: _texts(source) for name, source in beside.items()}
+    others = {name: data_settings(texts) for name, texts in further.items()}
+    short = short_names([texts.source for texts in sources])
+    facts: list[dict[str, Any]] = []
     tables: dict[str, list[dict[str, Any]]] = {}
-    for name, row in rows:
-        tables.setdefault(name, []).append(row)
-    for name, table in tables.items():
-        write_whole(study.folder / f"{name}.parquet", pd.DataFrame(table).to_parquet(index=False))
-    versions = {name: version(name) for name in ("torch", "transformers")}
+    with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
+        root = Path(folder or temporary).expanduser()
+        for label, model in zip(labels(chosen), chosen, strict=True):
+            load = functools.cache(functools.partial(read, model))
+            inputs = {"model": model_settings(model), **others}
+            for name, texts in zip(short, sources, strict=True):
+                inputs["data"] = known[texts.source]
+                key = _key(kind, inputs, settings)
+                study = Study(
+                    root / f"{kind}-{key}",
+                    load,
+                    {"data": texts, **further},
+                    settings,
+                    batch,
+                    quiet,
+                    label,
+                    facts,
+                )
+                for table, row in study.finished(measure):
+                    tables.setdefault(table, []).append({"model": label, "data": name, **row})
+                about = {"model": label, "data": name, "study": study.place.name}
+                facts.append({**about, **study.facts, "inputs": dict(inputs)})
+            del study, load  # the next model is loaded after this one is freed
+    if folder is not None and not quiet:
+        say_above_progress(f"rows are kept in {root}: {', '.join(each['study'] for each in facts)}")
+    texts_read = [texts.source for texts in (*sources, *further.values())]
     manifest = {
-        "format": FORMAT,
-        **about,
-        "complete": True,
-        "settings": study.settings,
-        **study.facts,
+        "kind": kind,
+        "names": {"models": names, "texts": texts_read},
+        "settings": settings,
+        "models": facts,
     }
-    manifest["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    manifest |= {
-        "versions": {"lmeval_dispersion": __version__, **versions},
-        "tables": sorted(tables),
-    }
-    write_whole(study.folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+    return manifest, {name: pd.DataFrame(rows) for name, rows in tables.items()}
+
+
+def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
+    """One model or several as a list."""
+    return [models] if isinstance(models, ModelLike) else list(models)
+
+
+def _texts(source: DataLike) -> Texts:
+    return source if isinstance(source, Texts) else Texts(source)
+
+
+def _key(kind: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """A study's name: equal for equal content."""
+    identity = [_LAYOUT, kind, inputs, settings]
+    return sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:

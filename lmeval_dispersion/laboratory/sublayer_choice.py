@@ -4,6 +4,8 @@ Every candidate gets the same draws of N segments, over several seeds: mean and 
 dispersion of their last-token states. The candidates' difference is taken seed by seed, since a draw moves
 both.
 
+With ``knn`` a kNN-LM is keyed by every candidate, and its perplexity judges the recommendation.
+
 Source: RD section 3.3, table 1, B.3.
 """
 
@@ -21,9 +23,10 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.causal_model import last_vectors
-from lmeval_dispersion.laboratory.frames import StudyResult, records, table
+from lmeval_dispersion.laboratory.knn import NEIGHBOURS, PARTS, against, knn_rows, summary_of
+from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
@@ -54,6 +57,22 @@ _RECOMMENDED = {
     "draws_won": Col("Draws won", "d"),
     "draws": Col("Draws", "d"),
 }
+_KNN = {
+    "layer": Col("Key"),
+    "perplexity": Col("Perplexity", ".3f"),
+    "without": Col("Without neighbours", ".3f", short="Without", drop=1),
+    **bounded(
+        "change", "Change, %", "+.2f", ("change_low", "change_high"), hint="paired over documents"
+    ),
+    "weight": Col("Weight", ".2f", drop=2, hint="of the neighbours, as chosen on the tune part"),
+    "temperature": Col("Temperature", ".4g", drop=3, hint="over the keys' variance"),
+    "documents": Col("Documents", "d", drop=4),
+}
+_AGAINST = {
+    "layer": Col("Key"),
+    "other": Col("Against"),
+    **bounded("change", "Change of perplexity, %", "+.2f", ("change_low", "change_high")),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,12 +84,18 @@ class SublayersResult(StudyResult):
         recommendation: One row: the ``layer`` of highest mean in the largest draws, ``second``, and the
             ``margin``; ``told_apart`` is false below ``MARGIN``.
         draws: One row per candidate, size and draw.
+        knn: One row per key of a kNN-LM: its perplexity, and the ``change`` by neighbours in per cent;
+            None without ``knn``.
+        losses: One row per key and document of the test part: sums of negative log-probabilities
+            in nats, ``without`` neighbours and with them (``nll``).
         manifest: Settings, counts and the run's models.
     """
 
     summary: pd.DataFrame
     recommendation: pd.DataFrame
     draws: pd.DataFrame
+    knn: pd.DataFrame | None = None
+    losses: pd.DataFrame | None = None
 
     kind = "sublayers"
     main = "summary"
@@ -78,21 +103,80 @@ class SublayersResult(StudyResult):
 
     def tables(self) -> dict[str, Table]:
         """``draws``: mean and spread per candidate and size; ``recommendation``."""
-        return {
+        tables = {
             "draws": table(self.summary, "Dispersion of draws, mean ± standard deviation", _DRAWS),
             "recommendation": table(self.recommendation, "Margin", _RECOMMENDED),
         }
+        if self.knn is not None:
+            caption = "Perplexity of a kNN-LM by its key, on the test part"
+            tables["knn"] = table(self.knn, caption, _KNN)
+            caption = "The recommended key against the others"
+            tables["against"] = table(self._judged(), caption, _AGAINST)
+        return tables
 
     def charts(self) -> dict[str, Chart]:
         """``draws``: every draw's dispersion."""
-        draw = partial(frames.sublayer_draws, self.draws)
+        draw = partial(charts.sublayer_draws, self.draws)
         return {
             "draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")
         }
 
     def context(self) -> dict[str, Any]:
-        """Template values: also ``best``, the row of ``recommendation`` as a dict."""
-        return {**super().context(), "best": records(self.recommendation)[0]}
+        """Template values: ``best``, the row of ``recommendation``, and sentences on the kNN-LM."""
+        best = records(self.recommendation)[0]
+        judged: list[str] = []
+        if self.knn is not None:
+            judged = [
+                knn_sentence(records(self.knn)),
+                judgement(records(self._judged()), recommended=bool(best["told_apart"])),
+            ]
+        return {**super().context(), "best": best, "judged": judged}
+
+    def _judged(self) -> pd.DataFrame:
+        """The key of highest dispersion against every other by perplexity."""
+        assert self.losses is not None
+        return against(self.losses, self.recommendation["layer"].iloc[0])
+
+
+def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
+    """Whether neighbours lower perplexity, by the key with which it is lowest."""
+    best = min(keys, key=lambda row: row["perplexity"])
+    moved = f"{best['change']:+.2f} % ({best['change_low']:+.2f} to {best['change_high']:+.2f})"
+    ends = f"from {best['without']:.2f} to {best['perplexity']:.2f}"
+    over = f"over {best['documents']} documents"
+    if best["change_high"] < 0:
+        return f"A kNN-LM keyed by {best['layer']} lowers perplexity {ends}: {moved} {over}."
+    return (
+        f"No key of a kNN-LM clearly lowers perplexity: with {best['layer']} it goes {ends}, "
+        f"{moved} {over}."
+    )
+
+
+def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
+    """What perplexity says of the key of highest dispersion; ``rows`` compare it with each other key."""
+    key = rows[0]["layer"]
+    better = [row for row in rows if row["change_high"] < 0]
+    worse = [row for row in rows if row["change_low"] > 0]
+    what = f"{key}, the key of highest dispersion,"
+    if worse:
+        row = max(worse, key=lambda row: float(row["change"]))
+        verdict = "The recommendation does not hold here" if recommended else "By perplexity"
+        return f"{verdict}: {what} gives {_moved(row)} than {row['other']}."
+    if len(better) == len(rows):
+        row = max(rows, key=lambda row: float(row["change"]))
+        verdict = "The recommendation holds here" if recommended else "By perplexity"
+        than = row["other"] if len(rows) == 1 else f"the next best key, {row['other']}"
+        return f"{verdict}: {what} gives {_moved(row)} than {than}."
+    alike = " and ".join(row["other"] for row in rows if row not in better)
+    verdict = "Whether the recommendation holds is not shown here: by" if recommended else "By"
+    return f"{verdict} perplexity {what} is not clearly better or worse than {alike}."
+
+
+def _moved(row: Mapping[str, Any]) -> str:
+    """A clear change of perplexity in words."""
+    ends = sorted(abs(row[name]) for name in ("change_low", "change_high"))
+    way = "lower" if row["change"] < 0 else "higher"
+    return f"{abs(row['change']):.2f} % ({ends[0]:.2f} to {ends[1]:.2f}) {way} perplexity"
 
 
 def sublayers(
@@ -102,12 +186,22 @@ def sublayers(
     layers: str | Sequence[str] = "layer.-1.attn,layer.-1.ffn",
     segment: int = 512,
     sizes: Sequence[int] = SIZES,
+    knn: bool = False,
+    segments: int = 1000,
+    datastore: float | DataLike = PARTS["datastore"],
+    tune: float | DataLike = PARTS["tune"],
+    test: float | DataLike = PARTS["test"],
+    neighbours: int = NEIGHBOURS,
     **run: Unpack[StudyOptions],
 ) -> SublayersResult:
     """Dispersion of the candidates' states, and the recommended one.
 
-    ``layers`` are the candidates, by default both sub-layers of the last block. Draws have ``sizes`` segments
-    of ``segment`` tokens of a file or Hub data set; those that it cannot fill are left out. More:
+    ``layers`` are the candidates, by default both sub-layers of the last block. Draws have ``sizes``
+    segments of ``segment`` tokens of a file or Hub data set; those that it cannot fill are left out.
+
+    ``knn`` also keys a kNN-LM by each candidate, and by ``last``: of at most ``segments`` segments,
+    shares fill the ``datastore``, choose weight and temperature (``tune``), and give the perplexity
+    (``test``), each with so many ``neighbours`` for a token. A part may be a text of its own. More:
     :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
@@ -118,13 +212,42 @@ def sublayers(
         raise UsageError(
             f"expected draws of at least 2 segments, got {', '.join(map(str, sizes)) or 'none'}"
         )
-    settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes))}
-    return studied(SublayersResult, _measure, model, data, settings, run)
+    settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "knn": knn}
+    parts = {"datastore": datastore, "tune": tune, "test": test}
+    if not knn and (parts != PARTS or neighbours != NEIGHBOURS):
+        raise UsageError("expected knn with the parts and neighbours of a kNN-LM", argument="knn")
+    texts: dict[str, DataLike] = {}
+    if knn:
+        _check_parts(parts, neighbours)
+        settings |= {"segments": segments, "neighbours": neighbours}
+        for name, part in parts.items():
+            settings[name] = part if isinstance(part, float) else None
+            if not isinstance(part, float):
+                texts[name] = part
+    manifest, tables = studied("sublayers", _measure, model, data, settings, run, beside=texts)
+    if knn:
+        tables["knn"] = summary_of(tables["losses"], tables["knn"])
+    return SublayersResult(manifest, **tables)
+
+
+def _check_parts(parts: Mapping[str, float | DataLike], neighbours: int) -> None:
+    """Raise UsageError for shares that are none, or more than the text, or no neighbours."""
+    shares = {name: part for name, part in parts.items() if isinstance(part, float)}
+    for name, share in shares.items():
+        if not 0 < share <= 1:
+            raise UsageError(f"expected a share from 0 to 1, or a text, got {share}", argument=name)
+    if sum(shares.values()) > 1 + 1e-9:
+        raise UsageError(
+            f"expected shares of one text that add up to 1 at most, got {sum(shares.values()):g}",
+            argument=next(iter(shares)),
+        )
+    if neighbours < 1:
+        raise UsageError(f"expected at least 1 neighbour, got {neighbours}", argument="neighbours")
 
 
 def _measure(study: Study) -> Iterator[TableRow]:
     settings = study.settings
-    ((_, causal, names),) = study.loaded(losses=False)
+    causal, names = study.loaded(losses=settings["knn"])
     if len(names) < 2:
         raise UsageError(
             f"expected at least two candidates to choose from, got {', '.join(names)}; name them as layers"
@@ -146,6 +269,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
     yield from (("draws", row) for row in records(draws))
     yield from (("summary", row) for row in records(summary))
     yield "recommendation", recommendation(draws, pool)
+    if settings["knn"]:
+        yield from knn_rows(study, causal, list(dict.fromkeys([*names, "last"])))
 
 
 def _draws(

@@ -2,7 +2,8 @@
 
 Per text and layer: the mean cosine similarity over pairs of different tokens, and their histogram. Depth 0
 is the input of the first block, depth k the output of block k, the last depth the final layer after its norm:
-the ``hidden_states`` of transformers. Similarity is 1 - dispersion over the tokens of one text.
+the ``hidden_states`` of transformers, of decoders and encoders alike. Similarity is 1 - dispersion over the
+tokens of one text. Models of several sizes are compared text by text, where they read the same tokens.
 
 Source: LD section 2. The released code counts every token's similarity with itself, divides by max(norm,
 1e-3), averages the matrices of all texts and takes the histogram of that average.
@@ -10,7 +11,8 @@ Source: LD section 2. The released code counts every token's similarity with its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,18 +25,29 @@ from torch import Tensor
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.laboratory import frames
+from lmeval_dispersion.laboratory import charts
 from lmeval_dispersion.laboratory.causal_model import as_controls, token_dispersions, unit_tokens
-from lmeval_dispersion.laboratory.frames import StudyResult, bounded, table, with_ends
-from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
-from lmeval_dispersion.model.loading import ModelLike
+from lmeval_dispersion.laboratory.encoder import read_either_way
+from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
+from lmeval_dispersion.laboratory.study import (
+    DataLike,
+    Study,
+    StudyOptions,
+    TableRow,
+    as_models,
+    studied,
+)
+from lmeval_dispersion.model.loading import ModelLike, model_choice
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.statistics import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 BINS = 128
+
+LAST = (1, 2, 3, 4, 5)  # numbers of last depths whose mean the paper gives, besides half of them
 
 _SHOWN = 12  # depths in a table without details
 _TURN = 0.1  # share of a curve's range: a smaller reversal is not a turn
@@ -44,8 +57,21 @@ _DEPTHS = {
     "model": Col("Model"),
     "control": _CONTROL,
     "depth": Col("Depth", "d", hint="0 enters the first block; the last is after the final norm"),
+    "fraction": Col("Layer fraction", ".2f", short="Fraction", drop=2),
     "layer": Col("Layer"),
     **bounded("mean", "Mean", ".4f"),
+}
+_LAST = {
+    "model": Col("Model"),
+    "control": _CONTROL,
+    **{str(count): Col(f"Last {count}", ".3f") for count in LAST},
+    "half": Col("Last half", ".3f"),
+}
+_PAIRS = {
+    "model": Col("Model"),
+    "other": Col("Against", hint="the next smaller model, or the teacher"),
+    **bounded("difference", "Difference", "+.4f", ("difference_low", "difference_high")),
+    "texts": Col("Texts", "d", drop=3),
 }
 _HINT = "of each text's own similarity and depth, averaged"
 _TRENDS = {
@@ -69,10 +95,15 @@ class CondensationResult(StudyResult):
 
     Attributes:
         summary: One row per model and control (empty for the model itself): ``trend``, ``spearman``,
-            ``kendall``, ``last_mean``.
+            ``kendall``, ``last_mean``, and the model's ``parameters``.
         layers: One row per model and depth: ``mean`` similarity over pairs of different tokens with bounds.
         histogram: One row per model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
         texts: One row per model, depth and text: its mean.
+        last: One row per model, control and number of last depths (1 to 5, ``half``): their mean.
+        sizes: One row per family, models of different sizes that read the same tokens: ``slope``, the
+            change of ``last_mean`` for ten times the parameters, paired over texts.
+        pairs: One row per model and the next smaller one of its family, or the teacher
+            (``relation``): the ``difference`` of ``last_mean``, paired over texts.
         manifest: Settings, counts and the run's models.
     """
 
@@ -80,6 +111,9 @@ class CondensationResult(StudyResult):
     layers: pd.DataFrame
     histogram: pd.DataFrame
     texts: pd.DataFrame
+    last: pd.DataFrame
+    sizes: pd.DataFrame
+    pairs: pd.DataFrame
 
     kind = "condensation"
     main = "layers"
@@ -88,7 +122,17 @@ class CondensationResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """``layers``: all; with one curve ``some`` of them, else ``trends`` and ``every_trend``."""
         caption = "Mean cosine similarity of two tokens"
-        tables = {"layers": table(self.layers, caption, _DEPTHS)}
+        wide = self.last.pivot(index=["model", "control"], columns="last", values="mean")
+        order = self.summary[["model", "control"]]
+        tables = {
+            "layers": table(self.layers, caption, _DEPTHS),
+            "last": table(
+                order.merge(wide.reset_index()), "Mean similarity of the last depths", _LAST
+            ),
+        }
+        if len(self.pairs):
+            about = "Similarity of the last depths, model minus the other, paired over texts"
+            tables["pairs"] = table(self.pairs, about, _PAIRS)
         if len(self.summary) == 1:
             columns = {name: column for name, column in _DEPTHS.items() if name != "model"}
             return {**tables, "some": table(self.layers, caption, columns, most=_SHOWN)}
@@ -105,8 +149,8 @@ class CondensationResult(StudyResult):
 
     def charts(self) -> dict[str, Chart]:
         """``lines``: mean similarity by depth; ``heat``: its distribution at every depth."""
-        lines = partial(frames.condensation_lines, self.layers)
-        heat = partial(frames.condensation_heat, self.histogram)
+        lines = partial(charts.condensation_lines, self.layers)
+        heat = partial(charts.condensation_heat, self.histogram)
         return {
             "lines": Chart(lines, "Mean cosine similarity by depth", "One line a model."),
             "heat": Chart(
@@ -117,7 +161,15 @@ class CondensationResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Template values: whether tokens grow alike with depth, per model and control."""
         controls = [name for name in dict.fromkeys(self.summary["control"]) if name]
-        return {**super().context(), "trends": self._trends(), "controls": controls}
+        last = int(self.summary["last"].max())
+        pairs = records(self.pairs)
+        of_sizes = [size_sentence(row, pairs, last) for row in records(self.sizes)]
+        return {
+            **super().context(),
+            "trends": self._trends(),
+            "controls": controls,
+            "families": [*of_sizes, *teacher_sentences(pairs)],
+        }
 
     def _trends(self) -> list[dict[str, Any]]:
         models = list(dict.fromkeys(self.texts["model"]))
@@ -125,6 +177,60 @@ class CondensationResult(StudyResult):
             shape_of_curve(name, self.texts[self.texts["model"] == name], len(models))
             for name in models
         ]
+
+
+def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
+    """Whether larger models of a family condense less, and between which two they do not."""
+    models = family["models"].split(", ")
+    slope = family["slope"]
+    what = f"similarity of the last {last} depths"
+    of = f"Of {listed(models)} on these texts"
+    if family["slope_low"] <= 0 <= family["slope_high"]:
+        ends = f"{family['slope_low']:+.3f} to {family['slope_high']:+.3f}"
+        return (
+            f"{of}, larger models do not clearly condense less or more: {what} moves by "
+            f"{slope:+.3f} ({ends}) for ten times the parameters."
+        )
+    steps = [row for row in pairs if row["relation"] == "size" and row["model"] in models]
+    along = [row for row in steps if _direction(row) == np.sign(slope)]
+    against = [
+        f"{row['model']} after {row['other']}"
+        for row in steps
+        if _direction(row) == -np.sign(slope)
+    ]
+    more = ""
+    if against:
+        more = f", but not {listed(against)}"
+    elif len(along) == len(steps) > 1:
+        more = ", at each step of size"
+    word, way = ("less", "falls") if slope < 0 else ("more", "rises")
+    low, high = sorted(abs(family[name]) for name in ("slope_low", "slope_high"))
+    return (
+        f"{of}, larger models condense {word}{more}: {what} {way} by {abs(slope):.3f} "
+        f"({low:.3f} to {high:.3f}) for ten times the parameters."
+    )
+
+
+def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How every other model's last depths differ from its teacher's."""
+    verdicts = {1: "condenses more than", -1: "condenses less than"}
+    sentences = []
+    for row in pairs:
+        if row["relation"] != "teacher":
+            continue
+        ends = f"{row['difference_low']:+.3f} to {row['difference_high']:+.3f}"
+        unclear = "condenses neither clearly more nor less than"
+        verdict = verdicts.get(_direction(row), unclear)
+        about = f"{row['model']} {verdict} its teacher {row['other']}"
+        sentences.append(f"{about}: {row['difference']:+.3f} ({ends}).")
+    return sentences
+
+
+def _direction(pair: Mapping[str, Any]) -> int:
+    """1 or -1 where the model's similarity is clearly above or below the other's; else 0."""
+    if pair["difference_low"] > 0:
+        return 1
+    return -1 if pair["difference_high"] < 0 else 0
 
 
 def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
@@ -236,39 +342,119 @@ def condensation(
     segment: int = 512,
     segments: int = 100,
     last: int = 3,
+    teacher: ModelLike | None = None,
     control: str | Sequence[str] | None = None,
     **run: Unpack[StudyOptions],
 ) -> CondensationResult:
-    """Similarity of a text's tokens, layer by layer, in one model or several.
+    """Similarity of a text's tokens, layer by layer, in one model or several, decoders or encoders.
 
-    ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts of
-    ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last`` depths.
-    ``control``: ``untrained``, ``shuffled`` or both, also run for every model on the same texts. More:
-    :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts
+    of ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last``
+    depths, and models of several sizes that read the same tokens are compared by it, each with the
+    ``teacher`` too. ``control``: ``untrained``, ``shuffled`` or both, also run for every model on the
+    same texts. More: :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
-        UsageError: A setting does not fit a model or the data.
+        UsageError: A setting does not fit a model or the data, or the teacher reads other tokens.
         NonFiniteStateError: A model produces NaN; names layer and text.
     """
     if last < 1:
         raise UsageError(f"expected at least 1 last layer, got {last}")
-    settings = {"segment": segment, "segments": segments, "last": last, "layers": "depths"}
-    settings["control"] = as_controls(control)
-    return studied(CondensationResult, _measure, models, data, settings, run)
+    settings: dict[str, Any] = {
+        "segment": segment,
+        "segments": segments,
+        "last": last,
+        "layers": "depths",
+        "control": as_controls(control),
+    }
+    chosen = as_models(models)
+    if teacher is not None and str(model_choice(teacher)) not in map(
+        str, map(model_choice, chosen)
+    ):
+        chosen.append(teacher)
+    manifest, tables = studied(
+        "condensation", _measure, chosen, data, settings, run, read=read_either_way
+    )
+    of_teacher = ""
+    if teacher is not None:
+        place = manifest["names"]["models"].index(str(model_choice(teacher)))
+        of_teacher = manifest["models"][place]["model"]
+    tokens = {each["model"]: each["segments"]["data"]["sha256"] for each in manifest["models"]}
+    compared = comparisons(tables["texts"], tables["summary"], tokens, of_teacher)
+    return CondensationResult(manifest, **tables, **compared)
+
+
+def comparisons(
+    texts: pd.DataFrame, summary: pd.DataFrame, tokens: Mapping[str, str], teacher: str = ""
+) -> dict[str, pd.DataFrame]:
+    """The tables ``sizes`` and ``pairs``, whose intervals hold together; models by their names.
+
+    ``tokens`` names the tokens that a model read: only models of equal ones are compared.
+    """
+    own = records(summary[summary["control"] == ""])
+    parameters = {row["model"]: row["parameters"] for row in own}
+    plain = texts[texts["control"] == ""]
+    means: dict[str, Array] = {}
+    for row in own:
+        of_model = plain[plain["model"] == row["model"]]
+        wide = of_model.pivot(index="text", columns="depth", values="mean").to_numpy(dtype=float)
+        means[row["model"]] = wide[:, -row["last"] :].mean(axis=1)
+    groups: dict[str, list[str]] = {}
+    for model in sorted(means, key=parameters.__getitem__):
+        groups.setdefault(tokens[model], []).append(model)
+    families = [names for names in groups.values() if len({parameters[name] for name in names}) > 1]
+    wanted = []
+    for names in families:
+        for other, model in itertools.pairwise(names):
+            if parameters[other] < parameters[model]:
+                wanted.append((model, other, "size"))
+    for model in means:
+        if not teacher or model == teacher:
+            continue
+        if tokens[model] != tokens[teacher]:
+            raise UsageError(
+                f"expected a teacher that reads the tokens of {model}, got {teacher}, whose "
+                "tokenizer cuts other segments; compare models of one tokenizer",
+                argument="teacher",
+            )
+        wanted.append((model, teacher, "teacher"))
+    claims = len(families) + len(wanted)
+    sizes = []
+    for names in families:
+        scale = np.log10([float(parameters[name]) for name in names])
+        scale -= scale.mean()
+        slopes = scale @ np.array([means[name] for name in names]) / (scale @ scale)
+        about = {"models": ", ".join(names), "texts": len(slopes)}
+        sizes.append({**about, **with_ends("slope", _student(slopes, claims))})
+    pairs = []
+    for model, other, relation in wanted:
+        difference = _student(means[model] - means[other], claims)
+        row = {"model": model, "other": other, "relation": relation, "texts": len(means[model])}
+        pairs.append({**row, **with_ends("difference", difference)})
+    ends = ("", "_low", "_high")
+    return {
+        "sizes": pd.DataFrame(sizes, columns=["models", "texts", *(f"slope{end}" for end in ends)]),
+        "pairs": pd.DataFrame(
+            pairs,
+            columns=["model", "other", "relation", "texts", *(f"difference{e}" for e in ends)],
+        ),
+    }
 
 
 def _measure(study: Study) -> Iterator[TableRow]:
     settings = study.settings
-    for label, causal, names in study.loaded(losses=False):
-        drawn = study.segments(label, causal, settings["segments"])
-        for control in ("", *settings["control"]):
-            model = causal.control(control, settings["seed"])
-            states = study.states(f"{label} {control}", model, drawn, names, _mean_and_histogram)
-            of_texts = np.stack([states[name] for name in names], axis=1)
-            means, counts = of_texts[..., 0], of_texts[..., 1:].sum(axis=0)
-            for name, row in rows_of(names, means, counts, settings["seed"], settings["last"]):
-                yield name, {"model": label, "control": control, **row}
-        del causal, model  # the next model is loaded after these are freed
+    causal, names = study.loaded(losses=False)
+    drawn = study.segments("data", causal, settings["segments"])
+    for control in ("", *settings["control"]):
+        model = causal.control(control, settings["seed"])
+        states = study.states(f"texts {control}", model, drawn, names, _mean_and_histogram)
+        of_texts = np.stack([states[name] for name in names], axis=1)
+        means = of_texts[..., 0]
+        counts = of_texts[..., 1:].sum(axis=0)
+        for name, row in rows_of(names, means, counts, settings["seed"], settings["last"]):
+            if name == "summary":
+                row["parameters"] = study.facts["parameters"]
+            yield name, {"control": control, **row}
 
 
 def _mean_and_histogram(states: Tensor) -> Array:
@@ -302,7 +488,7 @@ def rows_of(
         tau = float(kendalltau(depths, layer_means).statistic)
     except GeometryError as error:
         rho, tau, reason = float("nan"), float("nan"), str(error)
-    row = {
+    row: dict[str, Any] = {
         "texts": len(means),
         "depths": len(names),
         **with_ends("trend", _student(text_trends(means))),
@@ -310,6 +496,13 @@ def rows_of(
     row |= {"spearman": rho, "kendall": tau}
     row |= with_ends("last_mean", statistics.mean_interval(means[:, -last:].mean(axis=1), seed))
     yield "summary", {**row, "last": min(last, len(names)), "reason": reason}
+    half = max(1, (len(names) - 1) // 2)  # of the blocks
+    for word, count in (*((str(count), count) for count in LAST), ("half", half)):
+        if count <= len(names):
+            interval = statistics.mean_interval(means[:, -count:].mean(axis=1), seed)
+            mean, low, high = interval
+            row = {"last": word, "depths": count, "mean": mean, "low": low, "high": high}
+            yield "last", row
     edges = np.linspace(-1, 1, bins + 1)
     with np.errstate(invalid="ignore"):
         density = (
@@ -317,7 +510,8 @@ def rows_of(
         )  # NaN if a layer has no similarity
     for depth, name in enumerate(names):
         mean, low, high = statistics.mean_interval(means[:, depth], seed)
-        yield "layers", {"depth": depth, "layer": name, "mean": mean, "low": low, "high": high}
+        row = {"depth": depth, "fraction": depth / max(1, len(names) - 1), "layer": name}
+        yield "layers", {**row, "mean": mean, "low": low, "high": high}
         for low, high, value in zip(edges, edges[1:], density[depth], strict=False):
             yield "histogram", {"depth": depth, "low": low, "high": high, "density": value}
     for text, values in enumerate(means):

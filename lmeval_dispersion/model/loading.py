@@ -59,6 +59,7 @@ class ModelChoice:
     adapter: str | None = None
     device: str | None = None
     trust_remote_code: bool = False
+    encoder: bool = False
 
     def __str__(self) -> str:
         text = self.name + (f"@{self.revision}" if self.revision else "")
@@ -150,6 +151,7 @@ def load_model(
     adapter: str | Path | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
+    encoder: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint's model and tokenizer, ready to run.
 
@@ -162,6 +164,7 @@ def load_model(
         device: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` spreads the model over all devices; by default
             the first GPU, else the CPU.
         trust_remote_code: Run the checkpoint's own code.
+        encoder: Take a model that reads both ways (BERT, ALBERT) too, as the class that it names.
 
     Raises:
         MissingExtraError: torch or transformers, or a library for ``quantize`` or ``adapter``, is missing.
@@ -187,7 +190,12 @@ def load_model(
             raise _explained(source, revision, error) from error
 
     config = attempt(transformers.AutoConfig.from_pretrained)
-    _check_decoder(source, config, transformers)
+    kind = transformers.AutoModelForCausalLM
+    both = getattr(config, "is_encoder_decoder", False)
+    if encoder and not both and not has_causal_head(config):
+        kind = getattr(transformers, config.architectures[0], transformers.AutoModel)
+    else:
+        _check_decoder(source, config, transformers)
     tokenizer = attempt(transformers.AutoTokenizer.from_pretrained)
     if tokenizer.pad_token_id is None:
         # This project always masks padding, so any token will do.
@@ -203,7 +211,7 @@ def load_model(
     if placed:
         options["device_map"] = "auto" if place == "auto" else {"": place}
     with warned_loads(adapter=adapter is not None):
-        model = attempt(transformers.AutoModelForCausalLM.from_pretrained, **options)
+        model = attempt(kind.from_pretrained, **options)
         if adapter is not None:
             model = _with_adapter(model, adapter)
     try:
@@ -211,7 +219,9 @@ def load_model(
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"the device {place!r} cannot be used: {_first_line(error)}") from error
     model.eval().requires_grad_(False)
-    choice = ModelChoice(str(name), revision, dtype, quantize, adapter, device, trust_remote_code)
+    choice = ModelChoice(
+        str(name), revision, dtype, quantize, adapter, device, trust_remote_code, encoder
+    )
     inputs = model.get_input_embeddings().weight.device if place == "auto" else torch.device(place)
     commit = getattr(config, "_commit_hash", None) or revision
     return LoadedModel(model, tokenizer, str(name), commit, inputs, choice)
@@ -285,6 +295,16 @@ def _explained(source: str, revision: str | None, error: BaseException) -> Dispe
             f"{source} needs a package that is not installed: {_first_line(error)}"
         )
     return DispersionError(f"{source} cannot be loaded: {_first_line(error)}")
+
+
+def has_causal_head(config: Any) -> bool:
+    """Whether the class that a configuration names is a language model of transformers' causal ones."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    heads = list(getattr(config, "architectures", None) or [])
+    if not heads or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        return True
+    return any(head in NAMES.values() for head in heads)
 
 
 def _check_decoder(source: str, config: Any, transformers: Any) -> None:

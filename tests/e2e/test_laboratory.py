@@ -14,6 +14,7 @@ from json_schemas import faults
 from threadpoolctl import threadpool_limits
 
 from lmeval_dispersion.cli import main
+from lmeval_dispersion.report.cells import json_value
 
 LAW = ("--segment", "24", "--bins", "8", "--bin-size", "10", "--layer", "all", "--contexts", "8")
 WHOLE = ("law", "model", "--data", "text.jsonl", *LAW)
@@ -46,21 +47,12 @@ def run_here(*arguments):
     return main(words(arguments))
 
 
-def kept(folder, kind):
-    """The study of a kind in a folder of studies: its manifest and tables."""
+def rows_of(folder, kind):
+    """The kept rows of a study in a folder of studies."""
     (place,) = folder.glob(f"{kind}-*")
-    manifest = json.loads((place / "manifest.json").read_text())
-    assert sorted(file.stem for file in place.glob("*.parquet")) == manifest["tables"]
-    return manifest, {
-        name: pd.read_parquet(place / f"{name}.parquet") for name in manifest["tables"]
-    }
-
-
-def same(folder, other):
-    (_, tables), (_, others) = kept(folder, "law"), kept(other, "law")
-    assert tables.keys() == others.keys()
-    for name, frame in tables.items():
-        pd.testing.assert_frame_equal(frame, others[name], check_exact=True)
+    facts, rows = json.loads(place.read_text())
+    assert facts["created"]
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -84,25 +76,43 @@ def test_an_interrupted_study_resumes_to_the_identical_result(here, whole, monke
     with threadpool_limits(1), monkeypatch.context() as patch:
         patch.setattr(np, "savez", saved_or_interrupted)
         assert run_here(*WHOLE, "--study", "cut") == 130
-    assert not list(Path("cut").rglob("manifest.json"))
+    assert not list(Path("cut").glob("*.json"))
     # All that it knows lies in its folder, so it may go on in this process.
     with threadpool_limits(1):
         assert run_here(*WHOLE, "--study", "cut") == 0
-    same(whole, here / "cut")
+    assert rows_of(here / "cut", "law") == rows_of(whole, "law")
+
+
+def test_models_and_texts_of_one_law_are_one_figure(here, whole, capsys):
+    """The first model on the first text comes from the study that ran alone."""
+    tiny_models.saved(here / "other", tiny_models.llama(seed=2))
+    words = ("law", "model", "other", "--data", "text.jsonl", "few.jsonl", *LAW)
+    assert run_here(*words, "--study", "whole", "-o", "grid.json", "-o", "grid.svg") == 0
+    answer = capsys.readouterr().out
+    assert "2 models on 2 texts" in " ".join(answer.split())
+    report = json.loads((here / "grid.json").read_text())
+    assert faults(report) == []
+    cells = {(row["model"], row["data"]) for row in report["tables"]["correlations"]}
+    assert len(cells) == 4
+    assert {each["study"] for each in report["manifest"]["models"]} == {
+        path.stem for path in whole.glob("law-*.json")
+    }
+    picture = (here / "grid.svg").read_text()
+    for model, text in cells:
+        assert f"{model}, {text}: r " in picture
 
 
 @pytest.mark.parametrize("kind", ["law", "sublayers", "condensation", "clusters"])
 def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
     options = {
         "law": (*LAW, "--control", "shuffled"),
-        "sublayers": ("--segment", 24, "--sizes", "10,20"),
+        "sublayers": ("--segment", 24, "--sizes", "10,20", "--knn", "--segments", 60),
         "condensation": ("--segment", 24, "--segments", 50, "--control", "untrained"),
         "clusters": ("--ngram", 1, "--occurrences", 20, "--segment", 5, "--layer", "all"),
     }[kind]
     options = ("--data", "few.jsonl", *options)
     assert run_here(kind, "model", *options, "--study", f"{kind}-model", "-o", "report.json") == 0
     report = json.loads((here / "report.json").read_text())
-    manifest, frames = kept(here / f"{kind}-model", kind)
     assert faults(report) == []
     assert all(
         faults({key: report[key] for key in report if key != left}) for left in list(report)[1:]
@@ -110,16 +120,20 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
     assert faults(
         {**report, "tables": {f"{name}_new": rows for name, rows in report["tables"].items()}}
     )
-    assert report["manifest"] == manifest
-    assert frames.keys() == report["tables"].keys()
-    for name, rows in report["tables"].items():
-        again = pd.DataFrame(rows, columns=frames[name].columns)
-        pd.testing.assert_frame_equal(again, frames[name], check_dtype=False)
+    of_table = {}
+    for name, row in rows_of(here / f"{kind}-model", kind):
+        of_study = {"model": "model", "data": "few.jsonl", **json_value(row)}
+        of_table.setdefault(name, []).append(of_study)
+    for name, rows in of_table.items():
+        for row, reported in zip(rows, report["tables"][name], strict=True):
+            assert row.items() <= reported.items(), name
     capsys.readouterr()
     assert run_here(kind, "model", *options, "--study", f"{kind}-model", "--format", "csv") == 0
     printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
-    main_table = frames[{"law": "correlations", "condensation": "layers"}.get(kind, "summary")]
-    pd.testing.assert_frame_equal(printed, main_table.replace("", np.nan), check_dtype=False)
+    main_table = {"law": "correlations", "condensation": "layers"}.get(kind, "summary")
+    rows = pd.DataFrame(report["tables"][main_table], columns=printed.columns)
+    rows = rows.fillna(np.nan).replace("", np.nan)
+    pd.testing.assert_frame_equal(printed, rows, check_dtype=False)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +151,24 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
             "--sizes: expected an option of law, got one of sublayers; leave it out",
         ),
         (
-            ("law", "model", "tuned", "--data", "few.jsonl"),
+            ("sublayers", "model", "tuned", "--data", "few.jsonl"),
             2,
-            "one model for law, got model, tuned",
+            "one model for sublayers, got model, tuned",
+        ),
+        (
+            ("condensation", "model", "--data", "few.jsonl", "text.jsonl"),
+            2,
+            "--data: expected one text for condensation, got few.jsonl, text.jsonl",
+        ),
+        (
+            ("sublayers", "model", "--data", "few.jsonl", "--test", "0.3"),
+            2,
+            "--knn: expected knn with the parts",
+        ),
+        (
+            ("sublayers", "model", "--data", "few.jsonl", "--knn", "--test", "3"),
+            2,
+            "--test: expected a share from 0 to 1, or a text, got 3.0",
         ),
     ],
 )

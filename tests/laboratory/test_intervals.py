@@ -34,7 +34,7 @@ def test_the_interval_of_r_covers_a_planted_law(kind, bins, rho, studies):
 
 def tables(x, y, control):
     """Both tables of a law whose bins have a model's and a control's dispersion."""
-    about = {"perplexity": SEQUENCE, "layer": "last", "split": "data"}
+    about = {"model": "m", "data": "d", "perplexity": SEQUENCE, "layer": "last", "split": "data"}
     values = {
         "mean_perplexity": x,
         "mean_nll": np.log(x),
@@ -72,7 +72,8 @@ def test_the_intervals_of_the_answer_cover_all_layers_at_once(bins, rho, layers,
         points = pd.concat(
             pd.DataFrame(
                 {
-                    **{"perplexity": SEQUENCE, "layer": f"layer.{layer}", "split": "data"},
+                    **{"model": "m", "data": "d", "split": "data"},
+                    **{"perplexity": SEQUENCE, "layer": f"layer.{layer}"},
                     **{"mean_perplexity": x, "mean_nll": np.log(x)},
                     "dispersion": rho * (x - x.mean()) / x.std()
                     + np.sqrt(1 - rho**2) * rng.normal(size=bins),

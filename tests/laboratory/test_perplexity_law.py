@@ -13,9 +13,10 @@ from slow_states import mean_pair_distance, slow_pass, token_ids
 from lmeval_dispersion import law
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import spectrum
+from lmeval_dispersion.laboratory import causal_model, precision
 from lmeval_dispersion.laboratory.perplexity_law import uniform_bins
 from lmeval_dispersion.laboratory.segments import draw_segments
-from lmeval_dispersion.model.loading import load_model
+from lmeval_dispersion.model.loading import ModelChoice, load_model
 from lmeval_dispersion.model.texts import Texts
 
 LENGTH, BINS, SIZE, COUNT = 24, 8, 8, 90
@@ -185,3 +186,47 @@ def test_uniform_bins_are_algorithm_1(means, k):
     chosen = uniform_bins(means, k).tolist()
     assert len(chosen) == min(k, len(means))
     assert chosen == slow_algorithm_1(means, k)
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory):
+    """The tiny model, saved in bfloat16 as released ones are."""
+    return tiny_models.saved(
+        tmp_path_factory.mktemp("halved") / "m", tiny_models.llama().bfloat16()
+    )
+
+
+def test_the_law_runs_in_float32_unless_another_dtype_is_given(halved, data):
+    """The points are those of float32, from weights that are stored in bfloat16."""
+    options = {"segment": LENGTH, "bins": BINS, "bin_size": SIZE, "contexts": (), "quiet": True}
+    exact = law(halved, data, **options)
+    assert exact.manifest["models"][0]["dtype"] == "float32"
+    assert "bfloat16" not in " ".join(exact.answer())
+    loaded = load_model(halved, dtype="float32")
+    slow = [slow_pass(loaded.model, ids) for ids in token_ids(data)]
+    _, expected = expected_bins(slow, "sequence")
+    for (number, members), row in zip(expected, exact.points.itertuples(), strict=True):
+        assert row.bin == number
+        apart = mean_pair_distance([slow[text][1][-1][-1] for text in members])
+        assert row.dispersion == pytest.approx(apart, abs=1e-5)
+    rounded = law(ModelChoice(str(halved), dtype="bfloat16"), data, **options)
+    assert rounded.manifest["models"][0]["dtype"] == "bfloat16"
+    (sentence,) = [line for line in rounded.answer() if "bfloat16" in line]
+    assert "bins change members" in sentence
+    assert law(load_model(halved), data, **options).answer() == rounded.answer()
+
+
+def test_a_model_that_does_not_fit_in_float32_is_refused_before_it_is_loaded(
+    halved, data, monkeypatch
+):
+    count = sum(p.numel() for p in load_model(halved).model.parameters())
+    assert precision.weights_count(halved) == count
+    monkeypatch.setattr(precision, "free_bytes", lambda _device: 4 * count - 1)
+    options = {"segment": LENGTH, "bins": BINS, "bin_size": SIZE}
+    with monkeypatch.context() as patch:
+        patch.setattr(causal_model, "loaded_model", None)
+        with pytest.raises(UsageError, match=r"takes 0\.0 GB in float32 .*dtype=bfloat16"):
+            law(halved, data, **options)
+    assert law(ModelChoice(str(halved), dtype="bfloat16"), data, **options)
+    monkeypatch.setattr(precision, "free_bytes", lambda _device: 4 * count)
+    assert law(halved, data, **options)

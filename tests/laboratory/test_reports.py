@@ -11,22 +11,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, recommendation
 from lmeval_dispersion.laboratory.token_condensation import (
     CondensationResult,
+    comparisons,
     rows_of,
     shape_of_curve,
 )
 from lmeval_dispersion.report import render
 
 MANIFEST = {
-    "models": [{"model": "planted"}],
+    "kind": "planted",
+    "models": [{"model": "planted", "data": "planted.txt", "dtype": "float32"}],
     "names": {"models": ["planted"], "texts": ["planted.txt"]},
     "settings": {},
-    "versions": {},
-    "created": "2026-01-01",
 }
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 BINS = 30
@@ -44,6 +45,8 @@ def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
         shared = rng.normal(size=BINS) * noise / 2  # layers of one model err together
         for layer, slope in zip(layers, slopes, strict=True):
             columns = {
+                "model": "planted",
+                "data": "planted.txt",
                 "split": "data",
                 "perplexity": kind,
                 "layer": layer,
@@ -128,12 +131,88 @@ def test_the_interval_beside_a_claim_is_that_of_the_claim(kinds, layers):
 
 
 def test_a_correlation_that_is_undefined_is_said_so():
-    columns = {"perplexity": "sequence", "split": "data", "layer": "last", "bin": range(3)}
+    columns = {"model": "m", "data": "d", "perplexity": "sequence", "split": "data"}
+    columns |= {"layer": "last", "bin": range(3)}
     easy = {"mean_perplexity": [1.0, 2, 4], "mean_nll": np.log([1.0, 2, 4])}
     result = law_of(pd.DataFrame({**columns, **easy, "dispersion": 0.3}))
     assert "undefined: a correlation with a constant" in result.answer()[0]
     assert "nan" not in result.answer()[0]
     assert "a correlation with a constant" in result.to_html()
+
+
+def grid_result(rng, slopes, control=None):
+    """A law of two models on two texts, whose slopes are given by (model, text)."""
+    points = []
+    for (model, text), slope in slopes.items():
+        result = law_result(rng, [slope], control)
+        points.append(result.points.assign(model=model, data=text))
+    return law_of(pd.concat(points, ignore_index=True), list(control or {}))
+
+
+CELLS = [("a", "wiki"), ("a", "news"), ("b", "wiki"), ("b", "news")]
+
+
+@pytest.mark.parametrize(
+    ("slopes", "words"),
+    [
+        ((-1.5, -1.5, -1.5, -1.5), "dispersion is negative in 4 of 4 (r -0."),
+        ((-1.5, -1.5, -1.5, 0), "negative in 3 of 4 (r -0."),
+        ((-1.5, 1.5, -1.5, -1.5), "negative in 3 of 4 (r -0."),
+        ((0, 0, 0, 0), "dispersion is not clearly different from 0 in a on wiki, a on news, b on"),
+    ],
+)
+def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
+    result = grid_result(np.random.default_rng(1), dict(zip(CELLS, slopes, strict=True)))
+    first, *others = result.answer()
+    assert first.startswith("Whole segments: r of perplexity and ")
+    assert words in first
+    assert "2 models on 2 texts, 95 % intervals counting all 4 r." in first
+    assert ("not clearly different from 0 in b on news" in first) == (slopes[3] == 0 != slopes[0])
+    assert others == (["It is positive in a on news."] if slopes[1] > 0 else []) + [NO_CONTROL]
+    assert ("positive" in first) == (1.5 in slopes)
+
+
+@pytest.mark.parametrize(
+    ("control", "sentence"),
+    [
+        ({"shuffled": 0.0}, "Where it is negative, it is so more than shuffled."),
+        (
+            {"shuffled": -1.5},
+            "It is not clearly more negative than shuffled in a on wiki, a on news, b on wiki and "
+            "b on news.",
+        ),
+    ],
+)
+def test_a_law_of_models_and_texts_stands_beside_its_controls(control, sentence):
+    result = grid_result(np.random.default_rng(2), dict.fromkeys(CELLS, -1.5), control)
+    assert sentence in result.answer()
+
+
+def test_a_law_of_models_and_texts_is_one_figure_with_a_panel_a_cell():
+    result = grid_result(np.random.default_rng(3), dict.fromkeys(CELLS, -1.5))
+    (chart,) = result.charts().values()
+    specification = chart.specification()
+    rows = specification["data"]["values"]
+    assert len(rows) == 4 * BINS
+    titles = list(dict.fromkeys(row["panel"] for row in rows))
+    assert [title.partition(":")[0] for title in titles] == [f"{m}, {d}" for m, d in CELLS]
+    for title, row in zip(titles, result.correlations.to_dict("records"), strict=True):
+        assert title.endswith(f"r {row['pearson']:+.2f}")
+    assert specification["columns"] == 2
+    assert [column.key for column in result.tables()["layers"].columns][:2] == ["model", "data"]
+
+
+def test_studies_of_a_law_are_resampled_independently():
+    """The first as if it were alone; equal points have other resamples in the second."""
+    result = law_result(np.random.default_rng(4), [-0.5])
+    twice = pd.concat([result.points, result.points.assign(data="other")], ignore_index=True)
+    both = law_of(twice).correlations
+    ends = ["pearson", "low", "high"]
+    assert both[ends].iloc[0].tolist() == result.correlations[ends].iloc[0].tolist()
+    assert both["pearson"].nunique() == 1
+    assert both["low"].nunique() == 2
+    wider = both["all_high"].iloc[0] - both["all_low"].iloc[0]
+    assert wider >= result.correlations["all_high"][0] - result.correlations["all_low"][0]
 
 
 def sublayer_draws(rng, lead, noise=0.01):
@@ -177,17 +256,21 @@ def test_a_key_is_recommended_only_where_it_is_sure(lead, options, words):
     assert ("(10 of 10 draws)" in answer[0]) == answer[0].startswith("Key ")
 
 
-def condensation_of(means):
+def condensation_of(means, parameters=None, tokens=None, teacher=""):
     """The result for the means (texts, depths) of each (model, control)."""
     tables = {}
+    sizes = {model: 1000 for model, _ in means} | (parameters or {})
+    tokens = tokens or dict.fromkeys(sizes, "tokens")
     for (model, control), of_texts in means.items():
         depths = of_texts.shape[1]
         names = ["embeddings", *(f"layer.{k}" for k in range(depths - 2)), "last"]
         for table, row in rows_of(names, of_texts, np.ones((depths, 4))):
+            if table == "summary":
+                row["parameters"] = sizes[model]
             tables.setdefault(table, []).append({"model": model, "control": control, **row})
-    return CondensationResult(
-        MANIFEST, **{table: pd.DataFrame(rows) for table, rows in tables.items()}
-    )
+    frames = {table: pd.DataFrame(rows) for table, rows in tables.items()}
+    compared = comparisons(frames["texts"], frames["summary"], tokens, teacher)
+    return CondensationResult(MANIFEST, **frames, **compared)
 
 
 def condensation_result(rng, slopes, noise=0.05, texts=40):
@@ -222,6 +305,75 @@ def test_condensation_is_claimed_where_planted_and_beside_its_controls(slopes, w
     shuffled = ("m", "shuffled") in slopes
     assert ("; shuffled " in first) == shuffled
     assert others == ([] if shuffled else [NO_CONTROL])
+
+
+SIZES = {"s": 10**6, "m": 10**7, "l": 10**8}
+
+
+def family(levels, noise=0.02, seed=0):
+    """Models whose similarity rises from 0.3 to a level; their texts go up and down together."""
+    rng = np.random.default_rng(seed)
+    shared = rng.normal(size=(40, 1)) * 0.1
+    means = {}
+    for model, level in levels.items():
+        curve = 0.3 + (level - 0.3) * np.linspace(0, 1, 6)
+        means[model, ""] = curve + shared + rng.normal(size=(40, 6)) * noise
+    return means
+
+
+@pytest.mark.parametrize(
+    ("levels", "words"),
+    [
+        (
+            {"s": 0.9, "m": 0.7, "l": 0.5},
+            "Of s, m and l on these texts, larger models condense less, at each step of size: "
+            "similarity of the last 3 depths falls by 0.1",
+        ),
+        ({"s": 0.9, "m": 0.5, "l": 0.6}, "larger models condense less, but not l after m: "),
+        ({"s": 0.5, "m": 0.7, "l": 0.9}, "larger models condense more, at each step of size: "),
+        ({"s": 0.7, "m": 0.7, "l": 0.7}, "larger models do not clearly condense less or more: "),
+        ({"s": 0.9, "l": 0.5}, "Of s and l on these texts, larger models condense less: "),
+    ],
+)
+def test_larger_models_condense_less_where_it_is_planted(levels, words):
+    result = condensation_of(family(levels), SIZES)
+    (sentence,) = [line for line in result.answer() if "larger models" in line]
+    assert words in sentence
+    row = result.sizes.iloc[0]
+    ends = sorted(levels, key=SIZES.__getitem__)
+    steps = np.log10([SIZES[name] for name in ends])
+    planted = np.polyfit(steps, [0.3 + 0.8 * (levels[name] - 0.3) for name in ends], 1)[0]
+    assert row["slope_low"] <= planted <= row["slope_high"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens"),
+    [({}, None), (SIZES, {"s": "those", "m": "others", "l": "more"})],
+    ids=["of one size", "of other tokenizers"],
+)
+def test_models_that_cannot_be_compared_by_size_are_not(parameters, tokens):
+    result = condensation_of(family({"s": 0.9, "m": 0.7, "l": 0.5}), parameters, tokens)
+    assert not [line for line in result.answer() if "larger" in line]
+    assert "pairs" not in result.tables()
+    with pytest.raises(UsageError, match="a teacher that reads the tokens of m, got s"):
+        condensation_of(family({"s": 0.9, "m": 0.7}), {}, {"s": "a", "m": "b"}, teacher="s")
+
+
+@pytest.mark.parametrize(
+    ("level", "verdict"),
+    [
+        (0.8, "condenses more than"),
+        (0.4, "condenses less than"),
+        (0.6, "condenses neither clearly more nor less than"),
+    ],
+)
+def test_a_student_stands_beside_its_teacher(level, verdict):
+    result = condensation_of(family({"teacher": 0.6, "student": level}), teacher="teacher")
+    assert any(
+        line.startswith(f"student {verdict} its teacher teacher: ") for line in result.answer()
+    )
+    alone = condensation_of(family({"teacher": 0.6, "student": level}))
+    assert not [line for line in alone.answer() if "its teacher" in line]
 
 
 DEPTH = np.linspace(0, 1, 12)
@@ -306,7 +458,7 @@ def clusters_result(rng, ratios, clusters=60):
         each.append(
             pd.DataFrame({"model": model, "layer": "last", "within": within, "apart": apart})
         )
-    ngrams = pd.DataFrame({"cluster": [0], "ngram": ["a b"], "occurrences": [9]})
+    ngrams = pd.DataFrame({"model": ["a"], "cluster": [0], "ngram": ["a b"], "occurrences": [9]})
     return ClustersResult(MANIFEST, pd.DataFrame(summaries), pd.concat(each), ngrams)
 
 

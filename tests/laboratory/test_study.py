@@ -20,7 +20,7 @@ import torch
 import lmeval_dispersion
 from lmeval_dispersion import clusters, condensation
 from lmeval_dispersion.errors import DispersionError
-from lmeval_dispersion.laboratory import causal_model, commands
+from lmeval_dispersion.laboratory import causal_model, commands, encoder
 from lmeval_dispersion.laboratory.study import Study, data_settings, labels, model_settings
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, load_model
 from lmeval_dispersion.model.texts import Texts
@@ -38,7 +38,8 @@ def worked(folder, stop_at=None, done=None):
             done.append(unit)
         return {"square": np.array(unit**2), "rows": np.full(unit % 3, unit / 7)}
 
-    return list(Study(folder, {}, {}, {}, None, quiet=True).kept("squares", range(UNITS), do))
+    study = Study(folder, Mock(), {}, {}, quiet=True)
+    return list(study.kept("squares", range(UNITS), do))
 
 
 def test_a_study_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
@@ -46,9 +47,7 @@ def test_a_study_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
     for stop in (0, 5, 6, 22):
         with pytest.raises(KeyboardInterrupt):
             worked(tmp_path / "stopped", stop, done)
-    (tmp_path / "stopped" / "units" / "squares" / ".23.npz.1").write_bytes(
-        b"PK"
-    )  # as a kill leaves it
+    (tmp_path / "stopped" / "squares" / ".23.npz.1").write_bytes(b"PK")  # as a kill leaves it
     units = worked(tmp_path / "stopped", done=done)
     assert done == list(range(UNITS))  # each once
     assert [unit["square"] for unit in units] == [unit**2 for unit in range(UNITS)]
@@ -99,21 +98,34 @@ def inputs(tmp_path):
     return tiny_models.saved(tmp_path / "model", tiny_models.llama()), text
 
 
-def test_results_replace_the_work_in_a_folder_of_the_study(inputs, tmp_path):
+def test_rows_replace_the_work_and_are_read_again(inputs, tmp_path, monkeypatch):
     (tmp_path / "thesis.txt").write_text("mine")
     made = condensation(*inputs, folder=tmp_path, **OPTIONS)
     (place,) = tmp_path.glob("condensation-*")
-    tables = ["histogram", "layers", "summary", "texts"]
-    assert sorted(path.name for path in place.iterdir()) == sorted(
-        ["manifest.json", *(f"{name}.parquet" for name in tables)]
-    )
-    assert made.manifest == json.loads((place / "manifest.json").read_text())
-    assert made.manifest["tables"] == tables
-    pd.testing.assert_frame_equal(pd.read_parquet(place / "texts.parquet"), made.texts)
+    assert place.suffix == ".json"
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "loaded_model", Mock(side_effect=AssertionError("loaded")))
+        again = condensation(*inputs, folder=tmp_path, **OPTIONS)
+    assert again.to_dict() == made.to_dict()
+    for name in ("summary", "layers", "histogram", "texts"):
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(made, name), check_exact=True)
     with pytest.raises(
         DispersionError, match="cannot be written: Not a directory; choose another place"
     ):
         condensation(*inputs, folder=tmp_path / "thesis.txt", **OPTIONS)
+
+
+def test_a_family_with_another_member_runs_that_member_alone(inputs, tmp_path, monkeypatch):
+    model, text = inputs
+    other = tiny_models.saved(tmp_path / "other", tiny_models.llama(seed=1))
+    alone = condensation(model, text, folder=tmp_path / "studies", **OPTIONS)
+    load = Mock(side_effect=encoder.loaded_model)
+    monkeypatch.setattr(encoder, "loaded_model", load)
+    both = condensation([model, other], text, folder=tmp_path / "studies", **OPTIONS)
+    assert [call.args[0].name for call in load.call_args_list] == [str(other)]
+    assert both.layers["model"].unique().tolist() == ["model", "other"]
+    first = both.layers[both.layers["model"] == "model"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(first, alone.layers, check_exact=True)
 
 
 @pytest.mark.parametrize("what", ["text", "weights"])
@@ -127,7 +139,10 @@ def test_changed_content_makes_another_study_and_another_name_does_not(
     monkeypatch.setenv("HOME", str(tmp_path))  # a shell leaves --study=~/studies as it is
     assert condensation(model, text, folder="~/studies", **OPTIONS).manifest == first.manifest
     moved = shutil.copytree(model, tmp_path / "moved"), shutil.copy(text, tmp_path / "moved.jsonl")
-    assert condensation(*moved, folder=root, **OPTIONS).manifest == first.manifest
+    elsewhere = condensation(*moved, folder=root, **OPTIONS)
+    assert elsewhere.layers["mean"].equals(first.layers["mean"])
+    assert elsewhere.layers["model"].unique() == ["moved"]
+    assert len(list(root.iterdir())) == 1
     if what == "text":
         text.write_text(text.read_text().replace("w3 ", "w4 "))
     else:
@@ -136,7 +151,7 @@ def test_changed_content_makes_another_study_and_another_name_does_not(
             other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
         tiny_models.saved(model, other)
     again = condensation(model, text, folder=root, quiet=False, **OPTIONS)
-    assert f"the study is kept in {root / 'condensation-'}" in capsys.readouterr().err
+    assert f"rows are kept in {root}: condensation-" in capsys.readouterr().err
     assert len(list(root.iterdir())) == 2
     assert not again.layers["mean"].equals(first.layers["mean"])
     assert again.layers["mean"].equals(condensation(model, text, **OPTIONS).layers["mean"])
@@ -183,8 +198,9 @@ def test_one_model_is_in_memory_at_a_time(inputs, tmp_path, monkeypatch, analysi
         earlier.append(weakref.ref(loaded.model))
         return loaded
 
-    models = [inputs[0], shutil.copytree(inputs[0], tmp_path / "other")]
+    models = [inputs[0], tiny_models.saved(tmp_path / "other", tiny_models.llama(seed=1))]
     monkeypatch.setattr(causal_model, "loaded_model", loaded)
+    monkeypatch.setattr(encoder, "loaded_model", loaded)
     analysis(models, inputs[1], quiet=True, **options)
     assert len(earlier) == 2
 
@@ -203,16 +219,6 @@ def test_a_control_is_built_by_a_checkpoint_s_own_code(inputs):
     (inputs[0] / "config.json").write_text(json.dumps(config))
     causal = causal_model.CausalModel(ModelChoice(str(inputs[0]), trust_remote_code=True))
     assert type(causal.control("untrained", 0).loaded.model) is type(causal.loaded.model)
-
-
-def test_batches_are_sized_where_the_system_does_not_tell_its_free_memory(inputs, monkeypatch):
-    """macOS has `os.sysconf`, and not this name."""
-    names = {name: number for name, number in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
-    monkeypatch.setattr(os, "sysconf_names", names)
-    monkeypatch.setattr(
-        os, "sysconf", Mock(side_effect=ValueError("unrecognized configuration name"))
-    )
-    assert causal_model.CausalModel(inputs[0]).batch_size(512, 1, losses=False) == 64
 
 
 def test_the_commit_of_a_hub_that_cannot_be_reached_is_unknown(monkeypatch):

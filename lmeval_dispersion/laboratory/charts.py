@@ -1,18 +1,15 @@
-"""A study's result as a report: tables from its data frames, and charts in Vega-Lite."""
+"""The charts of the laboratory's reports, in Vega-Lite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.report.cells import json_value
-from lmeval_dispersion.report.document import Column
+from lmeval_dispersion.laboratory.report import records
 from lmeval_dispersion.report.vega import (
     DASHED,
     FILLED,
@@ -28,83 +25,6 @@ from lmeval_dispersion.report.vega import (
 )
 
 _HEIGHT = 200
-
-
-@dataclass(frozen=True, repr=False)
-class StudyResult(Report):
-    """A finished study as a report; each measure's result adds its tables as fields."""
-
-    schema = "dispersion-lab-report/2"
-    libraries = ("torch", "transformers", "numpy")
-    guide = "docs/reference/laboratory.md"
-    kind: ClassVar[str]
-    main: ClassVar[str]  # the field whose rows are those of CSV and the data frame
-    manifest: dict[str, Any]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of the main table."""
-        return records(getattr(self, self.main))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON contract: the answer, the manifest and every table."""
-        frames = {
-            name: value for name, value in vars(self).items() if isinstance(value, pd.DataFrame)
-        }
-        tables = {name: records(frame) for name, frame in frames.items()}
-        content = json_value({"manifest": self.manifest, "tables": tables})
-        return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
-
-    def context(self) -> dict[str, Any]:
-        """Template values: the models' names, and the settings and versions of the run."""
-        manifest = self.manifest
-        settings = {
-            key: str(value) for key, value in manifest["settings"].items() if key != "models"
-        }
-        names = {key: ", ".join(value) for key, value in manifest["names"].items()}
-        run = [
-            names,
-            *manifest["models"],
-            settings,
-            {**manifest["versions"], "created": manifest["created"]},
-        ]
-        return {"models": [model["model"] for model in manifest["models"]], "run": run}
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A frame's rows as mappings."""
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
-
-
-def table(
-    frame: pd.DataFrame,
-    caption: str,
-    columns: Mapping[str, Column],
-    *,
-    most: int = 0,
-    more: str = "",
-) -> Table:
-    """A frame's filled columns as a table, cut to ``most`` rows spread evenly (0: all)."""
-    if 0 < most < len(frame):
-        more = f"{most} of {len(frame)} rows; the details show all."
-        frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
-    return Table.of(records(frame), caption, columns=columns, more=more)
-
-
-def bounded(
-    key: str, heading: str, format: str, ends: tuple[str, str] = ("low", "high"), **options: Any
-) -> dict[str, Column]:
-    """Three columns by key: a value and the ``ends`` of its interval; ``options`` are the value's."""
-    low, high = ends
-    return {
-        key: Col(heading, format, dots="both", reach=f"{low} {high}", **options),
-        low: Col("95 % from", format, short="from", drop=1),
-        high: Col("to", format, drop=1),
-    }
-
-
-def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
-    """A value and its interval's ends as entries ``key``, ``key_low`` and ``key_high``."""
-    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
 def in_words(perplexity: str) -> str:
@@ -143,10 +63,34 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 
 
 def law_bins(points: pd.DataFrame) -> Spec:
-    """Dispersion against mean perplexity (log axis): one dot per bin, one panel per perplexity and layer."""
+    """Dispersion against mean perplexity (log axis): a dot a bin, a panel a perplexity and layer."""
+    panels = points["perplexity"].map(in_words) + ", " + points["layer"]
+    return _bins(points, panels, columns=3)
+
+
+def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
+    """The same of whole segments for every model (a row) and text (a column), with r.
+
+    ``rows`` have each study's ``model``, ``data``, ``layer`` and ``pearson``.
+    """
+    shown = []
+    panels = []
+    for row in rows:
+        of_study = points["perplexity"] == "sequence"
+        for name_of in ("model", "data", "layer"):
+            of_study &= points[name_of] == row[name_of]
+        shown.append(points[of_study])
+        title = f"{row['model']}, {row['data']}: r {row['pearson']:+.2f}"
+        panels += [title] * int(of_study.sum())
+    frame = pd.concat(shown)
+    texts = len({row["data"] for row in rows})
+    return _bins(frame, pd.Series(panels, index=frame.index), columns=texts if texts > 1 else 3)
+
+
+def _bins(points: pd.DataFrame, panels: pd.Series[str], columns: int) -> Spec:
+    """A dot for every bin at its mean perplexity and dispersion, in its panel."""
     shown = ["split", "bin", "mean_perplexity", "dispersion"]
-    panel = points["perplexity"].map(in_words) + ", " + points["layer"]
-    frame = points[shown].assign(panel=panel, logarithm=np.log10(points["mean_perplexity"]))
+    frame = points[shown].assign(panel=panels, logarithm=np.log10(points["mean_perplexity"]))
     rows = records(frame.round(4))
     # Vega-Lite's logarithmic axis draws a line for every digit, most of a page's bytes.
     last = math.ceil(max(row["logarithm"] for row in rows))
@@ -163,7 +107,8 @@ def law_bins(points: pd.DataFrame) -> Spec:
         tooltip=tooltip(rows, *shown),
         **colour(rows, "split"),
     )
-    return facets(rows, "panel", {**spec, "height": _HEIGHT}, independent=("x", "y"))
+    panel = {**spec, "height": _HEIGHT}
+    return facets(rows, "panel", panel, columns=columns, independent=("x", "y"))
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
@@ -183,19 +128,15 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
 
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
-    """Mean similarity by depth, one line per model, with its interval."""
-    rows = records(with_control(layers)[["model", "depth", "layer", "mean", "low", "high"]])
+    """Mean similarity by layer fraction, one line per model, with its interval."""
+    shown = ["model", "fraction", "depth", "layer", "mean", "low", "high"]
+    rows = records(with_control(layers)[shown])
     y = numeric("mean", "Mean similarity")
     band = span("y", {"field": "low", "type": "quantitative", "title": y["title"]}, "high")
     return {
         "data": {"values": rows},
         "encoding": {
-            "x": {
-                "field": "depth",
-                "type": "quantitative",
-                "title": "Depth",
-                "axis": {"tickMinStep": 1},
-            },
+            "x": numeric("fraction", "Layer fraction", domain=[0, 1]),
             **colour(rows, "model"),
         },
         "layer": [

@@ -1,0 +1,88 @@
+"""A study's result as a report: tables from its data frames; `charts` draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.report.cells import json_value
+from lmeval_dispersion.report.document import Column
+
+
+@dataclass(frozen=True, repr=False)
+class StudyResult(Report):
+    """Finished studies as a report; each measure's result adds its tables as fields."""
+
+    schema = "dispersion-lab-report/3"
+    libraries = ("torch", "transformers", "numpy")
+    guide = "docs/reference/laboratory.md"
+    kind: ClassVar[str]
+    main: ClassVar[str]  # the field whose rows are those of CSV and the data frame
+    manifest: dict[str, Any]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the main table."""
+        return records(getattr(self, self.main))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract: the answer, the manifest and every table."""
+        tables = {}
+        for name, value in vars(self).items():
+            if isinstance(value, pd.DataFrame):
+                tables[name] = records(value)
+        content = json_value({"manifest": self.manifest, "tables": tables})
+        return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
+
+    def context(self) -> dict[str, Any]:
+        """Template values: the models' names, and the settings and versions of the run."""
+        names = {key: ", ".join(value) for key, value in self.manifest["names"].items()}
+        settings = {key: str(value) for key, value in self.manifest["settings"].items()}
+        models = self.manifest["models"]
+        facts = [
+            {key: value for key, value in model.items() if not isinstance(value, (dict, list))}
+            for model in models
+        ]
+        labels = list(dict.fromkeys(model["model"] for model in models))
+        return {"models": labels, "run": [names, *facts, settings]}
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A frame's rows as mappings."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def table(
+    frame: pd.DataFrame,
+    caption: str,
+    columns: Mapping[str, Column],
+    *,
+    most: int = 0,
+    more: str = "",
+) -> Table:
+    """A frame's filled columns as a table, cut to ``most`` rows spread evenly (0: all)."""
+    if 0 < most < len(frame):
+        more = f"{most} of {len(frame)} rows; the details show all."
+        frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
+    return Table.of(records(frame), caption, columns=columns, more=more)
+
+
+def bounded(
+    key: str, heading: str, format: str, ends: tuple[str, str] = ("low", "high"), **options: Any
+) -> dict[str, Column]:
+    """Three columns by key: a value and its interval's ``ends``; ``options`` are the value's."""
+    low, high = ends
+    return {
+        key: Col(heading, format, dots="both", reach=f"{low} {high}", **options),
+        low: Col("95 % from", format, short="from", drop=1),
+        high: Col("to", format, drop=1),
+    }
+
+
+def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
+    """A value and its interval's ends as entries ``key``, ``key_low`` and ``key_high``."""
+    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
