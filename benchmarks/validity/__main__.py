@@ -20,6 +20,9 @@ def main() -> None:
     parser.formatter_class = argparse.RawTextHelpFormatter
     parser.add_argument("job", choices=["train", "race", "page"])
     parser.add_argument(
+        "--study", type=Path, default=STUDY, help="what train trains (default: siblings.yaml)"
+    )
+    parser.add_argument(
         "--work", type=Path, default=records.ROOT / "build" / "validity", help="folder for weights"
     )
     parser.add_argument("--results", type=Path, default=records.FOLDER, help="folder for results")
@@ -33,7 +36,7 @@ def main() -> None:
     if arguments.job == "train":
         from benchmarks.validity.training import train
 
-        study = read_study(STUDY)
+        study = read_study(arguments.study)
         train(
             study,
             arguments.results / f"{study.name}.jsonl",
