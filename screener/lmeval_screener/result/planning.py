@@ -135,7 +135,7 @@ def domains_document() -> Document:
             "role": role,
             "words": len(group.items),
             "default": taken,
-            "examples": " ".join(group.items[:5]),
+            "examples": " ".join(text.strip() for text in group.texts()[:5]),
         }
         for name in names
         for role, key, group, taken in described_groups(name)
