@@ -582,7 +582,7 @@ def _draw(name: str, of: Any) -> dict[str, Any]:
 
 
 def _course_chart(group: Group, figure: str) -> Chart:
-    """The figure that ranks a training, or G, along its steps; the accuracy beside it, where it is known.
+    """The figure that ranks a training, or G, along its steps, with the accuracy where it is known.
 
     As figure 33 of the RD paper draws them: the caption has their rank correlation and its p-value.
     """
