@@ -1,10 +1,10 @@
-"""Says which words of the token sets are words of Python, the shell, CSS or another language of programs.
+"""Says which words of the reference sets are words of Python, the shell, CSS or another language.
 
     python scripts/program_words.py [SET …]     # default: reference
 
-Searched are Python's standard library (modules, and the public names of each module and class), the commands
-of POSIX, GNU coreutils and common packages, git's, and what Pygments colours as a keyword, a built-in name, or
-a property, value or colour of CSS.
+Searched are Python's standard library (modules, and the public names of each module and class), the
+commands of POSIX, GNU coreutils and common packages, git's, and what Pygments colours as a keyword, a
+built-in name, or a property, value or colour of CSS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two reference sets on the same models, by the rule of reference.yaml: does the second order no worse?"""
+"""Two reference sets on the same models, by reference.yaml: does the second order no worse?"""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def accuracies(group: Sequence[Mapping[str, Any]], domain: str, questions: int) 
 
 
 def counted(checkpoints: int) -> NDArray[np.int64]:
-    """How often each checkpoint is in the sample itself, then in each resample, (1 + b, checkpoints)."""
+    """How often each checkpoint is in the sample, then in each resample, (1 + b, checkpoints)."""
     resampled = [np.bincount(draw, minlength=checkpoints) for draw in drawn(checkpoints)]
     return np.array([np.ones(checkpoints, int), *resampled])
 
@@ -96,7 +96,7 @@ def right_shares(accuracy: Floats, figure: Floats, counts: NDArray[np.int64]) ->
 
 
 def verdict_of(comparisons: Sequence[Comparison]) -> str:
-    """*Holds* where `reference-v2` orders no worse in all, *does not hold* where it is worse in one."""
+    """*Holds* where the second orders no worse in all, *does not hold* where it is worse in one."""
     verdicts = {comparison.verdict for comparison in comparisons}
     if FAILS in verdicts:
         return FAILS

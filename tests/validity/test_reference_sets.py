@@ -1,4 +1,4 @@
-"""The comparison of two reference sets: texts of both, right pairs by a slow loop, and its verdicts."""
+"""The comparison of two reference sets: texts of both, right pairs by a slow loop, verdicts."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
 
 
 def _accuracy_line(rows: list[dict[str, Any]]) -> Spec:
-    """Accuracies as a line with points, on an axis at the right; rows with ``accuracy`` and ``says``."""
+    """Accuracies as a line with points, by an axis at the right; rows have ``accuracy``, ``says``."""
     line = {"type": "line", "color": "var(--ink)", "aria": False}
     y = numeric("accuracy", "accuracy", axis={"orient": "right", "grid": False}, zero=False)
     points = mark({**POINT, "color": "var(--ink)"}, y=y, **SAYS)

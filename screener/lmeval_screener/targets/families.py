@@ -80,7 +80,7 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
 
 
 def load_family(name: str, path: str | Path | None = None) -> Family:
-    """One family by name; UsageError with near names, and where models of that name are, if there is none."""
+    """One family by name; else UsageError with near names, and where models of that name are."""
     families = load_families(path)
     for known, family in families.items():
         if known.lower() == name.lower():
