@@ -1,4 +1,5 @@
-"""Prints the table of ``docs/reference/token-sets.md``: what each bundled set resolves to on each tokenizer.
+"""Prints the tables of ``docs/reference/token-sets.md``: what each bundled set resolves to on each
+tokenizer, and how frequent its tokens are.
 
 python scripts/token_set_counts.py [FOLDER_OF_TOKENIZER_JSON_FILES]
 """
@@ -8,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from statistics import median
 
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.resolution import resolve_tokens
-from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.tokens.sets import Token, TokenSet, load_token_set, lookup
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from trim_tokenizers import selections
 
@@ -52,15 +54,56 @@ def table(folder: Path) -> str:
                 found = (
                     f"{len(resolve_tokens(domain, reference, vocabulary).domain)}/{asked(domain)}"
                 )
-            except ScreeningError as error:
-                found = error.code
+            except ScreeningError:
+                found = "refused"
             columns.setdefault(f"`{domain.name}`", []).append(found)
         everyday = len(resolve_tokens(load_token_set("math"), reference, vocabulary).reference)
         columns.setdefault("reference", []).append(f"{everyday}/{asked(reference)}")
-    shown = {name: cells for name, cells in columns.items() if not all(map(is_whole, cells))}
-    lines = [list(shown), ["-"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
+    return markdown(
+        {name: cells for name, cells in columns.items() if not all(map(is_whole, cells))}
+    )
+
+
+RANKED = ("code", "code:line_start", "legal", "legal:capitals", "legal:obligations", "numbers")
+
+
+def ranks(folder: Path) -> str:
+    """Median rank of each set's tokens in each vocabulary, by frequency, as a share of its pieces.
+
+    A piece's id is its rank: merges are learnt from the most frequent on. Signs of the base alphabet,
+    as single digits are, have none.
+    """
+    references = {name: load_token_set(name, "reference") for name in ("reference", "reference-v2")}
+    columns: dict[str, list[str]] = {"tokenizer": []}
+    for path in sorted(folder.glob("*.json")):
+        vocabulary = Vocabulary.from_tokenizer_json(path.read_bytes())
+        columns["tokenizer"].append(path.stem)
+        for name, reference in references.items():
+            tokens, _, _ = lookup(reference, vocabulary)
+            columns.setdefault(f"R: `{name}`", []).append(median_rank(tokens, vocabulary))
+        for name in RANKED:
+            try:
+                tokens, _, _ = lookup(load_token_set(name), vocabulary)
+            except ScreeningError:
+                tokens = []
+            columns.setdefault(f"`{name}`", []).append(median_rank(tokens, vocabulary))
+    return markdown(columns)
+
+
+def median_rank(tokens: list[Token], vocabulary: Vocabulary) -> str:
+    if not tokens:
+        return "–"
+    return f"{median(token.id for token in tokens) / vocabulary.size:.2f}"
+
+
+def markdown(columns: dict[str, list[str]]) -> str:
+    """A table of columns."""
+    lines = [list(columns), ["-"] * len(columns), *map(list, zip(*columns.values(), strict=True))]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
-    print(table(Path(sys.argv[1] if len(sys.argv) > 1 else "tests/data/tokenizers")))
+    tokenizers = Path(sys.argv[1] if len(sys.argv) > 1 else "tests/data/tokenizers")
+    print(table(tokenizers))
+    print()
+    print(ranks(tokenizers))

@@ -36,9 +36,9 @@ def selections() -> list[str]:
 
 
 def words() -> set[str]:
-    """Every item of every bundled set."""
+    """Every item of every bundled set, in the case in which it is looked up."""
     groups = [group for name in bundled_token_sets() for _, _, group, _ in described_groups(name)]
-    return {item for group in groups for item in group.items}
+    return {text.strip() for group in groups for text in group.texts()}
 
 
 def trimmed(content: bytes) -> bytes:

@@ -3,6 +3,8 @@
 python -m benchmarks.validity train   # goes on where it was stopped
 python -m benchmarks.validity race    # siblings-races.json, of the committed answers
 python -m benchmarks.validity page    # docs/results/siblings.md, of the committed results
+python -m benchmarks.validity train --study benchmarks/validity/reference.yaml
+python -m benchmarks.validity reference   # whether the second reference set orders no worse
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from benchmarks.validity.study import read_study
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.validity", description=__doc__)
     parser.formatter_class = argparse.RawTextHelpFormatter
-    parser.add_argument("job", choices=["train", "race", "page"])
+    parser.add_argument("job", choices=["train", "race", "page", "reference"])
+    parser.add_argument(
+        "--study", type=Path, default=STUDY, help="what train trains (default: siblings.yaml)"
+    )
     parser.add_argument(
         "--work", type=Path, default=records.ROOT / "build" / "validity", help="folder for weights"
     )
@@ -33,7 +38,7 @@ def main() -> None:
     if arguments.job == "train":
         from benchmarks.validity.training import train
 
-        study = read_study(STUDY)
+        study = read_study(arguments.study)
         train(
             study,
             arguments.results / f"{study.name}.jsonl",
@@ -53,6 +58,12 @@ def main() -> None:
         (arguments.results / "siblings-races.json").write_text(
             json.dumps(content, indent=1), "utf-8"
         )
+    elif arguments.job == "reference":
+        from benchmarks.validity import reference_sets
+
+        questions = read_study(reference_sets.STUDY).content["questions"]
+        comparisons = reference_sets.compared(reference_sets.read(arguments.results), questions)
+        print(reference_sets.table(comparisons))
     else:
         from benchmarks.validity.sibling_races import TITLE, sibling_page
 

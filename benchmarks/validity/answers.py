@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from lmeval_screener.figures import ratio
+from lmeval_screener.figures import gap, ratio
 from lmeval_screener.weights.projection import FinalNorm
 from numpy.typing import NDArray
 
@@ -16,6 +16,7 @@ from benchmarks.validity.decoder import Decoder
 from benchmarks.validity.questions import Question, batches, endings_read, programs_run
 from benchmarks.validity.texts import DOMAINS
 
+Rows = NDArray[Any]
 BLOCK = 25  # questions at whose places the probabilities of all answer tokens are kept
 GLUE = {"math": "", "legal": " ", "code": " "}  # between a prompt and its answer
 
@@ -23,14 +24,19 @@ GLUE = {"math": "", "legal": " ", "code": " "}  # between a prompt and its answe
 class Answers:
     """The tokens of answers, of everyday words, and the questions, as ids of a study's tokenizer."""
 
-    def __init__(self, tokenizer: Any, asked: Mapping[str, Mapping[str, list[Question]]]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        asked: Mapping[str, Mapping[str, list[Question]]],
+        references: Sequence[str] = texts.REFERENCES[:1],
+    ) -> None:
         def spaced(words: list[str]) -> list[int]:
             ids = [tokenizer.token_to_id(f"Ġ{word}") for word in words]
             return [i for i in ids if i is not None]
 
         self.tokenizer, self.asked = tokenizer, asked
-        everyday = texts.token_set_items("reference")
-        self.reference = spaced(everyday)
+        self.references = {name: spaced(texts.token_set_items(name)) for name in references}
+        self.reference = self.references[references[0]]
         self.tokens = {
             "math": [tokenizer.token_to_id(str(digit)) for digit in range(10)],
             "code": spaced(texts.NAMES + texts.VALUES),
@@ -71,6 +77,7 @@ class Answers:
         ``right`` and ``probability`` of each question of ``labels``; ``answers``: probabilities of T at the
         places of the first answers, (25, |T|); ``truth``: how many of the other pool are right; ``ratio`` by
         the screener's own code; ``left_out``: its logarithm without each token of T, then of R, less its own.
+        Of several reference sets, ``by_reference`` has both of each, and G in Euclidean distance.
         """
         found: dict[str, dict[str, Any]] = {}
         norm = FinalNorm("model.norm.weight", tensors["model.norm.weight"].double().numpy(), "rms")
@@ -85,13 +92,30 @@ class Answers:
                 "truth": int(self.answered(model, "truth", domain)[0].sum()),
             }
             if own_rows:
-                others = [i for i in self.reference if i not in ids]
-                figure = ratio(rows[ids], rows[others], norm, "BF16")
-                left = np.concatenate([figure.left_out_domain, figure.left_out_reference])
-                kept["ratio"] = round(figure.mean, 7)
-                kept["left_out"] = records.packed_halves(np.log(left) - np.log(figure.mean))
+                kept |= ratio_of(rows, ids, self.reference, norm)
+            if own_rows and len(self.references) > 1:
+                kept["by_reference"] = {
+                    name: ratio_of(rows, ids, reference, norm)
+                    | {"gap": round(gap(*sides(rows, ids, reference), "euclidean").mean, 7)}
+                    for name, reference in self.references.items()
+                }
             found[domain] = kept
         return found
+
+
+def sides(rows: Rows, ids: list[int], reference: list[int]) -> tuple[Rows, Rows]:
+    """The rows of T, and of R without those of T."""
+    return rows[ids], rows[[i for i in reference if i not in ids]]
+
+
+def ratio_of(rows: Rows, ids: list[int], reference: list[int], norm: FinalNorm) -> dict[str, Any]:
+    """The ratio, and its logarithm without each token of T, then of R, less its own."""
+    figure = ratio(*sides(rows, ids, reference), norm, "BF16")
+    left = np.concatenate([figure.left_out_domain, figure.left_out_reference])
+    return {
+        "ratio": round(figure.mean, 7),
+        "left_out": records.packed_halves(np.log(left) - np.log(figure.mean)),
+    }
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ whole pieces in the variant that the sets name, because the generators use them 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 
 from lmeval_screener.tokens.sets import load_token_set
@@ -414,14 +415,64 @@ WITH_CALLS = SOURCES | {"code": calls, "wrong_code": wrong_calls}
 ALIKE: Sources = {"alike_wrong_sums": alike_wrong_sums, "alike_wrong_code": alike_wrong_calls}
 
 
+#: The reference sets: that of the registered population, and the one without words of programs.
+REFERENCES = ("reference", "reference-v2")
+#: Words of the first reference set that the second lacks -> the second's word in their place.
+REPLACED = {
+    "tree": "fruit",
+    "cat": "cow",
+    "fish": "sheep",
+    "friend": "uncle",
+    "nose": "neck",
+    "arm": "skin",
+    "finger": "shoulder",
+    "summer": "afternoon",
+    "winter": "midnight",
+    "snow": "storm",
+    "sleep": "swim",
+    "walk": "ride",
+    "talk": "shout",
+    "visit": "enjoy",
+    "nice": "lovely",
+    "cold": "wet",
+    "hot": "fresh",
+    "soft": "gentle",
+    "tall": "pretty",
+    "loud": "angry",
+    "clean": "funny",
+    "red": "bright",
+    "blue": "heavy",
+    "green": "bitter",
+    "yellow": "brave",
+}
+_REPLACED = re.compile(rf"\b({'|'.join(REPLACED)})\b")
+
+
+def in_both(make: Callable[[random.Random], str]) -> Callable[[random.Random], str]:
+    """The same source, with the words that only the second reference set has in every other text.
+
+    So both sets' words are as frequent, and stand in the same places.
+    """
+
+    def made(rng: random.Random) -> str:
+        text = make(rng)
+        if rng.random() < 0.5:
+            return text
+        return _REPLACED.sub(lambda match: REPLACED[match[0]], text)
+
+    return made
+
+
 def token_set_words() -> list[str]:
-    """Words of the bundled sets' default groups, spaced as the sets ask for."""
-    return [f" {word}" for name in ("reference", "code", "legal") for word in token_set_items(name)]
+    """Words of the bundled sets' default groups, spaced as the sets ask for, each once."""
+    names = (*REFERENCES, "code", "legal")
+    words = [f" {word}" for name in names for word in token_set_items(name)]
+    return list(dict.fromkeys(words))
 
 
 def token_set_items(name: str) -> list[str]:
     """Words of the default groups of a bundled set."""
-    groups = load_token_set(name, "reference" if name == "reference" else "domain").groups
+    groups = load_token_set(name, "reference" if name in REFERENCES else "domain").groups
     return [word for group in groups.values() for word in group.items]
 
 

@@ -8,7 +8,7 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,7 +36,9 @@ from benchmarks.validity.texts import (
     BOS,
     DOMAINS,
     EOS,
+    REFERENCES,
     WITH_CALLS,
+    in_both,
     trained_tokenizer,
 )
 
@@ -55,11 +57,17 @@ class Texts:
     def __init__(self, study: Study, work: Path) -> None:
         made, file = study.content["texts"], work / "tokenizer.json"
         work.mkdir(parents=True, exist_ok=True)
+        sources, alike = WITH_CALLS, ALIKE
+        if made.get("both_references"):
+            sources = {name: in_both(make) for name, make in sources.items()}
+            alike = {name: in_both(make) for name, make in alike.items()}
         if not file.exists():
-            trained_tokenizer(WITH_CALLS, made["vocabulary"], seed=made["seed"]).save(str(file))
+            trained_tokenizer(sources, made["vocabulary"], seed=made["seed"]).save(str(file))
         self.json = file.read_text("utf-8")
         self.tokenizer = Tokenizer.from_str(self.json)
-        self.streams = {name: self._stream(work, name, made) for name in WITH_CALLS | ALIKE}
+        self.streams = {
+            name: self._stream(work, name, make, made) for name, make in (sources | alike).items()
+        }
         self.asked = {
             part: {
                 domain: questions(domain, study.content["questions"], seed) for domain in DOMAINS
@@ -71,8 +79,10 @@ class Texts:
     def vocabulary(self) -> int:
         return int(self.tokenizer.get_vocab_size())
 
-    def _stream(self, work: Path, name: str, made: Mapping[str, int]) -> torch.Tensor:
-        file, make = work / f"{name}.npy", (WITH_CALLS | ALIKE)[name]
+    def _stream(
+        self, work: Path, name: str, make: Callable[[random.Random], str], made: Mapping[str, int]
+    ) -> torch.Tensor:
+        file = work / f"{name}.npy"
         if not file.exists():
             rng, ids = random.Random(f"{name} {made['seed']}"), list[int]()
             while len(ids) < made["tokens"]:
@@ -193,7 +203,8 @@ def trained_group(configuration: Path, runs: Sequence[Run], work: Path) -> list[
     texts = Texts(study, work)
     start, processor = time.perf_counter(), time.process_time()
     rows = []
-    answers = Answers(texts.tokenizer, texts.asked)
+    references = REFERENCES if study.content["texts"].get("both_references") else REFERENCES[:1]
+    answers = Answers(texts.tokenizer, texts.asked, references)
     for run, tensors in zip(runs, trained(runs, study, texts, work), strict=True):
         # The two that no longer vary are in the committed rows.
         names = {"name": run.name, "recipe": run.recipe, "setting": "default", "size": "small"}

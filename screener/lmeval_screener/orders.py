@@ -25,6 +25,13 @@ class Order(NamedTuple):
         """
         return Order(self.rank_by or other.rank_by, self.metric or other.metric)
 
+    @property
+    def figure(self) -> str:
+        """The figure in words: ``ratio``, ``G (Euclidean)``; empty where nobody says."""
+        if self.rank_by != "gap":
+            return self.rank_by or ""
+        return f"G ({DISTANCES[self.metric]})" if self.metric else "G"
+
 
 #: Nobody says: each family's own order, else the ratio, and the cosine distance of G.
 UNSAID = Order()

@@ -279,12 +279,13 @@ _TOLERANCE = 0.04
 _IN_NAME = re.compile(r"(?:^|[-_./])(?:(\d+)x)?(\d+(?:\.\d+)?)([kmb])(?=$|[-_./])", re.IGNORECASE)
 _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 # Published sizes of checkpoints, including the bundled families'. Counts alone cannot separate Pythia's 6.9B
-# from the many 7B: its name does.
+# from the many 7B, Qwen1.5's 1.8B from untied 1.5B, Phi's 2.7B and 3.8B from 2.8B and 4B: names
+# and families do.
 _KNOWN = (
-    *("14M", "31M", "70M", "82M", "124M", "135M", "160M", "355M", "360M", "410M", "0.5B", "0.6B"),
-    *("774M", "1B", "1.3B", "1.4B", "1.5B", "1.7B", "2B", "2.8B", "3B", "4B", "7B", "8B"),
-    *("9B", "12B", "13B", "14B", "20B", "27B", "30B", "32B", "34B", "40B", "65B", "70B"),
-    *("72B", "104B", "110B", "123B", "180B", "235B", "405B", "671B"),
+    *("14M", "31M", "70M", "82M", "124M", "135M", "160M", "355M", "360M", "410M", "0.5B", "560M"),
+    *("0.6B", "774M", "1B", "1.1B", "1.3B", "1.4B", "1.5B", "1.7B", "2B", "2.8B", "3B"),
+    *("4B", "7B", "8B", "9B", "12B", "13B", "14B", "20B", "27B", "30B", "32B", "34B", "40B"),
+    *("65B", "70B", "72B", "104B", "110B", "123B", "176B", "180B", "235B", "405B", "671B"),
 )
 _SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN}
 

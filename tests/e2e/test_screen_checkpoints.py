@@ -329,7 +329,8 @@ def test_wrong_usage_is_exit_2_with_the_next_step(command, args, message):
 
 
 def test_families_domains_and_the_version_are_told(command):
-    assert re.search(r"^qwen2.5 +36 ", command("--list", "families").stdout, re.M)
+    families = command("--list", "families").stdout
+    assert re.search(r"^qwen2.5 +36 .* G \(Euclidean\) ", families, re.M)
     rows = csv.DictReader(io.StringIO(command("--list", "domains", "--format", "csv").stdout))
     taken = {(row["set"], row["group"]): row["default"] for row in rows}
     assert (taken["math", "digits"], taken["math", "operators"]) == ("True", "False")

@@ -104,10 +104,7 @@ def gap_parts(group: Group) -> Spec:
     )
     layers = [{"data": {"values": values}, **bars}]
     if accuracies:
-        line = {"type": "line", "color": "var(--ink)", "aria": False}
-        y = numeric("accuracy", "accuracy", axis={"orient": "right", "grid": False}, zero=False)
-        points = mark({**POINT, "color": "var(--ink)"}, y=y, **SAYS)
-        layers.append({"data": {"values": accuracies}, "layer": [mark(line, y=y), points]})
+        layers.append(_accuracy_line(accuracies))
     return {
         "height": 280,
         "encoding": {
@@ -135,13 +132,42 @@ def gap_steps(group: Group) -> Spec:
 
 
 def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
+    """A figure along the steps; supplied accuracies as a second line, on an axis of their own."""
     values, before = [], figures[0]
     for step, c, figure in zip(_steps(group), group.steps, figures, strict=True):
         error = 2 * difference(figure, before).se
         ends = {"low": figure.mean - error, "high": figure.mean + error}
         values.append({"step": step, "name": c.step, name: figure.mean, **ends})
         before = figure
-    return course(values, name, _title(group, name), decimals(figures))
+    drawn = course(values, name, _title(group, name), decimals(figures))
+    accuracies = [
+        {
+            "step": step,
+            "accuracy": c.accuracy,
+            "says": f"{c.step}; accuracy {c.accuracy:.3g}",
+        }
+        for step, c in zip(_steps(group), group.steps, strict=True)
+        if c.accuracy is not None
+    ]
+    if not accuracies:
+        return drawn
+    return {
+        "height": drawn["height"],
+        "encoding": drawn["encoding"],
+        "layer": [
+            {"data": drawn["data"], "layer": drawn["layer"]},
+            _accuracy_line(accuracies),
+        ],
+        "resolve": {"scale": {"y": "independent"}},
+    }
+
+
+def _accuracy_line(rows: list[dict[str, Any]]) -> Spec:
+    """Accuracies as a line with points, by an axis at the right; rows have ``accuracy``, ``says``."""
+    line = {"type": "line", "color": "var(--ink)", "aria": False}
+    y = numeric("accuracy", "accuracy", axis={"orient": "right", "grid": False}, zero=False)
+    points = mark({**POINT, "color": "var(--ink)"}, y=y, **SAYS)
+    return {"data": {"values": rows}, "layer": [mark(line, y=y), points]}
 
 
 def accuracy_chart(groups: Sequence[Group]) -> Spec:

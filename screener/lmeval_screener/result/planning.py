@@ -106,11 +106,18 @@ def families_document() -> Document:
             "family": name,
             "entries": len(family.checkpoints),
             "scales": ", ".join(family.scales),
+            "ranked_by": family.order.figure,
             "note": family.note or None,
         }
         for name, family in load_families().items()
     ]
-    headings = {"family": "Family", "entries": "Checkpoints", "scales": "Scales", "note": "Note"}
+    headings = {
+        "family": "Family",
+        "entries": "Checkpoints",
+        "scales": "Scales",
+        "ranked_by": "Ranked by",
+        "note": "Note",
+    }
     return _listing(
         "Families", f"{len(rows)} families; `--family NAME` screens one.", rows, headings
     )
@@ -128,7 +135,7 @@ def domains_document() -> Document:
             "role": role,
             "words": len(group.items),
             "default": taken,
-            "examples": " ".join(group.items[:5]),
+            "examples": " ".join(text.strip() for text in group.texts()[:5]),
         }
         for name in names
         for role, key, group, taken in described_groups(name)

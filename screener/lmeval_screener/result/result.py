@@ -473,29 +473,20 @@ class Result(Report):
         for place, group in enumerate(self.groups):
             best = group.names[group.checkpoints[0]]
             count = len(group.checkpoints) - len(group.set_aside)
-            figure, meaning = group.figure, ""
-            called = f"{figure[0].upper()}{figure[1:]}"
+            figure = group.figure
             if group.steps:
-                draw = partial(_draw, "steps", group)
-                caption = f"{called} along the training of {group.title}"
-                description = f"{called} against the training step; largest at {best}."
-                meaning = "Lines: two standard errors of the difference to the step before (choice of tokens)."
+                drawn[f"ranking{place}"] = _course_chart(group, figure)
             else:
-                draw = partial(_draw, "ranking", group)
                 most = f", the {answer.DRAWN} best of {count}" if count > answer.DRAWN else ""
-                caption = f"{called} of each checkpoint{most}"
-                description = f"Dots of {figure}, best first, from {best}."
-                meaning = "Lines: two standard errors (choice of tokens)."
-            drawn[f"ranking{place}"] = Chart(
-                draw, caption, description, meaning, f"ranking-{group.anchor}"
-            )
-            if group.steps and figure == "ratio":
-                drawn[f"gap{place}"] = Chart(
-                    partial(_draw, "gap_steps", group),
-                    f"G along the training of {group.title}",
-                    "G against the training step.",
-                    name=f"gap-{group.anchor}",
+                drawn[f"ranking{place}"] = Chart(
+                    partial(_draw, "ranking", group),
+                    f"{figure[0].upper()}{figure[1:]} of each checkpoint{most}",
+                    f"Dots of {figure}, best first, from {best}.",
+                    "Lines: two standard errors (choice of tokens).",
+                    f"ranking-{group.anchor}",
                 )
+            if group.steps and figure == "ratio":
+                drawn[f"gap{place}"] = _course_chart(group, "G")
             if figure == "G" and not group.steps:
                 drawn[f"parts{place}"] = _parts_chart(group)
         if self.agreement:
@@ -588,6 +579,39 @@ def _draw(name: str, of: Any) -> dict[str, Any]:
 
     specification: dict[str, Any] = getattr(charts, name)(of)
     return specification
+
+
+def _course_chart(group: Group, figure: str) -> Chart:
+    """The figure that ranks a training, or G, along its steps, with the accuracy where it is known.
+
+    As figure 33 of the RD paper draws them: the caption has their rank correlation and its p-value.
+    """
+    called = f"{figure[0].upper()}{figure[1:]}"
+    caption = f"{called} along the training of {group.title}"
+    rated = [c for c in group.steps if c.accuracy is not None]
+    if rated:
+        figures = [c.figure.mean if figure == group.figure else c.gap.mean for c in rated]
+        agreed = Agreement.of(
+            "group", group.name, [(figures, [c.accuracy for c in rated if c.accuracy is not None])]
+        )
+        correlation = agreed.reason
+        if not correlation:
+            p = shown(agreed.spearman_p, "p-value")
+            correlation = f"Spearman {agreed.spearman:.3f}, p {p}, of {agreed.n} checkpoints"
+        caption = f"{caption}, and the accuracy ({correlation})"
+    description = f"{called} against the training step."
+    if figure != group.figure:
+        return Chart(
+            partial(_draw, "gap_steps", group), caption, description, name=f"gap-{group.anchor}"
+        )
+    best = group.names[group.checkpoints[0]]
+    return Chart(
+        partial(_draw, "steps", group),
+        caption,
+        f"{called} against the training step; largest at {best}.",
+        "Lines: two standard errors of the difference to the step before (choice of tokens).",
+        f"ranking-{group.anchor}",
+    )
 
 
 def _parts_chart(group: Group) -> Chart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -79,15 +80,37 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
 
 
 def load_family(name: str, path: str | Path | None = None) -> Family:
-    """One family by name; UsageError with near names if there is none."""
+    """One family by name; else UsageError with near names, and where models of that name are."""
     families = load_families(path)
     for known, family in families.items():
         if known.lower() == name.lower():
             return family
     where = "" if path is None else f" in {path}"
-    raise UsageError(
-        f"unknown family {name!r}{where}{nearest(name, families)}; known: {', '.join(families)}"
-    )
+    members = _families_with(name, families)
+    if members:
+        models = f"; models whose names hold it are in {', '.join(members)}"
+        hint = f"{models}: `--family {members[0]}`"
+    else:
+        hint = nearest(name, families)
+    raise UsageError(f"unknown family {name!r}{where}{hint}; known: {', '.join(families)}")
+
+
+def _families_with(name: str, families: Mapping[str, Family]) -> list[str]:
+    """Families with checkpoints whose names hold ``name``, most of them first."""
+    sought = _letters(name)
+    if not sought:
+        return []
+    counts = {}
+    for known, family in families.items():
+        held = [target for target in family.checkpoints if sought in _letters(target.repo)]
+        if held:
+            counts[known] = len(held)
+    return sorted(counts, key=lambda known: -counts[known])
+
+
+def _letters(name: str) -> str:
+    """The letters and digits of a name, in lower case: ``Phi-3.5`` and ``phi35`` are one name."""
+    return "".join(sign for sign in name.lower() if sign.isalnum())
 
 
 def demo_targets() -> list[Target]:

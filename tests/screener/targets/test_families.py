@@ -25,8 +25,8 @@ families:
 
 
 def size(scale: str) -> float:
-    number, unit = re.fullmatch(r"([\d.]+)([MB])", scale).groups()
-    return float(number) * {"M": 1e6, "B": 1e9}[unit]
+    experts, number, unit = re.fullmatch(r"(?:(\d+)x)?([\d.]+)([MB])", scale).groups()
+    return int(experts or 1) * float(number) * {"M": 1e6, "B": 1e9}[unit]
 
 
 @pytest.mark.parametrize("name", load_families())
@@ -37,7 +37,7 @@ def test_bundled_families_are_well_formed(name):
     )
     for entry in entries:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.repo)
-        assert entry.is_glob == bool(entry.revision) == name.endswith("-steps")
+        assert entry.is_glob == name.endswith("-steps")
         assert entry.family == name
 
 
@@ -56,6 +56,19 @@ def test_trajectories_select_the_steps_that_their_notes_name():
     ]
     assert steps == list(range(100_000, 780_001, 20_000))  # 100,000 has no branch on the Hub
     assert set(range(120_000, 700_001, 20_000)) <= set(steps)
+    olmo3 = load_family("olmo3-steps").checkpoints
+    for entry, last, count in zip(olmo3, (1_413_814, 656_000), (28, 13), strict=True):
+        names = [f"stage1-step{step}" for step in range(0, last + 1, 1000)]
+        steps = [int(name[11:]) for name in names if fnmatchcase(name, entry.revision)]
+        assert steps == list(range(50_000, 50_000 * count + 1, 50_000))
+    (smollm3,) = load_family("smollm3-steps").checkpoints
+    ends = {"stage1": 3_450_000, "stage2": 4_200_000, "stage3": 4_720_000}
+    steps = []
+    for step in range(40_000, 4_720_001, 40_000):
+        stage = next(stage for stage, end in ends.items() if step <= end)
+        if fnmatchcase(f"{stage}-step-{step}", smollm3.revision):
+            steps.append(step)
+    assert steps == list(range(200_000, 4_600_001, 200_000))
 
 
 def test_a_file_of_ones_own(tmp_path):
@@ -69,10 +82,36 @@ def test_a_file_of_ones_own(tmp_path):
 
 
 def test_unknown_family():
-    with pytest.raises(UsageError, match=r"unknown family 'qwen25'; did you mean qwen2\.5"):
-        load_family("qwen25")
+    with pytest.raises(UsageError, match=r"unknown family 'qwn2\.5'; did you mean qwen2\.5"):
+        load_family("qwn2.5")
     with pytest.raises(UsageError, match=r"unknown family 'nothing'; known: qwen2\.5, "):
         load_family("nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "leads"),
+    [
+        ("deepseek-r1-distill", "qwen2.5, llama3: `--family qwen2.5`"),
+        ("llama", "llama2, llama3: `--family llama2`"),
+        ("mixtral", "mistral-v0.1: `--family mistral-v0.1`"),
+        ("CodeLlama", "llama2: `--family llama2`"),
+        ("qwen1", "qwen1.5, qwen2.5: `--family qwen1.5`"),
+        ("Qwen/Qwen2.5-Math-7B", "qwen2.5: `--family qwen2.5`"),
+        ("qwen25", "qwen2.5: `--family qwen2.5`"),
+        ("bloomz", "bloom: `--family bloom`"),
+    ],
+)
+def test_a_name_that_is_no_family_leads_to_where_the_models_are(name, leads):
+    with pytest.raises(UsageError) as error:
+        load_family(name)
+    assert f"models whose names hold it are in {leads}; known: " in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["/", "falcon", "-"])
+def test_a_name_that_no_model_holds_leads_nowhere(name):
+    with pytest.raises(UsageError) as error:
+        load_family(name)
+    assert "models whose" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import keyword
 import re
 from pathlib import Path
 
@@ -30,9 +31,14 @@ def script(monkeypatch):
 
 def test_the_documented_counts_and_digit_schemes_are_what_the_script_prints(script):
     """They were first counted from the whole tokenizers."""
-    table = script("token_set_counts").table(DATA)
+    counts = script("token_set_counts")
+    table = counts.table(DATA)
     assert table in PAGE
-    assert "TooFew" not in re.findall("qwen2.5.*", table)[0], (
+    assert counts.ranks(DATA) in PAGE
+    heading, qwen = re.findall(r"^\| (?:tokenizer|qwen2\.5) .*", table, re.M)
+    found = dict(zip(heading.split(" | "), qwen.split(" | "), strict=True))
+    refused = [name.strip("`") for name, cell in found.items() if cell.startswith("refused")]
+    assert [name.partition(":")[0] for name in refused] == ["numbers", "numbers"], (
         "new words: make tests/data/tokenizers anew"
     )
 
@@ -61,7 +67,13 @@ def test_the_documented_files_are_valid(tmp_path):
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("domain", ["math", "code", "legal", "code:code_only", "math:number_words"])
+@pytest.mark.parametrize(
+    "domain",
+    [
+        *("math", "code", "legal", "code:code_only", "math:number_words"),
+        *("code:line_start", "legal:capitals", "legal:obligations"),
+    ],
+)
 def test_rows_are_those_of_the_tokenizers_library(name, domain):
     # The library reads the same file by its own code; a piece decodes to the word it stands for.
     library = Tokenizer.from_file(str(DATA / f"{name}.json"))
@@ -84,6 +96,30 @@ def test_bundled_sets_are_disjoint_from_the_reference_in_any_case():
             words.setdefault(role, set()).update(text.strip().lower() for text in group.texts())
     assert len(words["domain"]) > 250
     assert not words["reference"] & words["domain"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_three_digit_chunks_are_taken_whole_or_not_at_all(name):
+    numbers = load_token_set("numbers")
+    if name != "olmo2-dolma2":
+        with pytest.raises(ScreeningError, match="expected all 1000 items of chunks") as error:
+            resolve_tokens(numbers, REFERENCE, vocabulary(name))
+        assert error.value.code == "TooFewTokens"
+        return
+    found = resolve_tokens(numbers, REFERENCE, vocabulary(name))
+    assert [token.piece for token in found.domain] == [f"{number:03d}" for number in range(1000)]
+
+
+def test_words_stand_in_the_form_in_which_texts_have_them():
+    line_start = load_token_set("code:line_start")
+    words = line_start.groups["line_start"].texts()
+    assert set(words) <= {*keyword.kwlist, *keyword.softkwlist, "type"}  # 3.12 has it
+    assert {"def", "match", "case", "type"} < set(words)
+    capitals = load_token_set("legal:capitals").groups["capitals"].texts()
+    assert {" Agreement", " Licensee", " Party"} < set(capitals)
+    assert all(text[1].isupper() for text in capitals)
+    obligations = load_token_set("legal:obligations").groups["obligations"].texts()
+    assert {" shall", " pursuant"} < set(obligations)
 
 
 def test_rows_of_the_domain_are_taken_out_of_the_reference(tmp_path):
