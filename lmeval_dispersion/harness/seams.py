@@ -825,7 +825,7 @@ def _means_over_members(
                 continue
             error = key.replace(",", "_stderr,", 1)
             values = [member.get(key, math.nan) for member in members]
-            errors = [member.get(error) for member in members]
+            errors: list[Any] = [member.get(error) for member in members]
             means[key] = sum(values) / len(values)
             if error in combined and all(isinstance(value, float) for value in errors):
                 means[error] = math.hypot(*errors) / len(errors)
