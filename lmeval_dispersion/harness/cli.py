@@ -95,7 +95,8 @@ def _run(args: argparse.Namespace) -> int:
         from lm_eval.__main__ import cli_evaluate
 
         from lmeval_dispersion.harness import recording, saving
-        from lmeval_dispersion.harness.seams import before_weights, more_tasks
+        from lmeval_dispersion.harness.records import METRICS
+        from lmeval_dispersion.harness.seams import before_weights, folded_tables, more_tasks
         from lmeval_dispersion.model.load_report import warned_loads
     except ImportError as error:
         raise MissingExtraError(
@@ -113,6 +114,7 @@ def _run(args: argparse.Namespace) -> int:
             more_tasks(ours),
             warned_loads(adapter=adapter),
             before_weights(recording.check_choice),
+            folded_tables(tuple(METRICS)),
         ):
             cli_evaluate()
     finally:

@@ -1,6 +1,6 @@
 """The seams to lm-eval: every workaround is here, and nowhere else.
 
-lm-eval has no public interface for eleven things that a dispersion task, a probe or a race needs. Each is
+lm-eval has no public interface for twelve things that a dispersion task, a probe or a race needs. Each is
 done here, once:
 
 ===================================  ==================================================  ==================
@@ -22,6 +22,7 @@ tasks from two folders               :func:`more_tasks`: lm-eval's task manager 
                                      one more folder
 a word before weights are loaded,    :func:`before_weights`, in our own command alone;   none
 and a refusal in one sentence        :func:`one_sentence`
+a table without rows of NaN          :func:`folded_tables`, in our own command alone     none
 weights that a model's files lack    :func:`refused_loads`: the reports of transformers  none
                                      and PEFT, by public names alone
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
@@ -728,6 +729,36 @@ def loaded_lm(
 
 
 @contextmanager
+def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
+    """Leave rows of NaN in ``metrics`` out of lm-eval's tables, with their number below.
+
+    A subject with one right answer has no dispersion of right answers: of MMLU's 57 that is a row each.
+    """
+    original = utils.make_table
+
+    def folded(results: Mapping[str, Any], column: str = "results", **options: Any) -> str:
+        left_out = 0
+        kept: dict[str, dict[str, Any]] = {}
+        for name, figures in results[column].items():
+            kept[name] = dict(figures)
+            for key, value in figures.items():
+                is_ours = key.partition(",")[0] in metrics
+                if is_ours and isinstance(value, float) and math.isnan(value):
+                    del kept[name][key]
+                    left_out += 1
+        text: str = original({**results, column: kept}, column, **options)
+        if left_out:
+            text += f"{left_out} rows are NaN and not shown: fewer than two such documents.\n"
+        return text
+
+    try:
+        utils.make_table = folded
+        yield
+    finally:
+        utils.make_table = original
+
+
+@contextmanager
 def refused_loads(*, adapter: bool) -> Iterator[None]:
     """Refuse a model, and with ``adapter`` an adapter, whose files lack weights, by a HarnessError.
 
@@ -825,7 +856,7 @@ def _means_over_members(
                 continue
             error = key.replace(",", "_stderr,", 1)
             values = [member.get(key, math.nan) for member in members]
-            errors = [member.get(error) for member in members]
+            errors: list[Any] = [member.get(error) for member in members]
             means[key] = sum(values) / len(values)
             if error in combined and all(isinstance(value, float) for value in errors):
                 means[error] = math.hypot(*errors) / len(errors)

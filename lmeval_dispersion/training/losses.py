@@ -153,7 +153,7 @@ def angular_spread(
         z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
     )
     if clamp is not None:
-        return _by_layer(z, p, *released_code.angular_exponentials(p, tau, clamp))
+        return _by_layer(z, p, *released_code.spread_as_released(p, tau, clamp))
     return _by_layer(z, p, *angular_exponentials(p, tau))
 
 
@@ -180,7 +180,7 @@ def orthogonalization(
         z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
     )
     if clamp is not None:
-        return _by_layer(z, p, *released_code.angular_hinges(p, margin, clamp))
+        return _by_layer(z, p, *released_code.hinges_as_released(p, margin, clamp))
     return _by_layer(z, p, *angular_hinges(p, margin))
 
 
@@ -225,7 +225,7 @@ def l2_repel(
         _at_least(tau, 1e-30)
         rate = torch.full((p.groups,), 1.0 / float(tau), dtype=p.z.dtype, device=p.z.device)
     if released:
-        value, counted = released_code.distance_exponentials(p, float(tau))
+        value, counted = released_code.repulsion_as_released(p, float(tau))
     else:
         value, counted = distance_exponentials(p, rate)
     mean_square = p.sums(p.z.square().mean(-1)) / p.counts(p.real).clamp(min=1.0)

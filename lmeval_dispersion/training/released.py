@@ -26,7 +26,7 @@ EPSILON = 0.01
 CLAMP = 0.25  # of the released class and its Qwen3 script; its GPT-2 command line has 0.1
 
 
-def angular_exponentials(p: Points, tau: float, clamp: float) -> Means:
+def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
     """Log of each group's mean of exp(-D/tau + 0.01) over pairs, D = arccos(cut cosine)/pi."""
 
     def measure(p: Points) -> Tensor:
@@ -38,7 +38,7 @@ def angular_exponentials(p: Points, tau: float, clamp: float) -> Means:
     return _with_gradient(p, measure)
 
 
-def angular_hinges(p: Points, margin: float, clamp: float) -> Means:
+def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
     """Each group's mean of max(0, margin - D)^2 over pairs, D = arccos(cut cosine)/pi."""
 
     def measure(p: Points) -> Tensor:
@@ -49,7 +49,7 @@ def angular_hinges(p: Points, margin: float, clamp: float) -> Means:
     return _with_gradient(p, measure)
 
 
-def distance_exponentials(p: Points, tau: float) -> Means:
+def repulsion_as_released(p: Points, tau: float) -> Means:
     """Log of each group's mean of exp(-|z_i - z_j|^2/tau + 0.01) over all i and j, also i = j."""
 
     def measure(p: Points) -> Tensor:

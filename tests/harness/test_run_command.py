@@ -77,7 +77,12 @@ def test_what_concerns_many_tasks_is_one_warning(model_folder, tmp_path, capsys)
         for name in ("arc_challenge", "arc_easy", "hellaswag", "truthfulqa_mc1")
     ]
     assert run(model_folder, ",".join(tasks), "--limit", 1, store=tmp_path / "store") == 0
-    assert "is NaN" not in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "is NaN" not in printed.err
+    # Three figures of each of four tasks, of one document: one line in place of twelve rows.
+    assert "12 rows are NaN and not shown" in printed.out
+    assert "nan" not in printed.out
+    assert printed.out.count("|acc ") == 4
     saving.report_at_exit()
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "dispersion is NaN" in line] == [

@@ -114,6 +114,7 @@ def ten_enabled(in_world, harness_copy):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_stock_command_runs_the_ten(ten_enabled, tmp_path):
     words = [str(Path(sys.executable).parent / "lm_eval"), "--model", "hf", "--device", "cpu"]
     words += ["--tasks", "dispersion_ten", "--limit", "2", "--batch_size", "16"]
@@ -129,6 +130,7 @@ def test_the_stock_command_runs_the_ten(ten_enabled, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_midtraining_ends_with_the_benchmarks_of_each_arm(
     in_world, ten_enabled, tmp_path, monkeypatch, capsys
 ):
