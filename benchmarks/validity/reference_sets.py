@@ -22,6 +22,7 @@ from benchmarks.validity.analysis import (
 )
 from benchmarks.validity.page import markdown
 from benchmarks.validity.records import unpacked
+from benchmarks.validity.study import read_study
 from benchmarks.validity.texts import DOMAINS, REFERENCES
 
 STUDY = Path(__file__).parent / "reference.yaml"
@@ -96,19 +97,26 @@ def right_shares(accuracy: Floats, figure: Floats, counts: NDArray[np.int64]) ->
 
 
 def verdict_of(comparisons: Sequence[Comparison]) -> str:
-    """*Holds* where the second orders no worse in all, *does not hold* where it is worse in one."""
+    """*Holds* where the second orders no worse in all, *does not hold* where it is worse in one.
+
+    Without every kind, it is not judged.
+    """
     verdicts = {comparison.verdict for comparison in comparisons}
+    if {comparison.kind for comparison in comparisons} != set(KINDS):
+        return "not judged: not all groups are trained"
     if FAILS in verdicts:
         return FAILS
     return INCONCLUSIVE if INCONCLUSIVE in verdicts else HOLDS
 
 
 def read(folder: Path = records.FOLDER) -> dict[str, list[dict[str, Any]]]:
-    """The committed rows by kind, by name."""
+    """The rows of each kind whose group is trained whole, by name."""
+    recipes = [run.recipe.split("-")[0] for run in read_study(STUDY).runs()]
     rows = {}
     for kind in KINDS:
         found = records.checked(folder / f"reference-{kind}.jsonl", STUDY)
-        rows[kind] = sorted(found, key=lambda row: str(row["name"]))
+        if len(found) == recipes.count(kind):
+            rows[kind] = sorted(found, key=lambda row: str(row["name"]))
     return rows
 
 
