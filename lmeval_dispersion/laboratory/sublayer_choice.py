@@ -30,6 +30,7 @@ from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, t
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.declared import count
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,7 +67,7 @@ _KNN = {
     ),
     "weight": Col("Weight", ".2f", drop=2, hint="of the neighbours, as chosen on the tune part"),
     "temperature": Col("Temperature", ".4g", drop=3, hint="over the keys' variance"),
-    "documents": Col("Documents", "d", drop=4),
+    "documents": Col("Documents", "d", drop=4, hint="or segments of a running text"),
 }
 _AGAINST = {
     "layer": Col("Key"),
@@ -143,7 +144,7 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
     best = min(keys, key=lambda row: row["perplexity"])
     moved = f"{best['change']:+.2f} % ({best['change_low']:+.2f} to {best['change_high']:+.2f})"
     ends = f"from {best['without']:.2f} to {best['perplexity']:.2f}"
-    over = f"over {best['documents']} documents"
+    over = f"over {count(best['documents'], best['unit'])}"
     if best["change_high"] < 0:
         return f"A kNN-LM keyed by {best['layer']} lowers perplexity {ends}: {moved} {over}."
     return (

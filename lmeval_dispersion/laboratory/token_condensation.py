@@ -50,6 +50,7 @@ BINS = 128
 LAST = (1, 2, 3, 4, 5)  # numbers of last depths whose mean the paper gives, besides half of them
 
 _SHOWN = 12  # depths in a table without details
+_STEP = 1.1  # times the parameters: a model is larger
 _TURN = 0.1  # share of a curve's range: a smaller reversal is not a turn
 
 _CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
@@ -100,8 +101,8 @@ class CondensationResult(StudyResult):
         histogram: One row per model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
         texts: One row per model, depth and text: its mean.
         last: One row per model, control and number of last depths (1 to 5, ``half``): their mean.
-        sizes: One row per family, models of different sizes that read the same tokens: ``slope``, the
-            change of ``last_mean`` for ten times the parameters, paired over texts.
+        sizes: One row per family, models of different sizes that read the same tokens: ``change`` of
+            ``last_mean`` from the smallest to the largest, fitted by size and paired over texts.
         pairs: One row per model and the next smaller one of its family, or the teacher
             (``relation``): the ``difference`` of ``last_mean``, paired over texts.
         manifest: Settings, counts and the run's models.
@@ -182,32 +183,32 @@ class CondensationResult(StudyResult):
 def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
     """Whether larger models of a family condense less, and between which two they do not."""
     models = family["models"].split(", ")
-    slope = family["slope"]
+    change = family["change"]
     what = f"similarity of the last {last} depths"
     of = f"Of {listed(models)} on these texts"
-    if family["slope_low"] <= 0 <= family["slope_high"]:
-        ends = f"{family['slope_low']:+.3f} to {family['slope_high']:+.3f}"
+    if family["change_low"] <= 0 <= family["change_high"]:
+        ends = f"{family['change_low']:+.3f} to {family['change_high']:+.3f}"
         return (
             f"{of}, larger models do not clearly condense less or more: {what} moves by "
-            f"{slope:+.3f} ({ends}) for ten times the parameters."
+            f"{change:+.3f} ({ends}) from the smallest to the largest."
         )
     steps = [row for row in pairs if row["relation"] == "size" and row["model"] in models]
-    along = [row for row in steps if _direction(row) == np.sign(slope)]
+    along = [row for row in steps if _direction(row) == np.sign(change)]
     against = [
         f"{row['model']} after {row['other']}"
         for row in steps
-        if _direction(row) == -np.sign(slope)
+        if _direction(row) == -np.sign(change)
     ]
     more = ""
     if against:
         more = f", but not {listed(against)}"
     elif len(along) == len(steps) > 1:
         more = ", at each step of size"
-    word, way = ("less", "falls") if slope < 0 else ("more", "rises")
-    low, high = sorted(abs(family[name]) for name in ("slope_low", "slope_high"))
+    word, way = ("less", "falls") if change < 0 else ("more", "rises")
+    low, high = sorted(abs(family[name]) for name in ("change_low", "change_high"))
     return (
-        f"{of}, larger models condense {word}{more}: {what} {way} by {abs(slope):.3f} "
-        f"({low:.3f} to {high:.3f}) for ten times the parameters."
+        f"{of}, larger models condense {word}{more}: {what} {way} by {abs(change):.3f} "
+        f"({low:.3f} to {high:.3f}) from the smallest to the largest."
     )
 
 
@@ -402,11 +403,14 @@ def comparisons(
     groups: dict[str, list[str]] = {}
     for model in sorted(means, key=parameters.__getitem__):
         groups.setdefault(tokens[model], []).append(model)
-    families = [names for names in groups.values() if len({parameters[name] for name in names}) > 1]
+    families = []
     wanted = []
-    for names in families:
+    for names in groups.values():
+        if parameters[names[-1]] < _STEP * parameters[names[0]]:
+            continue
+        families.append(names)
         for other, model in itertools.pairwise(names):
-            if parameters[other] < parameters[model]:
+            if parameters[model] >= _STEP * parameters[other]:
                 wanted.append((model, other, "size"))
     for model in means:
         if not teacher or model == teacher:
@@ -421,11 +425,11 @@ def comparisons(
     claims = len(families) + len(wanted)
     sizes = []
     for names in families:
-        scale = np.log10([float(parameters[name]) for name in names])
-        scale -= scale.mean()
-        slopes = scale @ np.array([means[name] for name in names]) / (scale @ scale)
-        about = {"models": ", ".join(names), "texts": len(slopes)}
-        sizes.append({**about, **with_ends("slope", _student(slopes, claims))})
+        scale = np.log([float(parameters[name]) for name in names])
+        scale = (scale - scale.mean()) / np.ptp(scale)
+        changes = scale @ np.array([means[name] for name in names]) / (scale @ scale)
+        about = {"models": ", ".join(names), "texts": len(changes)}
+        sizes.append({**about, **with_ends("change", _student(changes, claims))})
     pairs = []
     for model, other, relation in wanted:
         difference = _student(means[model] - means[other], claims)
@@ -433,10 +437,12 @@ def comparisons(
         pairs.append({**row, **with_ends("difference", difference)})
     ends = ("", "_low", "_high")
     return {
-        "sizes": pd.DataFrame(sizes, columns=["models", "texts", *(f"slope{end}" for end in ends)]),
+        "sizes": pd.DataFrame(
+            sizes, columns=["models", "texts", *(f"change{end}" for end in ends)]
+        ),
         "pairs": pd.DataFrame(
             pairs,
-            columns=["model", "other", "relation", "texts", *(f"difference{e}" for e in ends)],
+            columns=["model", "other", "relation", "texts", *(f"difference{end}" for end in ends)],
         ),
     }
 
