@@ -70,7 +70,7 @@ class Datastore:
         self.mean = self.keys.mean(dim=0)
         self.keys -= self.mean  # smaller numbers: more digits of their distances
         self.norms = self.keys.square().sum(dim=1)
-        self.variance = float(self.norms.mean(dtype=torch.float64))
+        self.variance = float(self.norms.cpu().double().mean())
 
     def shares(self, states: Tensor, tokens: Tensor, neighbours: int) -> NDArray[np.float64]:
         """Probability of ``tokens`` (q,) by the keys nearest to ``states`` (q, d), (q, temperatures)."""
@@ -88,13 +88,13 @@ class Datastore:
             nearest, places = nearest.topk(most, dim=1, largest=False)
             values = values.gather(1, places)
         # The squared norm of the query is the same for all of its neighbours, so it cancels.
-        scaled = -nearest.double() / self.variance
-        is_right = values == tokens[:, None]
+        scaled = -nearest.cpu().double() / self.variance
+        is_right = (values == tokens[:, None]).cpu()
         shares = []
         for temperature in TEMPERATURES:
             weights = (scaled / temperature).softmax(dim=1)
             shares.append((weights * is_right).sum(dim=1))
-        return np.asarray(torch.stack(shares, dim=1).cpu().numpy())
+        return np.asarray(torch.stack(shares, dim=1).numpy())
 
 
 def all_but_last(states: Tensor) -> NDArray[np.float32]:
@@ -232,7 +232,9 @@ def _cut(documents: NDArray[np.int64], bound: float) -> int:
     return place
 
 
-def change(first: Array, second: Array, tokens: Array, claims: int) -> statistics.Interval:
+def perplexity_change(
+    first: Array, second: Array, tokens: Array, claims: int
+) -> statistics.Interval:
     """Change of perplexity in per cent from ``second`` to ``first``, sums of NLL by document, (n,).
 
     The bounds are a jackknife's over documents, on the logarithm, for ``claims`` changes together.
@@ -260,7 +262,7 @@ def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
         row = {
             "without": float(np.exp(without.sum() / tokens.sum())),
             "perplexity": float(np.exp(loss.sum() / tokens.sum())),
-            **with_ends("change", change(loss, without, tokens, _claims(keys))),
+            **with_ends("change", perplexity_change(loss, without, tokens, _claims(keys))),
             "documents": len(of_key),
             "tokens": int(tokens.sum()),
         }
@@ -278,7 +280,7 @@ def against(losses: pd.DataFrame, key: str) -> pd.DataFrame:
         if other == key:
             continue
         loss = losses[losses["layer"] == other]["nll"].to_numpy()
-        moved = change(mine["nll"].to_numpy(), loss, tokens, _claims(keys))
+        moved = perplexity_change(mine["nll"].to_numpy(), loss, tokens, _claims(keys))
         rows.append({"layer": key, "other": other, **with_ends("change", moved)})
     return pd.DataFrame(rows)
 
