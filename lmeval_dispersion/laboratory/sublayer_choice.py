@@ -30,7 +30,7 @@ from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, t
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.report.declared import count, listed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -156,8 +156,16 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
 def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
     """What perplexity says of the key of highest dispersion; ``rows`` compare it with each other key."""
     key = rows[0]["layer"]
-    better = [row for row in rows if row["change_high"] < 0]
-    worse = [row for row in rows if row["change_low"] > 0]
+    better = []
+    alike = []
+    worse = []
+    for row in rows:
+        if row["change_high"] < 0:
+            better.append(row)
+        elif row["change_low"] > 0:
+            worse.append(row)
+        else:
+            alike.append(row["other"])
     what = f"{key}, the key of highest dispersion,"
     if worse:
         row = max(worse, key=lambda row: float(row["change"]))
@@ -168,9 +176,8 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
         verdict = "The recommendation holds here" if recommended else "By perplexity"
         than = row["other"] if len(rows) == 1 else f"the next best key, {row['other']}"
         return f"{verdict}: {what} gives {_moved(row)} than {than}."
-    alike = " and ".join(row["other"] for row in rows if row not in better)
     verdict = "Whether the recommendation holds is not shown here: by" if recommended else "By"
-    return f"{verdict} perplexity {what} is not clearly better or worse than {alike}."
+    return f"{verdict} perplexity {what} is not clearly better or worse than {listed(alike)}."
 
 
 def _moved(row: Mapping[str, Any]) -> str:
@@ -255,20 +262,24 @@ def _measure(study: Study) -> Iterator[TableRow]:
         )
     drawn = study.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)
-    sizes = [size for size in settings["sizes"] if size <= pool]
+    sizes: list[int] = []
+    left_out: list[int] = []
+    for size in settings["sizes"]:
+        (sizes if size <= pool else left_out).append(size)
     if not sizes:
         raise UsageError(
             f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got {pool}; "
             "pass more text or shorter segments"
         )
-    left_out = [size for size in settings["sizes"] if size not in sizes]
     study.facts |= {"pool": pool, "left_out_sizes": left_out}
     vectors = study.states("pool", causal, drawn, names, last_vectors)
     draws = pd.DataFrame(_draws(vectors, sizes, settings["seed"]))
     grouped = draws.groupby(["layer", "segments"], sort=False)["dispersion"]
     summary = grouped.agg(mean="mean", sd="std", draws="count").reset_index()
-    yield from (("draws", row) for row in records(draws))
-    yield from (("summary", row) for row in records(summary))
+    for row in records(draws):
+        yield "draws", row
+    for row in records(summary):
+        yield "summary", row
     yield "recommendation", recommendation(draws, pool)
     if settings["knn"]:
         yield from knn_rows(study, causal, list(dict.fromkeys([*names, "last"])))

@@ -192,17 +192,21 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
             f"{of}, larger models do not clearly condense less or more: {what} moves by "
             f"{change:+.3f} ({ends}) from the smallest to the largest."
         )
-    steps = [row for row in pairs if row["relation"] == "size" and row["model"] in models]
-    along = [row for row in steps if _direction(row) == np.sign(change)]
-    against = [
-        f"{row['model']} after {row['other']}"
-        for row in steps
-        if _direction(row) == -np.sign(change)
-    ]
+    steps = 0
+    along = 0
+    against = []
+    for row in pairs:
+        if row["relation"] != "size" or row["model"] not in models:
+            continue
+        steps += 1
+        if _direction(row) == np.sign(change):
+            along += 1
+        elif _direction(row) == -np.sign(change):
+            against.append(f"{row['model']} after {row['other']}")
     more = ""
     if against:
         more = f", but not {listed(against)}"
-    elif len(along) == len(steps) > 1:
+    elif along == steps > 1:
         more = ", at each step of size"
     word, way = ("less", "falls") if change < 0 else ("more", "rises")
     low, high = sorted(abs(family[name]) for name in ("change_low", "change_high"))
@@ -249,7 +253,9 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
     mine = trends.pop("")
     value, low, high = _student(mine, claims)
     sign, ends = moves(similarities[""], claims)
-    word, like, beyond = "none", list[str](), list[str]()
+    word = "none"
+    like: list[str] = []
+    beyond: list[str] = []
     if np.isfinite(mine).sum() < 2:
         word = "undefined"
     elif len(ends) > 2:
@@ -277,7 +283,8 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
     values = values[np.isfinite(values).all(axis=1)]
     if not len(values):
         return 0, []
-    mean, depths = values.mean(axis=0), values.shape[1]
+    mean = values.mean(axis=0)
+    depths = values.shape[1]
 
     def large(start: int, end: int, share: float = 0.25) -> int:
         change = float(mean[end] - mean[start])
@@ -295,22 +302,28 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
 
 def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int]]:
     """The first sign of ``way`` between points of a curve, and where it begins, turns and ends."""
-    first, sign, top, bottom, turns = 0, 0, 0, 0, list[int]()
+    first = 0
+    sign = 0
+    top = 0
+    bottom = 0
+    turns: list[int] = []
     for place in range(1, len(curve)):
-        top, bottom = (
-            max(top, place, key=curve.__getitem__),
-            min(bottom, place, key=curve.__getitem__),
-        )
+        top = max(top, place, key=curve.__getitem__)
+        bottom = min(bottom, place, key=curve.__getitem__)
         step = (sign >= 0 and way(top, place)) or (sign <= 0 and way(bottom, place))
         if step:
             turns += [top if sign > 0 else bottom] if sign else []
-            first, sign, top, bottom = first or step, step, place, place
+            first = first or step
+            sign = step
+            top = place
+            bottom = place
     return first, [0, *turns, len(curve) - 1] if first else []
 
 
 def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
     """A curve in words: ``rises from 0.24 to 0.39 at depth 1 of 3, then falls to 0.34``."""
-    mean, words = np.nanmean(values, axis=0), []
+    mean = np.nanmean(values, axis=0)
+    words = []
     for number, depth in enumerate(ends[1:]):
         way = "rises" if sign * (-1) ** number > 0 else "falls"
         place = f" at depth {depth} of {ends[-1]}" if depth != ends[-1] else ""
@@ -487,13 +500,17 @@ def rows_of(
     """Table rows for one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
     from scipy.stats import kendalltau
 
-    depths, bins, reason = np.arange(len(names)), counts.shape[1], ""
+    depths = np.arange(len(names))
+    bins = counts.shape[1]
+    reason = ""
     layer_means = means.mean(axis=0)
     try:
         rho = statistics.correlation(depths, layer_means, "spearman")
         tau = float(kendalltau(depths, layer_means).statistic)
     except GeometryError as error:
-        rho, tau, reason = float("nan"), float("nan"), str(error)
+        rho = float("nan")
+        tau = float("nan")
+        reason = str(error)
     row: dict[str, Any] = {
         "texts": len(means),
         "depths": len(names),
