@@ -48,8 +48,8 @@ def _several(about: str) -> dict[str, Any]:
 
 
 def _part(about: str, share: float) -> dict[str, Any]:
-    text = f"share of the kNN-LM's segments, in the text's order, or the text {about}"
-    return {"metavar": "SHARE|FILE", "help": f"{text} (default: {share})"}
+    text = f"of a kNN-LM, the text {about}, or a share of --data's segments in its order"
+    return {"metavar": "FILE|HUB_ID", "help": f"{text} (default: {share})"}
 
 
 # Measures -> the options that only they take, each a parameter of their functions, which hold the defaults.
@@ -189,7 +189,8 @@ def _share(text: str) -> float | None:
 
 def _run(args: argparse.Namespace) -> int:
     """Run a measure; 3 if the text was too short for some draws."""
-    output, given = Output.of(args), dict(_given(args))
+    output = Output.of(args)
+    given = dict(_given(args))
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import lmeval_dispersion

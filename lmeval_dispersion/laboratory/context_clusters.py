@@ -128,7 +128,9 @@ class ClustersResult(StudyResult):
             for model, frame in self.clusters[self.clusters["layer"] == layer].groupby("model")
         }
         first = rows[0]
-        further, closer, unclear = "further apart", "closer together", "not clearly differently"
+        further = "further apart"
+        closer = "closer together"
+        unclear = "not clearly differently"
         groups: dict[str, list[str]] = {further: [], closer: [], unclear: []}
         for row in rows[1:]:
             value = float(np.log(row["ratio"] / first["ratio"]))
@@ -230,7 +232,8 @@ def _summary(layer: str, within: Array, apart: Array) -> dict[str, Any]:
 
 def within_interval(within: Array) -> statistics.Interval:
     """Mean of ``within`` (n,), with 95 % bounds by a jackknife of its logarithm; NaN below three."""
-    mean, n = float(within.mean()), len(within)
+    mean = float(within.mean())
+    n = len(within)
     if n < 3 or within.min() <= 0:
         return statistics.Interval(mean, float("nan"), float("nan"))
     return _exponential(np.log(mean), np.log((within.sum() - within) / (n - 1)))
@@ -287,7 +290,8 @@ def recurring_contexts(
         )
     corpus = _corpus(texts, tokenizer, pack)
     frequent, most = _frequent(corpus, ngram, body, occurrences)
-    taken, rng = np.zeros(len(corpus.tokens), dtype=bool), np.random.default_rng(seed)
+    taken = np.zeros(len(corpus.tokens), dtype=bool)
+    rng = np.random.default_rng(seed)
     chosen: list[NDArray[np.int64]] = []
     counts: list[int] = []
     for places in frequent:
@@ -328,7 +332,8 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
     document = place = 0
     for number, ids in tokenised(texts, tokenizer):
         if gap is None or not parts:
-            document, place = number, 0
+            document = number
+            place = 0
         else:
             ids = [*gap, *ids]
         end = place + len(ids)
@@ -363,7 +368,8 @@ def _frequent(
     for j, factor in enumerate(factors):
         hashes += mixed[places + j] * factor
     order = np.argsort(hashes, kind="stable")
-    places, hashes = places[order], hashes[order]
+    places = places[order]
+    hashes = hashes[order]
     begins = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])
     sizes = np.diff(np.append(begins, len(hashes)))
     frequent = []

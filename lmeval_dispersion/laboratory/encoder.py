@@ -8,6 +8,7 @@ which the tokenizer begins and ends a text, inside their length.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import CaptureError, UsageError
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Reduce
+from lmeval_dispersion.laboratory.precision import check_memory
 from lmeval_dispersion.laboratory.segments import Unit, affixes_of
 from lmeval_dispersion.model.capture import unwrapped
 from lmeval_dispersion.model.loading import (
@@ -73,8 +75,11 @@ class EncoderModel(CausalModel):
 
 def read_either_way(model: ModelLike) -> CausalModel:
     """A decoder or an encoder, ready to run segments; raises as :func:`load_model`."""
+    check_memory(model)
     if not isinstance(model, LoadedModel):
         model = loaded_model(replace(model_choice(model), encoder=True))
     if has_causal_head(unwrapped(model.model).config):
-        return CausalModel(model)
+        # Some heads for causal models read later tokens too (BertLMHeadModel, XLNet).
+        with suppress(UsageError):
+            return CausalModel(model)
     return EncoderModel(model)

@@ -28,6 +28,7 @@ from lmeval_dispersion.laboratory.causal_model import CausalModel
 from lmeval_dispersion.laboratory.report import with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
 from lmeval_dispersion.laboratory.study import Study, TableRow
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import Array
 
 PARTS = {"datastore": 0.8, "tune": 0.1, "test": 0.1}
@@ -41,10 +42,14 @@ _BLOCK = 2**16  # keys at once
 
 @dataclass(frozen=True)
 class Part:
-    """Segments of one part, and the document of each; in a running text each is its own."""
+    """Segments of one part, and the document of each; in a running text each is its own.
+
+    ``unit``: what the documents are, ``document`` or ``segment``.
+    """
 
     segments: Segments
     documents: NDArray[np.int64]
+    unit: str
 
 
 class Datastore:
@@ -53,10 +58,10 @@ class Datastore:
     def __init__(self, causal: CausalModel, part: Part, layer: str) -> None:
         drawn = part.segments
         length = drawn.tokens.shape[1] - 1
-        count = len(drawn.tokens)
+        segments = len(drawn.tokens)
         device = causal.loaded.device
-        self.keys = torch.empty(count * length, causal.width, device=device)
-        for rows in blocks(count, causal.batch):
+        self.keys = torch.empty(segments * length, causal.width, device=device)
+        for rows in blocks(segments, causal.batch):
             states = causal.run(drawn, rows, [layer], all_but_last)[layer]
             place = slice(rows[0] * length, (rows[-1] + 1) * length)
             self.keys[place] = torch.from_numpy(states).to(device).flatten(0, 1)
@@ -65,7 +70,7 @@ class Datastore:
         self.mean = self.keys.mean(dim=0)
         self.keys -= self.mean  # smaller numbers: more digits of their distances
         self.norms = self.keys.square().sum(dim=1)
-        self.variance = float(self.norms.mean(dtype=torch.float64))
+        self.variance = float(self.norms.cpu().double().mean())
 
     def shares(self, states: Tensor, tokens: Tensor, neighbours: int) -> NDArray[np.float64]:
         """Probability of ``tokens`` (q,) by the keys nearest to ``states`` (q, d), (q, temperatures)."""
@@ -75,21 +80,21 @@ class Datastore:
         for start in range(0, len(self.keys), _BLOCK):
             end = start + _BLOCK
             distances = self.norms[start:end] - 2 * (queries @ self.keys[start:end].T)
-            count = min(neighbours, distances.shape[1])
-            distances, places = distances.topk(count, dim=1, largest=False)
+            most = min(neighbours, distances.shape[1])
+            distances, places = distances.topk(most, dim=1, largest=False)
             nearest = torch.cat([nearest, distances], dim=1)
             values = torch.cat([values, self.values[places + start]], dim=1)
-            count = min(neighbours, nearest.shape[1])
-            nearest, places = nearest.topk(count, dim=1, largest=False)
+            most = min(neighbours, nearest.shape[1])
+            nearest, places = nearest.topk(most, dim=1, largest=False)
             values = values.gather(1, places)
         # The squared norm of the query is the same for all of its neighbours, so it cancels.
-        scaled = -nearest.double() / self.variance
-        is_right = values == tokens[:, None]
+        scaled = -nearest.cpu().double() / self.variance
+        is_right = (values == tokens[:, None]).cpu()
         shares = []
         for temperature in TEMPERATURES:
             weights = (scaled / temperature).softmax(dim=1)
             shares.append((weights * is_right).sum(dim=1))
-        return np.asarray(torch.stack(shares, dim=1).cpu().numpy())
+        return np.asarray(torch.stack(shares, dim=1).numpy())
 
 
 def all_but_last(states: Tensor) -> NDArray[np.float32]:
@@ -150,7 +155,8 @@ def knn_rows(study: Study, causal: CausalModel, layers: Sequence[str]) -> Iterat
         shares, nll = search.searched("test")
         place = TEMPERATURES.tolist().index(temperature)
         losses = mixed(shares[..., place], nll, weight)
-        yield "knn", {"layer": layer, "weight": weight, "temperature": temperature}
+        about = {"layer": layer, "unit": parts["test"].unit}
+        yield "knn", {**about, "weight": weight, "temperature": temperature}
         documents = parts["test"].documents
         for document in dict.fromkeys(documents.tolist()):
             is_in = documents == document
@@ -190,17 +196,17 @@ def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
         for name, start, end in zip(shares, [0, *cuts], cuts, strict=False):
             drawn = whole.segments
             segments = Segments(drawn.tokens[start:end], drawn.origins[start:end], drawn.source)
-            parts[name] = Part(segments, whole.documents[start:end])
+            parts[name] = Part(segments, whole.documents[start:end], whole.unit)
     for name, share in PARTS.items():
         if name not in parts:
-            count = max(2, round(most * share))
-            parts[name] = _in_order(study, causal, name, name, count)
+            wanted = max(2, round(most * share))
+            parts[name] = _in_order(study, causal, name, name, wanted)
     least = {"datastore": 1, "tune": 1, "test": 2}
     for name, part in parts.items():
         if len(set(part.documents.tolist())) < least[name]:
             raise UsageError(
-                f"expected at least {least[name]} documents for the {name} part of a kNN-LM, got "
-                f"{len(set(part.documents.tolist()))} from {part.segments.source}; pass more text, "
+                f"expected at least {count(least[name], part.unit)} for the {name} part of a kNN-LM, "
+                f"got {len(set(part.documents.tolist()))} from {part.segments.source}; pass more text, "
                 "a shorter --segment, or a text of its own",
                 argument=name,
             )
@@ -214,8 +220,8 @@ def _in_order(study: Study, causal: CausalModel, name: str, source: str, most: i
     order = np.lexsort((drawn.origins[:, 1], drawn.origins[:, 0]))
     segments = Segments(drawn.tokens[order], drawn.origins[order], drawn.source)
     if study.settings["pack"] or study.texts[source].continuous:
-        return Part(segments, np.arange(len(order)))
-    return Part(segments, segments.origins[:, 0])
+        return Part(segments, np.arange(len(order)), "segment")
+    return Part(segments, segments.origins[:, 0], "document")
 
 
 def _cut(documents: NDArray[np.int64], bound: float) -> int:
@@ -226,7 +232,9 @@ def _cut(documents: NDArray[np.int64], bound: float) -> int:
     return place
 
 
-def change(first: Array, second: Array, tokens: Array, claims: int) -> statistics.Interval:
+def perplexity_change(
+    first: Array, second: Array, tokens: Array, claims: int
+) -> statistics.Interval:
     """Change of perplexity in per cent from ``second`` to ``first``, sums of NLL by document, (n,).
 
     The bounds are a jackknife's over documents, on the logarithm, for ``claims`` changes together.
@@ -254,7 +262,7 @@ def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
         row = {
             "without": float(np.exp(without.sum() / tokens.sum())),
             "perplexity": float(np.exp(loss.sum() / tokens.sum())),
-            **with_ends("change", change(loss, without, tokens, _claims(keys))),
+            **with_ends("change", perplexity_change(loss, without, tokens, _claims(keys))),
             "documents": len(of_key),
             "tokens": int(tokens.sum()),
         }
@@ -272,7 +280,7 @@ def against(losses: pd.DataFrame, key: str) -> pd.DataFrame:
         if other == key:
             continue
         loss = losses[losses["layer"] == other]["nll"].to_numpy()
-        moved = change(mine["nll"].to_numpy(), loss, tokens, _claims(keys))
+        moved = perplexity_change(mine["nll"].to_numpy(), loss, tokens, _claims(keys))
         rows.append({"layer": key, "other": other, **with_ends("change", moved)})
     return pd.DataFrame(rows)
 

@@ -195,13 +195,16 @@ class LawResult(StudyResult):
             grid = grid_sentences(shown, records(controls), self._tests)
         else:
             kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
-        rounded = [each["model"] for each in self.manifest["models"] if each["dtype"] == "bfloat16"]
+        rounded = []
+        for each in self.manifest["models"]:
+            if each["dtype"] == "bfloat16" and each["model"] not in rounded:
+                rounded.append(each["model"])
         return {
             **super().context(),
             "kinds": kinds,
             "grid": grid,
             "tests": self._tests,
-            "rounded": list(dict.fromkeys(rounded)),
+            "rounded": rounded,
         }
 
     @property
@@ -240,9 +243,16 @@ def grid_sentences(
 
     ``rows``: r of whole segments at one layer a study; ``tests``: the r that intervals count.
     """
-    negative = [row for row in rows if row["all_high"] < 0]
-    positive = [row for row in rows if row["all_low"] > 0]
-    unclear = [row for row in rows if row not in negative and row not in positive]
+    negative: list[Mapping[str, Any]] = []
+    positive: list[Mapping[str, Any]] = []
+    unclear: list[Mapping[str, Any]] = []
+    for row in rows:
+        if row["all_high"] < 0:
+            negative.append(row)
+        elif row["all_low"] > 0:
+            positive.append(row)
+        else:
+            unclear.append(row)
     models = count(len({row["model"] for row in rows}), "model")
     texts = count(len({row["data"] for row in rows}), "text")
     parts = []
@@ -286,7 +296,8 @@ def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _verdict(kind: str, rows: pd.DataFrame, controls: pd.DataFrame) -> dict[str, Any]:
     """The claims about one perplexity, and r at the representative layer."""
-    rows, controls = rows[rows["perplexity"] == kind], controls[controls["perplexity"] == kind]
+    rows = rows[rows["perplexity"] == kind]
+    controls = controls[controls["perplexity"] == kind]
     layers = rows["layer"].tolist()
     shown = "last" if "last" in layers else layers[-1]
     at_shown = controls[controls["layer"] == shown]
@@ -404,15 +415,19 @@ def _measure(study: Study) -> Iterator[TableRow]:
     splits = [_first_pass(study, causal, layers, source) for source in study.texts]
     models = {name: causal.control(name, settings["seed"]) for name in ("", *settings["control"])}
     for split in splits:
-        yield from (("points", row) for row in _points(study, models, layers, split))
-        yield from (("overall", row) for row in _overall(split, layers, settings["seed"]))
+        for row in _points(study, models, layers, split):
+            yield "points", row
+        for row in _overall(split, layers, settings["seed"]):
+            yield "overall", row
 
 
 def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: str) -> _Split:
     """Every segment once: perplexities, token dispersions, sums over all texts."""
-    settings, name = study.settings, source.replace("_", "-")
+    settings = study.settings
+    name = source.replace("_", "-")
     drawn = study.segments(name, causal, settings["segments"], source=source)
-    n, size = len(drawn.tokens), settings["bin_size"]
+    n = len(drawn.tokens)
+    size = settings["bin_size"]
     if n // size < FEWEST_BINS:
         more = "more segments" if n == settings["segments"] else "more text"
         raise UsageError(
@@ -426,7 +441,8 @@ def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: st
 
     def do(rows: NDArray[np.int64]) -> Unit:
         totals = [Dispersion(causal.width, _GROUPS) for _ in layers]
-        spreads, losses = [], []
+        spreads = []
+        losses = []
         for batch in np.split(rows, range(causal.batch, len(rows), causal.batch)):
             part = causal.run(drawn, batch, layers, _with_spread, losses=True)
             for layer, total in zip(layers, totals, strict=True):
@@ -440,12 +456,16 @@ def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: st
             "counts": totals[0].counts,
         }
 
-    nll, tokens, sums, counts = [], [], np.zeros(()), np.zeros(())
+    nll = []
+    tokens = []
+    sums = np.zeros(())
+    counts = np.zeros(())
     # Each unit has whole rounds of the jackknife's groups, so that it begins with the first.
     for unit in study.kept(name, blocks(n, -(-n // (_UNITS * _GROUPS)) * _GROUPS), do):
         nll.append(unit["nll"])
         tokens.append(unit["tokens"])
-        sums, counts = sums + unit["sums"], counts + unit["counts"]
+        sums = sums + unit["sums"]
+        counts = counts + unit["counts"]
     totals = [Dispersion.from_state({"sums": layer, "counts": counts}) for layer in sums]
     return _Split(name, drawn, np.concatenate(nll), np.concatenate(tokens), totals)
 
@@ -472,17 +492,11 @@ def _points(
 ) -> Iterator[dict[str, Any]]:
     """One row per chosen bin and layer: its perplexity, the model's measures and the controls' first two."""
     bins = list(_bins(split, study.settings))
-    values = {  # control -> every bin's (layers, measures)
-        control: [
-            unit["values"]
-            for unit in study.kept(
-                f"{split.name} bins {control}",
-                bins,
-                partial(_measured_bin, model, layers, split.segments, not control),
-            )
-        ]
-        for control, model in models.items()
-    }
+    values: dict[str, list[Array]] = {}  # of each control, every bin's (layers, measures)
+    for control, model in models.items():
+        do = partial(_measured_bin, model, layers, split.segments, not control)
+        units = study.kept(f"{split.name} bins {control}", bins, do)
+        values[control] = [unit["values"] for unit in units]
     for place, chosen in enumerate(bins):
         losses = split.nll[chosen.members, chosen.column]
         about = {"split": split.name, "perplexity": chosen.perplexity, "bin": chosen.number}
@@ -586,10 +600,8 @@ class OverBins(NamedTuple):
 def correlated(x: Array, y: Array, seed: int) -> OverBins:
     """Pearson r of perplexity and a measure over bins, (bins,) each; NaN and a reason where undefined."""
     try:
-        value, samples = (
-            statistics.correlation(x, y),
-            statistics.resampled_correlations(x, y, seed=seed),
-        )
+        value = statistics.correlation(x, y)
+        samples = statistics.resampled_correlations(x, y, seed=seed)
     except GeometryError as error:
         return OverBins(statistics.Interval(np.nan, np.nan, np.nan), np.array([]), str(error))
     bounds = statistics.correlation_bounds(value, samples, len(x))
@@ -678,7 +690,8 @@ def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array
     The bound is the estimate ± q standard deviations of its ``samples`` (resamples, m), with q the 95 % point
     of the largest deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
     """
-    centre, drawn = np.asarray(values, dtype=np.float64), np.asarray(samples, dtype=np.float64)
+    centre = np.asarray(values, dtype=np.float64)
+    drawn = np.asarray(samples, dtype=np.float64)
     sd = np.nanstd(drawn, axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         deviations = np.abs(drawn - centre) / sd

@@ -42,13 +42,16 @@ class StudyResult(Report):
         """Template values: the models' names, and the settings and versions of the run."""
         names = {key: ", ".join(value) for key, value in self.manifest["names"].items()}
         settings = {key: str(value) for key, value in self.manifest["settings"].items()}
-        models = self.manifest["models"]
-        facts = [
-            {key: value for key, value in model.items() if not isinstance(value, (dict, list))}
-            for model in models
-        ]
-        labels = list(dict.fromkeys(model["model"] for model in models))
-        return {"models": labels, "run": [names, *facts, settings]}
+        labels: dict[str, None] = {}
+        facts = []
+        for model in self.manifest["models"]:
+            labels[model["model"]] = None
+            flat = {}
+            for key, value in model.items():
+                if not isinstance(value, (dict, list)):
+                    flat[key] = value
+            facts.append(flat)
+        return {"models": list(labels), "run": [names, *facts, settings]}
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -64,8 +64,10 @@ def draw_segments(
         raise UsageError(f"expected segments of at least {least} tokens, got {length}")
     if most < 1:
         raise UsageError(f"expected to draw at least 1 segment, got {most}")
-    rng, offered = np.random.default_rng(seed), 0
-    tokens, origins = np.zeros((most, length), dtype=np.uint32), np.zeros((most, 2), dtype=np.int64)
+    rng = np.random.default_rng(seed)
+    offered = 0
+    tokens = np.zeros((most, length), dtype=np.uint32)
+    origins = np.zeros((most, 2), dtype=np.int64)
     for number, start, ids in _cuts(texts, tokenizer, body, pack):
         # Reservoir sampling (algorithm R): the i-th segment replaces one of the kept with chance most/i.
         place = offered if offered < most else int(rng.integers(offered + 1))
@@ -148,11 +150,14 @@ def _cuts(
 ) -> Iterator[tuple[int, int, list[int]]]:
     """Segments of ``body`` tokens: the number of the text in which each starts, its offset, its tokens."""
     gap = gap_of(texts, tokenizer, pack)
-    start, buffer = 0, list[int]()
+    start = 0
+    buffer: list[int] = []
     spans: list[tuple[int, int]] = []  # (end of the text in the document, its number)
     for number, ids in tokenised(texts, tokenizer):
         if gap is None:
-            start, buffer, spans = 0, [], []
+            start = 0
+            buffer = []
+            spans = []
             texts.skipped["too_short"] += len(ids) < body
         buffer += [*ids, *(gap or [])]
         spans.append((start + len(buffer), number))

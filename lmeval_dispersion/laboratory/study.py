@@ -214,49 +214,49 @@ def studied(
     chosen = as_models(models)
     names = [str(model_choice(model)) for model in chosen]
     sources = [_texts(source) for source in ([data] if isinstance(data, DataLike) else data)]
-    for what, given in (("models", names), ("texts", [texts.source for texts in sources])):
-        if len(set(given)) < len(given) or not given:
-            raise UsageError(f"expected different {what}, got {', '.join(given) or 'none'}")
+    source_names = [texts.source for texts in sources]
+    _check_different("models", names)
+    _check_different("texts", source_names)
     settings = {**settings, "pack": run.get("pack", False), "seed": run.get("seed", 0)}
-    known = {text.source: data_settings(text) for text in sources}
+    contents = [data_settings(texts) for texts in sources]
     further = {name: _texts(source) for name, source in beside.items()}
     others = {name: data_settings(texts) for name, texts in further.items()}
-    short = short_names([texts.source for texts in sources])
+    short = short_names(source_names)
     facts: list[dict[str, Any]] = []
     tables: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
         root = Path(folder or temporary).expanduser()
         for label, model in zip(labels(chosen), chosen, strict=True):
             load = functools.cache(functools.partial(read, model))
-            inputs = {"model": model_settings(model), **others}
-            for name, texts in zip(short, sources, strict=True):
-                inputs["data"] = known[texts.source]
-                key = _key(kind, inputs, settings)
-                study = Study(
-                    root / f"{kind}-{key}",
-                    load,
-                    {"data": texts, **further},
-                    settings,
-                    batch,
-                    quiet,
-                    label,
-                    facts,
-                )
+            of_model = {"model": model_settings(model), **others}
+            for name, texts, content in zip(short, sources, contents, strict=True):
+                inputs = {**of_model, "data": content}
+                place = root / f"{kind}-{_key(kind, inputs, settings)}"
+                read_texts = {"data": texts, **further}
+                study = Study(place, load, read_texts, settings, batch, quiet, label, facts)
+                about = {"model": label, "data": name}
                 for table, row in study.finished(measure):
-                    tables.setdefault(table, []).append({"model": label, "data": name, **row})
-                about = {"model": label, "data": name, "study": study.place.name}
-                facts.append({**about, **study.facts, "inputs": dict(inputs)})
+                    tables.setdefault(table, []).append({**about, **row})
+                facts.append({**about, "study": place.name, **study.facts, "inputs": inputs})
             del study, load  # the next model is loaded after this one is freed
     if folder is not None and not quiet:
         say_above_progress(f"rows are kept in {root}: {', '.join(each['study'] for each in facts)}")
-    texts_read = [texts.source for texts in (*sources, *further.values())]
     manifest = {
         "kind": kind,
-        "names": {"models": names, "texts": texts_read},
+        "names": {
+            "models": names,
+            "texts": [*source_names, *(texts.source for texts in further.values())],
+        },
         "settings": settings,
         "models": facts,
     }
     return manifest, {name: pd.DataFrame(rows) for name, rows in tables.items()}
+
+
+def _check_different(what: str, names: Sequence[str]) -> None:
+    """Raise UsageError for two equal names, or none."""
+    if len(set(names)) < len(names) or not names:
+        raise UsageError(f"expected different {what}, got {', '.join(names) or 'none'}")
 
 
 def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:

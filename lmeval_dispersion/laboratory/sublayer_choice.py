@@ -30,6 +30,7 @@ from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, t
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.declared import count, listed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,7 +67,7 @@ _KNN = {
     ),
     "weight": Col("Weight", ".2f", drop=2, hint="of the neighbours, as chosen on the tune part"),
     "temperature": Col("Temperature", ".4g", drop=3, hint="over the keys' variance"),
-    "documents": Col("Documents", "d", drop=4),
+    "documents": Col("Documents", "d", drop=4, hint="or segments of a running text"),
 }
 _AGAINST = {
     "layer": Col("Key"),
@@ -143,7 +144,7 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
     best = min(keys, key=lambda row: row["perplexity"])
     moved = f"{best['change']:+.2f} % ({best['change_low']:+.2f} to {best['change_high']:+.2f})"
     ends = f"from {best['without']:.2f} to {best['perplexity']:.2f}"
-    over = f"over {best['documents']} documents"
+    over = f"over {count(best['documents'], best['unit'])}"
     if best["change_high"] < 0:
         return f"A kNN-LM keyed by {best['layer']} lowers perplexity {ends}: {moved} {over}."
     return (
@@ -155,8 +156,16 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
 def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
     """What perplexity says of the key of highest dispersion; ``rows`` compare it with each other key."""
     key = rows[0]["layer"]
-    better = [row for row in rows if row["change_high"] < 0]
-    worse = [row for row in rows if row["change_low"] > 0]
+    better = []
+    alike = []
+    worse = []
+    for row in rows:
+        if row["change_high"] < 0:
+            better.append(row)
+        elif row["change_low"] > 0:
+            worse.append(row)
+        else:
+            alike.append(row["other"])
     what = f"{key}, the key of highest dispersion,"
     if worse:
         row = max(worse, key=lambda row: float(row["change"]))
@@ -167,9 +176,8 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
         verdict = "The recommendation holds here" if recommended else "By perplexity"
         than = row["other"] if len(rows) == 1 else f"the next best key, {row['other']}"
         return f"{verdict}: {what} gives {_moved(row)} than {than}."
-    alike = " and ".join(row["other"] for row in rows if row not in better)
     verdict = "Whether the recommendation holds is not shown here: by" if recommended else "By"
-    return f"{verdict} perplexity {what} is not clearly better or worse than {alike}."
+    return f"{verdict} perplexity {what} is not clearly better or worse than {listed(alike)}."
 
 
 def _moved(row: Mapping[str, Any]) -> str:
@@ -254,20 +262,24 @@ def _measure(study: Study) -> Iterator[TableRow]:
         )
     drawn = study.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)
-    sizes = [size for size in settings["sizes"] if size <= pool]
+    sizes: list[int] = []
+    left_out: list[int] = []
+    for size in settings["sizes"]:
+        (sizes if size <= pool else left_out).append(size)
     if not sizes:
         raise UsageError(
             f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got {pool}; "
             "pass more text or shorter segments"
         )
-    left_out = [size for size in settings["sizes"] if size not in sizes]
     study.facts |= {"pool": pool, "left_out_sizes": left_out}
     vectors = study.states("pool", causal, drawn, names, last_vectors)
     draws = pd.DataFrame(_draws(vectors, sizes, settings["seed"]))
     grouped = draws.groupby(["layer", "segments"], sort=False)["dispersion"]
     summary = grouped.agg(mean="mean", sd="std", draws="count").reset_index()
-    yield from (("draws", row) for row in records(draws))
-    yield from (("summary", row) for row in records(summary))
+    for row in records(draws):
+        yield "draws", row
+    for row in records(summary):
+        yield "summary", row
     yield "recommendation", recommendation(draws, pool)
     if settings["knn"]:
         yield from knn_rows(study, causal, list(dict.fromkeys([*names, "last"])))

@@ -50,6 +50,7 @@ BINS = 128
 LAST = (1, 2, 3, 4, 5)  # numbers of last depths whose mean the paper gives, besides half of them
 
 _SHOWN = 12  # depths in a table without details
+_STEP = 1.1  # times the parameters: a model is larger
 _TURN = 0.1  # share of a curve's range: a smaller reversal is not a turn
 
 _CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
@@ -100,8 +101,8 @@ class CondensationResult(StudyResult):
         histogram: One row per model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
         texts: One row per model, depth and text: its mean.
         last: One row per model, control and number of last depths (1 to 5, ``half``): their mean.
-        sizes: One row per family, models of different sizes that read the same tokens: ``slope``, the
-            change of ``last_mean`` for ten times the parameters, paired over texts.
+        sizes: One row per family, models of different sizes that read the same tokens: ``change`` of
+            ``last_mean`` from the smallest to the largest, fitted by size and paired over texts.
         pairs: One row per model and the next smaller one of its family, or the teacher
             (``relation``): the ``difference`` of ``last_mean``, paired over texts.
         manifest: Settings, counts and the run's models.
@@ -182,32 +183,36 @@ class CondensationResult(StudyResult):
 def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
     """Whether larger models of a family condense less, and between which two they do not."""
     models = family["models"].split(", ")
-    slope = family["slope"]
+    change = family["change"]
     what = f"similarity of the last {last} depths"
     of = f"Of {listed(models)} on these texts"
-    if family["slope_low"] <= 0 <= family["slope_high"]:
-        ends = f"{family['slope_low']:+.3f} to {family['slope_high']:+.3f}"
+    if family["change_low"] <= 0 <= family["change_high"]:
+        ends = f"{family['change_low']:+.3f} to {family['change_high']:+.3f}"
         return (
             f"{of}, larger models do not clearly condense less or more: {what} moves by "
-            f"{slope:+.3f} ({ends}) for ten times the parameters."
+            f"{change:+.3f} ({ends}) from the smallest to the largest."
         )
-    steps = [row for row in pairs if row["relation"] == "size" and row["model"] in models]
-    along = [row for row in steps if _direction(row) == np.sign(slope)]
-    against = [
-        f"{row['model']} after {row['other']}"
-        for row in steps
-        if _direction(row) == -np.sign(slope)
-    ]
+    steps = 0
+    along = 0
+    against = []
+    for row in pairs:
+        if row["relation"] != "size" or row["model"] not in models:
+            continue
+        steps += 1
+        if _direction(row) == np.sign(change):
+            along += 1
+        elif _direction(row) == -np.sign(change):
+            against.append(f"{row['model']} after {row['other']}")
     more = ""
     if against:
         more = f", but not {listed(against)}"
-    elif len(along) == len(steps) > 1:
+    elif along == steps > 1:
         more = ", at each step of size"
-    word, way = ("less", "falls") if slope < 0 else ("more", "rises")
-    low, high = sorted(abs(family[name]) for name in ("slope_low", "slope_high"))
+    word, way = ("less", "falls") if change < 0 else ("more", "rises")
+    low, high = sorted(abs(family[name]) for name in ("change_low", "change_high"))
     return (
-        f"{of}, larger models condense {word}{more}: {what} {way} by {abs(slope):.3f} "
-        f"({low:.3f} to {high:.3f}) for ten times the parameters."
+        f"{of}, larger models condense {word}{more}: {what} {way} by {abs(change):.3f} "
+        f"({low:.3f} to {high:.3f}) from the smallest to the largest."
     )
 
 
@@ -248,7 +253,9 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
     mine = trends.pop("")
     value, low, high = _student(mine, claims)
     sign, ends = moves(similarities[""], claims)
-    word, like, beyond = "none", list[str](), list[str]()
+    word = "none"
+    like: list[str] = []
+    beyond: list[str] = []
     if np.isfinite(mine).sum() < 2:
         word = "undefined"
     elif len(ends) > 2:
@@ -276,7 +283,8 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
     values = values[np.isfinite(values).all(axis=1)]
     if not len(values):
         return 0, []
-    mean, depths = values.mean(axis=0), values.shape[1]
+    mean = values.mean(axis=0)
+    depths = values.shape[1]
 
     def large(start: int, end: int, share: float = 0.25) -> int:
         change = float(mean[end] - mean[start])
@@ -294,22 +302,28 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
 
 def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int]]:
     """The first sign of ``way`` between points of a curve, and where it begins, turns and ends."""
-    first, sign, top, bottom, turns = 0, 0, 0, 0, list[int]()
+    first = 0
+    sign = 0
+    top = 0
+    bottom = 0
+    turns: list[int] = []
     for place in range(1, len(curve)):
-        top, bottom = (
-            max(top, place, key=curve.__getitem__),
-            min(bottom, place, key=curve.__getitem__),
-        )
+        top = max(top, place, key=curve.__getitem__)
+        bottom = min(bottom, place, key=curve.__getitem__)
         step = (sign >= 0 and way(top, place)) or (sign <= 0 and way(bottom, place))
         if step:
             turns += [top if sign > 0 else bottom] if sign else []
-            first, sign, top, bottom = first or step, step, place, place
+            first = first or step
+            sign = step
+            top = place
+            bottom = place
     return first, [0, *turns, len(curve) - 1] if first else []
 
 
 def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
     """A curve in words: ``rises from 0.24 to 0.39 at depth 1 of 3, then falls to 0.34``."""
-    mean, words = np.nanmean(values, axis=0), []
+    mean = np.nanmean(values, axis=0)
+    words = []
     for number, depth in enumerate(ends[1:]):
         way = "rises" if sign * (-1) ** number > 0 else "falls"
         place = f" at depth {depth} of {ends[-1]}" if depth != ends[-1] else ""
@@ -402,11 +416,14 @@ def comparisons(
     groups: dict[str, list[str]] = {}
     for model in sorted(means, key=parameters.__getitem__):
         groups.setdefault(tokens[model], []).append(model)
-    families = [names for names in groups.values() if len({parameters[name] for name in names}) > 1]
+    families = []
     wanted = []
-    for names in families:
+    for names in groups.values():
+        if parameters[names[-1]] < _STEP * parameters[names[0]]:
+            continue
+        families.append(names)
         for other, model in itertools.pairwise(names):
-            if parameters[other] < parameters[model]:
+            if parameters[model] >= _STEP * parameters[other]:
                 wanted.append((model, other, "size"))
     for model in means:
         if not teacher or model == teacher:
@@ -421,11 +438,11 @@ def comparisons(
     claims = len(families) + len(wanted)
     sizes = []
     for names in families:
-        scale = np.log10([float(parameters[name]) for name in names])
-        scale -= scale.mean()
-        slopes = scale @ np.array([means[name] for name in names]) / (scale @ scale)
-        about = {"models": ", ".join(names), "texts": len(slopes)}
-        sizes.append({**about, **with_ends("slope", _student(slopes, claims))})
+        scale = np.log([float(parameters[name]) for name in names])
+        scale = (scale - scale.mean()) / np.ptp(scale)
+        changes = scale @ np.array([means[name] for name in names]) / (scale @ scale)
+        about = {"models": ", ".join(names), "texts": len(changes)}
+        sizes.append({**about, **with_ends("change", _student(changes, claims))})
     pairs = []
     for model, other, relation in wanted:
         difference = _student(means[model] - means[other], claims)
@@ -433,10 +450,12 @@ def comparisons(
         pairs.append({**row, **with_ends("difference", difference)})
     ends = ("", "_low", "_high")
     return {
-        "sizes": pd.DataFrame(sizes, columns=["models", "texts", *(f"slope{end}" for end in ends)]),
+        "sizes": pd.DataFrame(
+            sizes, columns=["models", "texts", *(f"change{end}" for end in ends)]
+        ),
         "pairs": pd.DataFrame(
             pairs,
-            columns=["model", "other", "relation", "texts", *(f"difference{e}" for e in ends)],
+            columns=["model", "other", "relation", "texts", *(f"difference{end}" for end in ends)],
         ),
     }
 
@@ -481,13 +500,17 @@ def rows_of(
     """Table rows for one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
     from scipy.stats import kendalltau
 
-    depths, bins, reason = np.arange(len(names)), counts.shape[1], ""
+    depths = np.arange(len(names))
+    bins = counts.shape[1]
+    reason = ""
     layer_means = means.mean(axis=0)
     try:
         rho = statistics.correlation(depths, layer_means, "spearman")
         tau = float(kendalltau(depths, layer_means).statistic)
     except GeometryError as error:
-        rho, tau, reason = float("nan"), float("nan"), str(error)
+        rho = float("nan")
+        tau = float("nan")
+        reason = str(error)
     row: dict[str, Any] = {
         "texts": len(means),
         "depths": len(names),

@@ -114,11 +114,7 @@ def test_a_family_of_encoders_is_one_call_with_its_teacher_and_controls(albert, 
     assert found.pairs["difference"].to_numpy() == pytest.approx(
         [(means["bert"] - means["albert"]).mean()] * 2
     )
-    count = {row["model"]: row["parameters"] for row in found.summary.to_dict("records")}
-    step = np.log10(count["bert"] / count["albert"])
-    assert found.sizes["slope"].item() == pytest.approx(
-        (means["bert"] - means["albert"]).mean() / step
-    )
+    assert found.sizes["change"].item() == pytest.approx((means["bert"] - means["albert"]).mean())
 
 
 def test_a_shuffled_segment_keeps_its_special_tokens_at_both_ends(bert):
@@ -136,3 +132,13 @@ def test_measures_that_score_tokens_still_refuse_an_encoder(albert, data):
         law(albert, data, segment=12)
     with pytest.raises(UsageError, match="takes at most 64 tokens, got segments of 65"):
         condensation(albert, data, segment=65)
+
+
+def test_a_causal_head_that_reads_later_tokens_is_an_encoder_here(place, data):
+    from transformers import BertConfig, BertLMHeadModel
+
+    both_ways = saved(place / "both-ways", BertConfig, BertLMHeadModel)
+    found = condensation(both_ways, data, segment=12, segments=5)
+    assert found.layers["layer"].tolist() == ["embeddings", "layer.0", "layer.1", "layer.2", "last"]
+    with pytest.raises(UsageError, match="expected a left-to-right language model"):
+        law(both_ways, data, segment=12)

@@ -186,7 +186,8 @@ def test_the_recommendation_is_judged_by_planted_losses(better, recommended, wor
 @pytest.mark.parametrize("better", [0.1, 0.0])
 def test_a_lower_perplexity_is_claimed_where_it_is_planted(better):
     table = losses(np.random.default_rng(1), better)
-    settings = pd.DataFrame({"layer": ["attn", "ffn", "last"], "weight": 0.5, "temperature": 0.1})
+    settings = pd.DataFrame({"layer": ["attn", "ffn", "last"], "unit": "document", "weight": 0.5})
+    settings["temperature"] = 0.1
     rows = knn.summary_of(table, settings).to_dict("records")
     sentence = knn_sentence(rows)
     assert sentence.startswith("A kNN-LM keyed by attn lowers" if better else "No key of a kNN-LM")
