@@ -105,13 +105,14 @@ class Evaluation:
     makes it the mean over questions. A limit takes as many questions of each unit.
 
     Attributes:
-        questions: (task, document) of each (N of them), as drawn: the next one is any of the others with a
-            probability in proportion to its weight.
+        questions: (task, document) of each, as drawn; N of them.
         available: Number of questions in the tasks.
         weights: Of the questions, shape (N,), with mean 1: a checkpoint's score is the weighted mean of its
             scores. None where all are equal.
         units: Name -> places of its questions, ascending; in the order named.
         groups: The units that are groups, by name.
+        weighing: ``units`` where the questions or the score are others than with ``weigh`` ``questions``;
+            else None.
         places: Task -> places of its questions, ascending.
         own_rules: The tasks of choices that score by a function of their own.
         judges: Filter and metric of each task that was asked.
@@ -180,20 +181,15 @@ class Evaluation:
     def _draw(self, limit: int | None, weigh: str) -> None:
         """Draw the questions, and weigh them."""
         units = units_of(self.tasks, self.groups)
-        by_units = weigh == "units"
-        drawn, self.available = seams.drawn_questions(
-            self.tasks, limit, self.seed, units if by_units else None
-        )
-        weights = question_weights([task for task, _ in drawn], self.groups) if by_units else None
-        if weights is not None:
-            keys = np.random.default_rng([self.seed, 1]).exponential(size=len(drawn)) / weights
-            order = np.argsort(keys, kind="stable")
-            drawn = [drawn[i] for i in order]
-            weights = weights[order]
+        if weigh == "units":
+            drawn, self.available = seams.drawn_questions(self.tasks, limit, self.seed, units)
+            self.weights = question_weights([task for task, _ in drawn], self.groups)
+        else:
+            drawn, self.available = seams.drawn_questions(self.tasks, limit, self.seed)
+            self.weights = None
+        is_apart = weigh == "units" and len(units) > 1 and len(drawn) < self.available
+        self.weighing = "units" if is_apart or self.weights is not None else None
         self.questions = drawn
-        self.weights = weights
-        is_limited = len(drawn) < self.available and len(units) > 1
-        self.weighing = "units" if by_units and (is_limited or weights is not None) else None
         unit_of = {task: unit for unit, members in units.items() for task in members}
         names = np.array([unit_of[task] for task, _ in drawn])
         self.units = {unit: np.flatnonzero(names == unit) for unit in units}
