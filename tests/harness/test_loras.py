@@ -351,7 +351,7 @@ def test_on_vllm_adapters_share_an_engine_with_room_for_their_ranks(
     ]
     assert engines == [("vllm", given, {"batch_size": "auto"}) for given in room]
     (tmp_path / "a" / "adapter_config.json").write_text('{"modules_to_save": ["lm_head"]}')
-    with pytest.raises(HarnessError, match="changes lm_head, which vLLM leaves out.*model hf"):
+    with pytest.raises(HarnessError, match=r"changes lm_head, which vLLM leaves out.*model hf"):
         models.loaded("vllm", {"pretrained": "base", "peft": places[0]}, lambda _: None)
 
 
@@ -368,10 +368,10 @@ def test_a_vllm_that_cannot_leave_the_head_alone_is_a_sentence(
 
     monkeypatch.setattr(seams, "loaded_lm", load)
     given = {"pretrained": "base", "peft": ""}
-    with pytest.raises(HarnessError, match="no lora_target_modules.*pip install -U vllm"):
+    with pytest.raises(HarnessError, match=r"no lora_target_modules.*pip install -U vllm"):
         SharedBase().loaded("vllm", given, lambda _: None)
     given["peft"] = str(tmp_path)
-    with pytest.raises(HarnessError, match="a pattern, .*safe_serialization"):
+    with pytest.raises(HarnessError, match=r"a pattern, .*safe_serialization"):
         SharedBase().loaded("vllm", given, lambda _: None)
 
 
