@@ -26,6 +26,7 @@ from lmeval_screener.shortlist.loading import with_base
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.files import hashed, remove_parts, write_whole
 from lmeval_dispersion.harness import seams
@@ -89,10 +90,8 @@ class CheckpointError(DispersionError):
 class Evaluation:
     """Questions of one or several tasks, drawn at random.
 
-    ``seed`` draws them, ``limit`` is the most questions of a checkpoint, ``metric`` METRIC or
-    FILTER/METRIC; the other arguments are lm-eval's.
-
     Attributes:
+        asking: What is asked, and how.
         questions: (task, document) of each, as drawn. A checkpoint's score is their mean score.
         available: Number of questions in the tasks.
         places: Task -> places of its questions, ascending.
@@ -108,24 +107,19 @@ class Evaluation:
         UsageError: lm-eval has no such task, or the task no metric to race by.
     """
 
-    def __init__(
-        self,
-        tasks: str,
-        *,
-        seed: int = 0,
-        limit: int | None = None,
-        metric: str | None = None,
-        num_fewshot: int | None = None,
-        include_path: str | None = None,
-        apply_chat_template: bool | str = False,
-        confirm_run_unsafe_code: bool = False,
-    ) -> None:
-        self.seed, self._named, self.chat = seed, metric, apply_chat_template
-        self.tasks = seams.loaded_tasks(tasks, num_fewshot, include_path, stock=False)
+    def __init__(self, asking: Asking) -> None:
+        self.asking = asking
+        self.seed = asking.seed
+        self.chat = asking.apply_chat_template
+        self.tasks = seams.loaded_tasks(
+            asking.tasks or "", asking.num_fewshot, asking.include_path, stock=False
+        )
         self.recorded = {name: t for name, t in self.tasks.items() if isinstance(t, DispersionTask)}
         for task in self.recorded.values():
             task.saves = False
-        self.questions, self.available = seams.drawn_questions(self.tasks, limit, seed)
+        self.questions, self.available = seams.drawn_questions(
+            self.tasks, asking.limit, asking.seed
+        )
         self._place = {question: i for i, question in enumerate(self.questions)}
         names = np.array([name for name, _ in self.questions])
         self.places = {name: np.flatnonzero(names == name) for name in dict(self.questions)}
@@ -139,8 +133,11 @@ class Evaluation:
         self.not_finite = defaultdict[str, set[Question]](set)
         self.others = defaultdict[str, set[Question]](set)
         self._prompts = defaultdict[str | None, dict[Question, str]](dict)
-        self._options = {"apply_chat_template": self.chat, "fewshot_as_multiturn": bool(self.chat)}
-        self._options["confirm_run_unsafe_code"] = confirm_run_unsafe_code
+        self._options = {
+            "apply_chat_template": self.chat,
+            "fewshot_as_multiturn": bool(self.chat),
+            "confirm_run_unsafe_code": asking.confirm_run_unsafe_code,
+        }
         self._requests: dict[str, dict[int, list[Any]]] = {}
         self._built_for: Any = lambda: None
         self.models = SharedBase()
@@ -302,23 +299,23 @@ class Evaluation:
     def _check_metric(self, task: str) -> None:
         """Refuse, before a model is loaded, a task without a metric to race by."""
         usable, may_have_more = seams.metrics_of(self.tasks[task])
-        named = split_judge(self._named)[1]
+        named = split_judge(self.asking.metric)[1]
         if not any(usable.get(metric, may_have_more) for metric in ((named,) if named else JUDGES)):
-            check_judge(task, self._named, seams.filters_of(self.tasks[task]), usable)
+            check_judge(task, self.asking.metric, seams.filters_of(self.tasks[task]), usable)
             raise self._unusable(task, usable)
 
     def _unusable(self, task: str, metrics: Iterable[str]) -> UsageError:
         return UsageError(
             f"{task}: expected a score from 0 to 1 for each question, the higher the better, "
-            f"got {split_judge(self._named)[1] or 'none'}; it has {', '.join(metrics)}",
+            f"got {split_judge(self.asking.metric)[1] or 'none'}; it has {', '.join(metrics)}",
             argument="metric",
         )
 
     def _judge(self, task: str, filters: Mapping[str, Mapping[int, Sample]]) -> tuple[str, str]:
         """The filter and metric that score a task."""
         metrics = next(iter(next(iter(filters.values())).values())).metrics
-        check_judge(task, self._named, list(filters), metrics)
-        chosen, named = split_judge(self._named)
+        check_judge(task, self.asking.metric, list(filters), metrics)
+        chosen, named = split_judge(self.asking.metric)
         metric = correctness(metrics, named)[0]
         if metric is None or self.tasks[task].higher_is_better().get(metric) is False:
             raise self._unusable(task, metrics)
@@ -343,10 +340,9 @@ def _commits(given: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
 class Entrant:
     """One checkpoint in a race, loaded when a question is new, and its folder, which keeps all answers.
 
-    The backend's ``arguments``, such as ``pretrained``, come before ``model_args``; ``settings`` are
-    ``batch_size`` and ``device``; ``date`` is in the files' names; ``order`` (N,) has the places of the
-    questions in its order. ``pinned``: whether the commit that gave the earlier answers is loaded again;
-    else the present one, which has to be the same.
+    The backend's ``arguments``, such as ``pretrained``, come before the command's ``model_args``; ``date`` is
+    in the files' names; ``order`` (N,) has the places of the questions in its order. ``pinned``: whether the
+    commit that gave the earlier answers is loaded again; else the present one, which has to be the same.
 
     Attributes:
         seconds: Time to load and ask it, earlier runs included.
@@ -367,17 +363,25 @@ class Entrant:
         arguments: Mapping[str, str],
         order: NDArray[np.int64],
         *,
-        model: str = "hf",
-        model_args: str = "",
         pinned: bool = True,
-        **settings: Any,
     ) -> None:
-        self.evaluation, self.label = evaluation, label
-        self.seconds = self.loading = 0.0
-        self._order, self._answers = order, evaluation.unasked()
-        self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
-        self._model, self._given = model, {**arguments, **seams.backend_arguments(model_args)}
-        self._settings = {key: value for key, value in settings.items() if value is not None}
+        asking = evaluation.asking
+        self.evaluation = evaluation
+        self.label = label
+        self.seconds = 0.0
+        self.loading = 0.0
+        self._order = order
+        self._answers = evaluation.unasked()
+        self._folder = folder
+        self._date = date
+        self._file = folder / f"results_{date}.json"
+        self._model = asking.model
+        self._given = {**arguments, **seams.backend_arguments(asking.model_args)}
+        self._settings: dict[str, Any] = {}
+        if asking.batch_size is not None:
+            self._settings["batch_size"] = asking.batch_size
+        if asking.device is not None:
+            self._settings["device"] = asking.device
         self._lm: Any = None
         self._pinned = pinned
         self._earlier: dict[str, Any] = {}  # arguments that gave the earlier answers
