@@ -25,7 +25,7 @@ from lmeval_dispersion.racing.commands import add_evaluation, arguments_of
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.folder import RaceFolder
 from lmeval_dispersion.racing.lineup import all_named
-from lmeval_dispersion.racing.rule import BLOCK, Array
+from lmeval_dispersion.racing.rule import SHARED, Array
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.declared import count, listed, spans
 from lmeval_dispersion.statistics import holm
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import Evaluation
 
 Figure = Literal["probability", "agreement", "squares"]
-QUESTIONS = BLOCK
+QUESTIONS = SHARED
 _RUNS = 4  # runs of ranks that a sentence names
 _FIRST = 3  # checkpoints to evaluate first: a usual budget
 _MOST = 5  # most that are named, with those tied with the last
@@ -375,7 +375,7 @@ def probe(
     folder.name([entry.arguments for entry in named.entries])
     evaluation = folder.evaluation
     contest = Contest(len(evaluation.questions), seed=evaluation.seed)
-    contest.block = min(questions, contest.questions)
+    contest.sharing = min(questions, contest.questions)
     with folder.alone():
         folder.keep(folder.lineup.joined(named) if folder.kept else named, answers=given)
         asked = {entry.place for entry in named.entries}
@@ -391,7 +391,7 @@ def probe(
     notes = sorted({f"No squares: {mine.missing}." for mine in found.values() if mine.missing})
     notes += [*as_their_base(folder.as_base), *evaluation.notes()]
     there, seed = evaluation.available, evaluation.seed
-    return Probe(name, contest.block, there, seed, figure, rows, failed, notes)
+    return Probe(name, contest.sharing, there, seed, figure, rows, failed, notes)
 
 
 def _answered(evaluation: Evaluation, label: str, mine: Scores) -> Answered:

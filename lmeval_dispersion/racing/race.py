@@ -18,7 +18,7 @@ from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
 from lmeval_dispersion.racing.folder import Limits, RaceFolder
 from lmeval_dispersion.racing.lineup import lineup, manifest_in, named_arguments
 from lmeval_dispersion.racing.report import Race
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report.cells import shown
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def race(
         contest.against, contest.top = dict(kept.get("turns", {})), top
         folder.allowance = Limits(budget, hours)
         if folder.lineup.by == "block" and not engine:
-            contest.block, contest.reference = min(BLOCK, count), folder.lineup.reference
+            contest.sharing, contest.reference = min(SHARED, count), folder.lineup.reference
         try:
             if engine:
                 from lmeval_dispersion.racing.tune import race_on_ray
