@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from typing import Any
 
 from lmeval_dispersion.arguments import add_options
 from lmeval_dispersion.asking import How, LmEval, Questions, Racing, Which
@@ -13,6 +14,7 @@ from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.lineup import listed_results
 from lmeval_dispersion.racing.race import check_settings, raced
+from lmeval_dispersion.racing.rule import SHARED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,21 +64,22 @@ def run(args: argparse.Namespace) -> int:
         "family",
         "domain",
         "base",
-        "by",
         "tasks",
         "limit",
         "engine",
         "output_path",
-        "budget",
         "hours",
     )
     unused = [f"--{name}" for name in live if getattr(args, name) is not None]
-    if args.demo and args.metric is not None:
-        unused.append("--metric")
+    if args.demo:
+        own = ("by", "budget", "metric")
+        unused += [f"--{name}" for name in own if getattr(args, name) is not None]
     if unused := [*(args.checkpoints if args.demo else ()), *unused]:
         raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")
     check_settings(_racing(args))
-    rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "top")}
+    rule: dict[str, Any] = {
+        name: getattr(args, name) for name in ("seed", "error", "margin", "top")
+    }
     if args.demo:
         output.write(replay.demo(**rule).document())
     elif (
@@ -88,10 +91,9 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     ):
-        if args.metric is not None:
-            raise UsageError(
-                "a race's folder is judged by the race's own metric; leave out --metric"
-            )
+        for name in ("metric", "by", "budget"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"a race's folder is judged by the race's own; leave out --{name}")
         output.write(race.document())
     else:
         recorded = replay.read_answers(args.replay, args.metric)
@@ -101,7 +103,13 @@ def run(args: argparse.Namespace) -> int:
         if listed and not {*listed} & {*answers}:
             raise UsageError("expected a listed checkpoint whose answers are finite, got none")
         listed = [name for name in listed if name in answers]
-        shuffled = not listed and len(args.replay) > 1 and args.replay == sorted(args.replay)
+        by = args.by or ("rows" if listed else "block")
+        is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)
+        shuffled = by == "rows" and not listed and is_sorted
+        rule["budget"] = args.budget
+        if by == "block":
+            rule["sharing"] = SHARED
+            rule["cut"] = bool(listed)
         races = replay.replay(*recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
         output.write(races.document())
     return 0

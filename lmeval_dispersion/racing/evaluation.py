@@ -41,7 +41,7 @@ from lmeval_dispersion.judging import JUDGES, check_judge, correctness, split_ju
 from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.racing.kept import WRONG_CONTENT, RaceResults, not_as_left, race_results
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.store.identity import prompt_manifest, source_text
 from lmeval_dispersion.store.samples import Sample, by_filter
 from lmeval_dispersion.store.sanity import finite_answer, not_finite_sentence
@@ -191,7 +191,7 @@ class Evaluation:
             if self.chat or not self._requests:
                 self._requests = {name: self._built(name, lm) for name in dict(self.questions)}
             documents = [found for each in self._requests.values() for found in each.values()]
-            most = BLOCK * max(sum(request.repeats for request in found) for found in documents)
+            most = SHARED * max(sum(request.repeats for request in found) for found in documents)
             seams.settle_batch(lm, chain.from_iterable(documents), most)
         chosen = sorted(self.questions[place] for place in places)
         requests = {

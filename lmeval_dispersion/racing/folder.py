@@ -29,12 +29,12 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
-from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.racing.contest import LEAST, LONG, Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, base_of
 from lmeval_dispersion.racing.report import Race, race_of
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.report.declared import listed
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 MANY = 2000  # questions from which a random part is enough
-LONG, LEAST = 24, 5  # from so many checkpoints on, a first block leaves a third, at least so many
 LINES = 30.0  # seconds between two lines of progress in a log
 #: lm-eval's arguments that an entry of ``race.json`` may give; others come from the command line alone.
 KEPT_ARGUMENTS = ("pretrained", "model", "revision", "peft", "tokenizer", "gguf_file", "dtype")
@@ -311,7 +310,7 @@ class RaceFolder:
         """Fewest and most questions in all, if each checkpoint may be asked ``questions``."""
         raced = sum(entry.chosen != "base" for entry in self.raced)
         going = (going_on(self.raced) if self.lineup.by == "block" else None) or raced
-        block, base = min(BLOCK, questions), (len(self.raced) - raced) * questions
+        block, base = min(SHARED, questions), (len(self.raced) - raced) * questions
         fewest = questions + block * (raced - 1)
         return base + fewest, base + questions * going + block * (raced - going)
 
@@ -347,10 +346,12 @@ class RaceFolder:
         entries = {entry.label: entry for entry in (self.raced if probed is None else probed)}
         try:
             with progress_bar(hidden=quiet, every=LINES) as update:
-                for label in entries if contest.block else ():
-                    self._ask(contest, entries[label], update, contest.block)
+                for label in entries if contest.sharing else ():
+                    self._ask(contest, entries[label], update, contest.sharing)
                 for label in (
-                    contest.turns([*entries], going_on(self.raced)) if probed is None else ()
+                    contest.turns([*entries], cut=going_on(self.raced) is not None)
+                    if probed is None
+                    else ()
                 ):
                     self._ask(contest, entries[label], update)
         finally:

@@ -15,7 +15,7 @@ from lmeval_dispersion.racing.contest import Contest
 from lmeval_dispersion.racing.folder import Limits, RaceFolder
 from lmeval_dispersion.racing.lineup import Lineup, Named, lineup
 from lmeval_dispersion.racing.report import Race
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report.cells import shown
 
 
@@ -216,7 +216,7 @@ def _contest(folder: RaceFolder, line: _Line, racing: Racing) -> Contest:
     contest.against = dict(kept.get("turns", {}))
     contest.top = racing.top
     if folder.lineup.by == "block" and not racing.engine:
-        contest.block = min(BLOCK, count)
+        contest.sharing = min(SHARED, count)
         contest.reference = folder.lineup.reference
     return contest
 
