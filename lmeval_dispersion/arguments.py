@@ -26,8 +26,6 @@ from typing import (
     get_type_hints,
 )
 
-from lmeval_dispersion.options import Once
-
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,12 +40,12 @@ class Option(NamedTuple):
     Attributes:
         metavar: The value's name in the help; None where there is none, or choices.
         names: The option's names; none for the field's own.
-        once: Whether the option may be given once.
+        action: What is done with the value; None to store it.
     """
 
     metavar: str | None = None
     names: tuple[str, ...] = ()
-    once: bool = False
+    action: type[argparse.Action] | None = None
 
 
 def add_options(
@@ -95,8 +93,8 @@ def _add_option(
     else:
         given["default"] = field.default
         given["metavar"] = option.metavar
-        if option.once:
-            given["action"] = Once
+        if option.action:
+            given["action"] = option.action
         if choices:
             given["choices"] = choices
         elif types[0] in (int, float) and str not in types:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from lmeval_dispersion.arguments import Option
+from lmeval_dispersion.options import Joined, Once
 
 if TYPE_CHECKING:
     from lmeval_screener import Result
@@ -51,14 +52,16 @@ class Questions:
     Attributes:
         tasks: Tasks and groups, or a set's file, which names its tasks. Default: those of --emit.
         limit: The most questions of a checkpoint. Default: all there are.
-        metric: What scores a question. Default: acc, exact_match, ….
+        metric: What scores a question, with commas or again for single tasks. Default: acc, exact_match, ….
+        weigh: What of several tasks counts alike.
         output_path: Keeps all answers; the same command goes on, more checkpoints join. Default: race-TASKS.
         seed: Seed of all draws.
     """
 
-    tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), once=True)] = None
+    tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), action=Once)] = None
     limit: Annotated[int | None, Option("N")] = None
-    metric: Annotated[str | None, Option("[FILTER/]METRIC")] = None
+    metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=Joined)] = None
+    weigh: Literal["units", "questions"] = "units"
     output_path: Annotated[str | Path | None, Option("FOLDER", ("--output_path",))] = None
     seed: Annotated[int, Option("N")] = 0
 
@@ -83,7 +86,7 @@ class Which:
 
     family: Annotated[str | None, Option("NAME")] = None
     domain: Annotated[str | None, Option("SET")] = None
-    base: Annotated[str | None, Option("CHECKPOINT", once=True)] = None
+    base: Annotated[str | None, Option("CHECKPOINT", action=Once)] = None
     all: bool = False
     by: Literal["rows", "block"] | None = None
     audit_sample: Annotated[int, Option("N")] = 0

@@ -54,6 +54,17 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class Joined(argparse.Action):
+    """Joins what is given several times by commas."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        """Add the value to those before."""
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports wrong usage in one sentence, without argparse's list of options."""
 
@@ -248,8 +259,8 @@ def add_one_slice(
 
 def add_metric(parser: argparse._ActionsContainer) -> None:
     """Add ``--metric``, the judge of a question."""
-    what = "what scores a question (default: acc, exact_match, …)"
-    parser.add_argument("--metric", metavar="[FILTER/]METRIC", help=what)
+    what = "what scores a question, with commas or again for single tasks (default: acc, exact_match, …)"
+    parser.add_argument("--metric", action=Joined, metavar="[TASK=][FILTER/]METRIC", help=what)
 
 
 def add_seed(parser: argparse._ActionsContainer) -> None:
