@@ -18,7 +18,7 @@ from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.judging import correctness
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, phases, run
-from lmeval_dispersion.racing.folder import going_on, said_of
+from lmeval_dispersion.racing.folder import said_of
 from lmeval_dispersion.racing.kept import (
     SETTINGS,
     WRONG_CONTENT,
@@ -29,6 +29,7 @@ from lmeval_dispersion.racing.kept import (
     race_results,
 )
 from lmeval_dispersion.racing.lineup import Entry, Lineup
+from lmeval_dispersion.racing.plan import may_cut
 from lmeval_dispersion.racing.report import Race, race_of
 from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
@@ -312,7 +313,7 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     for label in labels:
         if contest.sharing_of(label):
             contest.hold(label, known[label].first(contest.sharing_of(label)))
-    cut = going_on(entries) is not None
+    cut = may_cut(entries)
     for label in contest.turns(labels, cut=cut) if kept["turns"] else ():
         begin = len(contest.answered.get(label, NOTHING).score)
         contest.add(label, known[label].at(np.arange(begin, len(known[label].score))))
