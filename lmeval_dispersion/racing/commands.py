@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         if by == "block":
             rule["sharing"] = SHARED
             rule["cut"] = bool(listed)
-        races = replay.replay(*recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
+        races = replay.replay(recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
         output.write(races.document())
     return 0
 

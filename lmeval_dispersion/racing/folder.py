@@ -18,7 +18,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from filelock import FileLock, Timeout
 from lmeval_screener.checkpoints.snapshot import COMMIT
 from lmeval_screener.tokens.answers import tasks_in
@@ -38,6 +37,7 @@ from lmeval_dispersion.racing.rule import SHARED, STEP
 from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:
+    from lmeval_dispersion.racing.agreement import Agreed
     from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation, More
 
 MANIFEST = "manifest.json"
@@ -113,6 +113,7 @@ class RaceFolder:
     left_out: dict[str, str] = field(default_factory=dict)  # label -> name, unnamed by the command
     #: Questions asked, and the margin shown then, as it became smaller.
     margins: list[tuple[int, float]] = field(default_factory=list)
+    budget: int | None = None  # of shared questions, by this command
     _plan: Plan = field(default_factory=lambda: Plan((), 0))
 
     @classmethod
@@ -500,10 +501,14 @@ class RaceFolder:
         self.kept |= {"schema": SCHEMA, **more}
         write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
 
-    def keep(self, lineup: Lineup, **more: Any) -> None:
-        """Write the list, its manifest and the drawn questions to the folder; raises as :meth:`write`."""
+    def take(self, lineup: Lineup) -> None:
+        """Race this list from now on."""
         self.lineup = lineup
         vars(self).pop("_names", None)  # of the list before
+
+    def keep(self, lineup: Lineup, **more: Any) -> None:
+        """Write the list, its manifest and the drawn questions to the folder; raises as :meth:`write`."""
+        self.take(lineup)
         if lineup.manifest is not None:
             write_whole(self.path / MANIFEST, json.dumps(lineup.manifest, indent=1).encode())
         samples: dict[str, list[int]] = {}  # as lm-eval's --samples takes them
@@ -538,8 +543,14 @@ class RaceFolder:
             f"`dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
         ]
 
-    def result(self, contest: Contest, wall: float, plan: str = "") -> Race:
-        """The race so far; ``plan`` is a dry run's forecast."""
+    def result(
+        self,
+        contest: Contest,
+        wall: float,
+        plan: str = "",
+        agreed: Mapping[str, Agreed] | None = None,
+    ) -> Race:
+        """The race so far; ``plan`` is a dry run's forecast, ``agreed`` an order without labels."""
         return race_of(
             contest,
             self.entries,
@@ -560,6 +571,8 @@ class RaceFolder:
             ],
             plan=plan,
             margins=self.margins,
+            budget=self.budget,
+            agreed=agreed or {},
             units=unit_scores(contest, self.evaluation.by_unit),
         )
 

@@ -76,7 +76,13 @@ class Plan:
 
     @classmethod
     def of(
-        cls, lineup: Lineup, entries: Sequence[Entry], questions: int, *, budget: int | None, api: bool
+        cls,
+        lineup: Lineup,
+        entries: Sequence[Entry],
+        questions: int,
+        *,
+        budget: int | None,
+        api: bool,
     ) -> Plan:
         """The plan of a list, for a ``budget`` of shared questions or to its end.
 
@@ -128,7 +134,11 @@ class Plan:
         if self.by != "block":
             return len(self.entries)
         # Adapters share their base; each other one takes its place, and is loaded again at its turn.
-        whole = [e for e in self.entries if not (has_base and (e.chosen == "base" or base_of(e.arguments)))]
+        whole = [
+            e
+            for e in self.entries
+            if not (has_base and (e.chosen == "base" or base_of(e.arguments)))
+        ]
         return 2 * len(whole) * (1 + has_base) + has_base
 
     def words(self, size: str = "") -> str:
