@@ -32,7 +32,7 @@ from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, base_of
 from lmeval_dispersion.racing.plan import Plan, may_cut
-from lmeval_dispersion.racing.report import Race, race_of, unit_scores
+from lmeval_dispersion.racing.report import MarginAt, Race, race_of, unit_scores
 from lmeval_dispersion.racing.rule import SHARED, STEP
 from lmeval_dispersion.report.declared import listed
 
@@ -112,7 +112,7 @@ class RaceFolder:
     _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
     left_out: dict[str, str] = field(default_factory=dict)  # label -> name, unnamed by the command
     #: Questions asked, and the margin shown then, as it became smaller.
-    margins: list[tuple[int, float]] = field(default_factory=list)
+    margins: list[MarginAt] = field(default_factory=list)
     budget: int | None = None  # of shared questions, by this command
     _plan: Plan = field(default_factory=lambda: Plan((), 0))
 
@@ -454,8 +454,8 @@ class RaceFolder:
     def _watch(self, contest: Contest) -> None:
         """Record the margin that is shown by now, where it has become smaller."""
         margin = contest.shown(entry.label for entry in self.raced).margin
-        if margin is not None and (not self.margins or margin < self.margins[-1][1]):
-            self.margins.append((contest.asked, margin))
+        if margin is not None and (not self.margins or margin < self.margins[-1].margin):
+            self.margins.append(MarginAt(contest.asked, margin))
 
     def ended(self, entrant: Entrant) -> None:
         """Record an entrant's time, and whether it answers as its base, once it is asked no more."""

@@ -84,6 +84,14 @@ class Raced:
 
 
 @dataclass(frozen=True)
+class MarginAt:
+    """The margin that was shown when so many questions were asked, of all together."""
+
+    questions: int
+    margin: float
+
+
+@dataclass(frozen=True)
 class UnitScore:
     """A checkpoint's mean score over the questions of one unit that it was asked."""
 
@@ -127,7 +135,7 @@ class Race(Report):
     audit_sample: Sequence[str]  # labels of random others, raced with the list
     notes: Sequence[str]
     units: Sequence[UnitScore] = ()  # of several tasks, by task and falling score
-    margins: Sequence[tuple[int, float]] = ()  # questions asked, and the margin shown then
+    margins: Sequence[MarginAt] = ()  # as it became smaller
     plan: str = ""  # a dry run's forecast, in a sentence
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
@@ -154,8 +162,8 @@ class Race(Report):
         return charts
 
     def _margins(self) -> Chart:
-        rows = [{"questions": asked, "margin": margin} for asked, margin in self.margins]
-        rows.append({"questions": self.questions, "margin": self.margins[-1][1]})
+        last = MarginAt(self.questions, self.margins[-1].margin)
+        rows = [{"questions": at.questions, "margin": at.margin} for at in (*self.margins, last)]
         x = numeric("questions", "Questions asked, of all together")
         x["scale"] = {"zero": True}
         y = numeric("margin", "Margin shown")
@@ -167,7 +175,7 @@ class Race(Report):
             "encoding": {"x": x, "y": y},
             "mark": line,
         }
-        numbers = "; ".join(f"{asked:,}: {margin:.3f}" for asked, margin in self.margins[-12:])
+        numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
         meaning = (
             f"No other is better than the best so far by more, with an error of {self.error:g}."
         )
@@ -396,7 +404,7 @@ def race_of(
     contest: Contest, entries: Sequence[Entry], *, task: str, metric: str, wall: float | None = None,
     seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE, there: int | None = None,
     tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (), plan: str = "",
-    margins: Sequence[tuple[int, float]] = (), units: Sequence[UnitScore] = (),
+    margins: Sequence[MarginAt] = (), units: Sequence[UnitScore] = (),
     agreed: Mapping[str, Agreed] = _NONE, budget: int | None = None,
 ) -> Race:  # fmt: skip
     """Build the Race from a contest, finished or interrupted, over some of a list's ``entries``.
