@@ -138,9 +138,9 @@ def results(asked: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _check_bundled(names: list[str], asked: int) -> None:
-    """The answers are the bundled ones: probabilities to half precision, and whether they are right.
+    """The answers are the bundled ones, as far as models of half precision answer alike on two machines.
 
-    Where two choices are as probable as each other another machine may choose the other one.
+    Where two choices are nearly as probable as each other one of them may choose the other one.
     """
     with np.load(data_folder("demo") / "answers.npz") as file:
         bundled = {
@@ -151,10 +151,12 @@ def _check_bundled(names: list[str], asked: int) -> None:
         }
     for name, mine in read_answers(names).answers.items():
         known = bundled[Path(name).name]
-        assert mine.probability == pytest.approx(known.probability, abs=2e-3)
+        moved = np.abs(mine.probability - known.probability)
+        assert moved.max() < 0.05
+        assert moved.mean() < 0.002
         differs = np.flatnonzero(mine.score != known.score)
         assert len(differs) <= 0.005 * asked
-        assert (mine.probability[differs] <= 0.505).all()
+        assert (mine.probability[differs] <= 0.525).all()
 
 
 def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
