@@ -517,7 +517,10 @@ class RaceFolder:
             samples.setdefault(task, []).append(i)
         write_whole(self.path / "samples.json", json.dumps(samples).encode())
         if "drawn" not in self.kept:
-            more |= self.settings | {"drawn": self.evaluation.questions, "turns": {}, "step": STEP}
+            weights = self.evaluation.weights
+            more |= self.settings
+            more |= {"drawn": self.evaluation.questions, "turns": {}, "step": STEP}
+            more["weights"] = None if weights is None else weights.tolist()
         self.write(
             date=self.date, checkpoints=lineup.entries, notes=lineup.notes, order=lineup.by, **more
         )

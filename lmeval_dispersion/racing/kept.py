@@ -49,6 +49,7 @@ class _RaceFile(_NeededKeys, total=False):
     margin: Annotated[float, 0, 1]
     answers: Text
     shared: Mapping[Label, Annotated[int, 0]]  # number of shared questions of a checkpoint
+    weights: Sequence[Annotated[float, 0]] | None  # of the drawn questions, where they differ
     step: Annotated[int, 1]  # questions of a bet's step
     split: Annotated[int, 0]  # checkpoints among which half of the error is split
 

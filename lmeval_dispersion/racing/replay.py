@@ -302,6 +302,7 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         split=kept.get("split", 0),
         weights=_weights_of(tasks, kept.get("groups", {})) if kept.get("weighing") else None,
         shared=dict(kept.get("shared", {})),
+        weights=np.array(kept["weights"]) if kept.get("weights") else None,
     )
     lineup = Lineup(entries, by=kept["order"])
     if lineup.by == "block":

@@ -28,7 +28,9 @@ DROPPED = WON | {"b": (145, 150, "not better")}
 EQUAL = WON | {"b": (190, N, "complete")}
 STOPPED = WON | {"b": (40, 50, "running")}
 NEVER = {"b": (40, 50, "running")}
-SPENT = {label: (right, 50, "running") for label, right in zip("abcde", (40, 33, 15, 10, 5), strict=True)}
+SPENT = {
+    label: (right, 50, "running") for label, right in zip("abcde", (40, 33, 15, 10, 5), strict=True)
+}
 AGREED = {label: Agreed(0.812 - i / 10, 0.02) for i, label in enumerate(SPENT)}
 RANKS = {label: rank for rank, label in enumerate("abcdefghi", 1)}
 LISTED: dict[str, Any] = {"not_loaded": list("defghi"), "ranks": RANKS}
