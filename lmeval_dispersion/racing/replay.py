@@ -290,7 +290,6 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         return None
     entries = kept["checkpoints"]
     places = {(task, i): n for n, (task, i) in enumerate(map(tuple, kept["drawn"]))}
-    tasks = [task for task, _ in places]
     contest = Contest(
         len(places),
         error,
@@ -300,7 +299,6 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         top=top,
         step=kept.get("step", STEP),
         split=kept.get("split", 0),
-        weights=_weights_of(tasks, kept.get("groups", {})) if kept.get("weighing") else None,
         shared=dict(kept.get("shared", {})),
         weights=np.array(kept["weights"]) if kept.get("weights") else None,
     )
