@@ -20,6 +20,14 @@ from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.report.cells import shown
 
 
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "by": ("rows", "block", None),
+    "weigh": ("units", "questions"),
+    "answers": ("none", None),
+    "engine": ("ray", None),
+}
+
+
 @takes(Racing)
 def race(racing: Racing) -> Race:
     """Find the best of many checkpoints, most of which are asked a part of lm-eval's questions.
@@ -101,7 +109,7 @@ def raced(racing: Racing) -> Ended:
 
 
 def check_settings(racing: Racing) -> None:
-    """Raise UsageError for the first number that is out of its range."""
+    """Raise UsageError for the first number that is out of its range, or the first unknown choice."""
     limit = racing.limit
     for name, value, fits, wanted in (
         ("error", racing.error, 0 < racing.error < 1, "above 0 and below 1"),
@@ -112,12 +120,15 @@ def check_settings(racing: Racing) -> None:
     ):
         if not fits:
             raise UsageError(f"expected {wanted}, got {value}", argument=name)
+    for name, choices in _CHOICES.items():
+        value = getattr(racing, name)
+        if value not in choices:
+            words = " or ".join(str(choice or "none") for choice in choices)
+            raise UsageError(f"expected {words}, got {value}", argument=name)
 
 
 def _check_engine(how: How) -> None:
-    """Raise UsageError for an engine that is not known, or what it cannot do; MissingExtraError."""
-    if how.engine not in (None, "ray"):
-        raise UsageError(f"expected ray or none, got {how.engine}", argument="engine")
+    """Raise UsageError for what the engine cannot do; MissingExtraError."""
     if how.engine is None:
         if how.gpus_per_checkpoint is not None:
             raise UsageError(
