@@ -498,6 +498,23 @@ def test_the_worst_leave_and_each_shares_questions_of_its_own_number() -> None:
     assert contest.shared["7"] == most + 5
 
 
+def test_a_phase_takes_no_shared_question_back() -> None:
+    """A folder of an earlier version has no numbers; its checkpoints share what they were asked."""
+    contest = Contest(N, sharing=25)
+    for label in "ab":
+        contest.hold(label, Scores(np.ones(25), np.ones(25)))
+    assert contest.share(Phase(3, 10, 0), [*"abc"]) == [*"abc"]
+    assert contest.shared == {"a": 25, "b": 25, "c": 10}
+    contest.share(Phase(3, 40, 0), [*"abc"])
+    assert set(contest.shared.values()) == {40}
+
+
+def test_the_last_phase_leaves_one_more_than_wanted() -> None:
+    assert phases(40, 500, 2000)[-1].checkpoints == 2
+    assert phases(40, 500, 2000, top=3)[-1].checkpoints == 4
+    assert [phase.checkpoints for phase in phases(3, 500, 300, top=3)] == [3]
+
+
 @pytest.mark.parametrize("budget", [120, 300])
 def test_a_race_goes_on_from_a_budgets_answers(budget: int) -> None:
     answers = _blocks(np.random.default_rng(12))
