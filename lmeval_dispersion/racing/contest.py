@@ -229,8 +229,8 @@ class Contest:
         """Labels in the order of their turns: those that began before, the reference, then the others.
 
         After shared questions the others follow by these: those that share most, and the highest mean
-        probability of the right answer (else the score). Failed ones, and those without an answer to them,
-        have no turn.
+        probability of the right answer (else the score); who shares none comes last. Failed ones have no
+        turn, and those that are to share questions and have no answer yet.
 
         Args:
             labels: All that race.
@@ -238,12 +238,13 @@ class Contest:
                 probabilities, as few answers that are right or wrong do not tell who is best.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
-        shares = bool(self.sharing or self.shared)
-        going = [label for label in going if not shares or self._count(label)]
+        going = [label for label in going if self._count(label) or not self.sharing_of(label)]
         others = [label for label in going if label != self.reference]
-        if shares:
-            others = self._by_shared(others, self._worth)
-            if cut and len(others) >= LONG and all(map(self._has_probabilities, others)):
+        if self.sharing or self.shared:
+            unasked = [label for label in others if not self._count(label)]
+            others = [*self._by_shared(others, self._worth), *unasked]
+            is_known = not unasked and all(map(self._has_probabilities, others))
+            if cut and len(others) >= LONG and is_known:
                 others = self._cut(others)
         began = [label for label in self.against if label in going]
         return [*dict.fromkeys([*began, *({self.reference} & {*going}), *others])]

@@ -510,6 +510,16 @@ def test_a_phase_takes_no_shared_question_back() -> None:
     assert set(contest.shared.values()) == {40}
 
 
+def test_who_joins_a_list_after_a_budget_has_a_turn_of_its_own() -> None:
+    """Where a list is raced by rows nobody is asked shared questions but by a budget."""
+    answers = _blocks(np.random.default_rng(12), 3)
+    contest = raced(answers, budget=90)
+    assert contest.turns([*answers, "new"]) == ["2", "1", "0", "new"]
+    assert contest.sharing_of("new") == 0
+    by_shared = Contest(N, sharing=25)
+    assert by_shared.turns(["new"]) == []
+
+
 def test_the_last_phase_leaves_one_more_than_wanted() -> None:
     assert phases(40, 500, 2000)[-1].checkpoints == 2
     assert phases(40, 500, 2000, top=3)[-1].checkpoints == 4
