@@ -52,7 +52,8 @@ ERROR, MARGIN = 0.05, 0.01
 LONG = 24  # from so many checkpoints on, shared questions with probabilities leave a third
 LEAST = 5  # at least so many go on
 LOADS = 1.5  # of each checkpoint, at most in the mean, in the phases of a budget
-_STAY, _STAY_KEPT = 3, 1.5  # one of so many stays after a phase
+_STAY = 3  # one of so many stays after a phase
+_STAY_KEPT = 1.5  # the same where all stay loaded
 _DEEPER = 0.9  # questions of a phase: the number of its checkpoints to this power less
 
 
