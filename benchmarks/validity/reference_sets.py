@@ -76,7 +76,8 @@ def accuracies(group: Sequence[Mapping[str, Any]], domain: str, questions: int) 
     """Over both pools, (checkpoints,)."""
     labels = [unpacked(row[domain]["right"], questions).mean() for row in group]
     truth = [row[domain]["truth"] / questions for row in group]
-    return (np.array(labels) + np.array(truth)) / 2
+    both: Floats = (np.array(labels) + np.array(truth)) / 2
+    return both
 
 
 def counted(checkpoints: int) -> NDArray[np.int64]:
