@@ -83,6 +83,7 @@ class Plan:
         *,
         budget: int | None,
         api: bool,
+        top: int = 1,
     ) -> Plan:
         """The plan of a list, for a ``budget`` of shared questions or to its end.
 
@@ -94,7 +95,9 @@ class Plan:
         planned = list[Phase]()
         if budget is not None:
             has_base = len(others) < len(entries)
-            planned = phases(len(others), questions, budget, kept=resident, reference=has_base)
+            planned = phases(
+                len(others), questions, budget, top=top, kept=resident, reference=has_base
+            )
             if not planned:
                 raise UsageError(
                     f"expected at least {len(entries)}, a question of each checkpoint, got "

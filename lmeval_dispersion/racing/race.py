@@ -235,7 +235,7 @@ def _planned(folder: RaceFolder, racing: Racing) -> Plan:
         each = min(count, budget // max(1, len(raced)))
         check_agreement(len(raced), each)
         return Plan(raced, count, [Phase(len(raced), each, 0)], folder.lineup.by, folder.api)
-    return Plan.of(folder.lineup, raced, count, budget=budget, api=folder.api)
+    return Plan.of(folder.lineup, raced, count, budget=budget, api=folder.api, top=racing.top)
 
 
 # --- ask and judge -------------------------------------------------------------------------------
