@@ -525,7 +525,8 @@ def drawn_questions(
         unit = np.array([number[name] for name, _ in every])[order]
         shares = equal_shares(np.bincount(unit, minlength=len(units)).tolist(), count)
         first = [np.flatnonzero(unit == k)[:share] for k, share in enumerate(shares)]
-        order = order[np.sort(np.concatenate(first))]
+        # In a random order again: shared questions are the first ones.
+        order = np.random.default_rng([seed, 1]).permutation(order[np.concatenate(first)])
     return [every[i] for i in order[:count]], len(every)
 
 

@@ -222,6 +222,18 @@ def test_a_limit_draws_equally_of_each_unit(
     assert made.weighing == "units"
 
 
+def test_the_units_of_a_limit_come_in_random_order(evaluation: Any) -> None:
+    # The first questions are shared: a small unit is among them with its part.
+    positions = []
+    for seed in range(40):
+        made = evaluation("long,short", limit=20, seed=seed)
+        short = [place for place, (task, _) in enumerate(made.questions) if task == "short"]
+        positions.append(np.mean(short))
+    assert len(short) == 10
+    # Of 10 among 20 at random: 9.5, with a standard error of 0.2 over 40 draws.
+    assert abs(np.mean(positions) - 9.5) < 1
+
+
 @pytest.mark.parametrize("tasks", ["long", "by_size", "nested"])
 def test_a_limit_of_one_unit_draws_as_ever(tasks: str, evaluation: Any) -> None:
     made = evaluation(tasks, limit=25, seed=4)
