@@ -44,6 +44,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from lmeval_dispersion import DispersionConfig, DispersionTrainer
+from lmeval_dispersion.training.losses import LOSSES
 
 BASELINES = ("base", "noise", "forgetting")
 LOSSES_OF_LD = ("angular_spread", "orthogonalization", "l2_repel", "decorrelation")
@@ -376,13 +377,13 @@ def main(words=None):
 
 def validation_loss(results, arm, weight, seeds):
     """Mean loss on validation text after training, over seeds and domains."""
-    losses = []
+    of_domains = []
     for seed in seeds:
         *_, last = results[arm, weight, seed]["after"].values()
         for name, value in last.items():
             if name.startswith("eval_validation") and name.endswith("_loss"):
-                losses.append(value)
-    return np.mean(losses)
+                of_domains.append(value)
+    return np.mean(of_domains)
 
 
 def perplexity_lines(args, recipe, results, chosen, seeds):
@@ -458,7 +459,8 @@ def parsed(words):
         parser.add_argument(
             f"--{name}", action="append", default=[], help="text file, one a domain"
         )
-    parser.add_argument("--arm", action="append", default=[], help="loss, noise or forgetting")
+    arms = [*LOSSES, *BASELINES]
+    parser.add_argument("--arm", action="append", default=[], choices=arms, help="may be repeated")
     parser.add_argument("--weight", action="append", type=float, default=[], help="default: 0.1")
     parser.add_argument("--seed", action="append", type=int, default=[], help="default: 0")
     parser.add_argument("--scratch", action="store_true", help="train from random weights")
