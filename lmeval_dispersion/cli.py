@@ -51,13 +51,11 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "measure a model's states on your text: law, sublayers, condensation, clusters",
         ),
     },
-    "train": {
-        "watch": (
-            "lmeval_dispersion.watching.report",
-            "",
-            "how G moved over a watched training run",
-        ),
-    },
+}
+#: Commands that are no more -> what there is in their place.
+GONE = {
+    "watch": "lmeval_dispersion.RaceCallback logs the same figures while it trains, to the trainer's own "
+    "trackers",
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
 
@@ -78,6 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] == "help":
         args = [*args[1:], "--help"]
     name, *rest = args
+    if name in GONE:
+        print(f"dispersion: there is no command {name!r}; {GONE[name]}", file=sys.stderr)
+        return 2
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=3)
         hint = (

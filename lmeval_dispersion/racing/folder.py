@@ -109,7 +109,7 @@ class RaceFolder:
             UsageError: The options cannot be used as given, or the answers belong to other tasks or settings.
             HarnessError: The backend gives no hidden states, which a dispersion task needs.
         """
-        path = Path(path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
+        path = Path(path or race_name(tasks)).expanduser()
         if own := [key for key in key_values(options["model_args"]) if key in _OWN]:
             raise UsageError(
                 f"expected what all checkpoints share, got {own[0]}, which is each one's own; name the "
@@ -496,6 +496,12 @@ class RaceFolder:
             ],
             plan=plan,
         )
+
+
+def race_name(tasks: str) -> str:
+    """The name of the folder of a race on tasks, ``NAME,NAME``."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", tasks)
+    return f"race-{plain}"
 
 
 def going_on(entries: Sequence[Entry]) -> int | None:

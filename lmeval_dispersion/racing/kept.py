@@ -45,6 +45,7 @@ class _RaceFile(_NeededKeys, total=False):
     error: Annotated[float, 0, 1]
     margin: Annotated[float, 0, 1]
     answers: Text
+    shared: Mapping[Label, Annotated[int, 0]]
 
 
 class _OlderFile(TypedDict):
