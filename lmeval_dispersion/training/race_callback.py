@@ -166,10 +166,10 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             given["model"], tokenizer, planned=self._planned(args, state), step=state.global_step
         )
         logged = [entry["step"] for entry in state.log_history if "race/score" in entry]
-        if self._race is not None and self._race.is_saved(state.global_step):
+        is_saved = self._race is not None and self._race.is_saved(state.global_step)
+        if is_saved and state.global_step not in logged:
             # A resumed run: the state of a save was written before the save was asked.
-            if state.global_step not in logged:
-                self._at(args, state, control, given["model"])
+            self._at(args, state, control, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
         """Ask at every ``every``-th step that is not saved."""
@@ -309,7 +309,8 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             steps.update(range(int(each), state.max_steps + 1, int(each)))
             steps.add(state.max_steps)
         elif strategy == "epoch":
-            return len(steps) + int(math.ceil(state.num_train_epochs))
+            epochs: int = math.ceil(state.num_train_epochs)
+            return len(steps) + epochs
         elif strategy == "best":
             return None
         return len(steps) or None

@@ -80,12 +80,13 @@ def arguments(folder: Path, kind: Any = TrainingArguments, **options: Any) -> An
     return trainer_arguments(folder, kind, **{**steps, **rate, **options})
 
 
-def trainer(folder: Path, *, built: Any = None, **options: Any) -> Trainer:
+def trainer(folder: Path, *, built: Any = None, held_out: Any = None, **options: Any) -> Trainer:
     """A Trainer of that model."""
     return Trainer(
         model=model() if built is None else built,
         args=arguments(folder, **options),
         train_dataset=rows(),
+        eval_dataset=held_out,
         processing_class=tiny_models.tokenizer(pad=True),
     )
 
