@@ -1,15 +1,19 @@
-"""Which metric scores a document, and the scores in a file of lm-eval's samples. Standard library alone."""
+"""Which metric scores a document, and the scores in a file of lm-eval's samples.
+
+``--metric`` is parsed here alone, by :class:`NamedMetrics`. Standard library alone.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.files import hashed
 from lmeval_dispersion.logs import (
     Line,
@@ -251,6 +255,72 @@ def request_arguments(logged: Any) -> list[tuple[Any, ...]]:
         messages = isinstance(first, list)
         found.append((*(first if messages else [first]), *rest))
     return found
+
+
+@dataclass(frozen=True)
+class NamedMetrics:
+    """What ``--metric`` names: ``[TASK=][FILTER/]METRIC``, several with commas.
+
+    Attributes:
+        default: ``[FILTER/]METRIC`` of the tasks without their own; None: the first known of each.
+        own: Task or group -> its ``[FILTER/]METRIC``.
+    """
+
+    default: str | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str | None) -> NamedMetrics:
+        """Parse the text of ``--metric``; None and an empty one name nothing.
+
+        >>> NamedMetrics.of("acc, gsm8k=strict-match/exact_match")
+        NamedMetrics(default='acc', own={'gsm8k': 'strict-match/exact_match'})
+
+        Raises:
+            UsageError: A part is empty, or a task, or all tasks, get two metrics.
+        """
+        if not text:
+            return cls()
+        own = dict[str | None, str]()
+        for part in text.split(","):
+            before, equals, after = part.partition("=")
+            task = before.strip() if equals else None
+            judge = after.strip() if equals else before.strip()
+            if not judge or task == "":
+                raise UsageError(
+                    f"expected [TASK=][FILTER/]METRIC, several with commas, got {text!r}",
+                    argument="metric",
+                )
+            known = own.setdefault(task, judge)
+            if known != judge:
+                raise UsageError(
+                    f"expected one metric for {task or 'all tasks'}, got {known} and {judge}; "
+                    "TASK=METRIC names one task's, FILTER/METRIC one of a filter",
+                    argument="metric",
+                )
+        default = own.pop(None, None)
+        return cls(default, {str(task): judge for task, judge in own.items()})
+
+    def judge(self, *names: str) -> str | None:
+        """What scores a task of these ``names``, its groups' among them: the first that has its own."""
+        for name in names:
+            if name in self.own:
+                return self.own[name]
+        return self.default
+
+    def has_own(self, *names: str) -> bool:
+        """Whether a task of these names has a metric of its own."""
+        return any(name in self.own for name in names)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise UsageError for a metric of a task or group that is none of ``names``."""
+        for name, judge in self.own.items():
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=3) or names
+                raise UsageError(
+                    f"{name}={judge} names no task that is scored; there are {listed_names(near)}",
+                    argument="metric",
+                )
 
 
 def split_judge(named: str | None) -> tuple[str | None, str | None]:

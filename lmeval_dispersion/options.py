@@ -54,6 +54,17 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class Joined(argparse.Action):
+    """Joins what is given several times by commas."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        """Add the value to those before."""
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports wrong usage in one sentence, without argparse's list of options."""
 
@@ -248,8 +259,8 @@ def add_one_slice(
 
 def add_metric(parser: argparse._ActionsContainer) -> None:
     """Add ``--metric``, the judge of a question."""
-    what = "what scores a question (default: acc, exact_match, …)"
-    parser.add_argument("--metric", metavar="[FILTER/]METRIC", help=what)
+    what = "what scores a question, with commas or again for single tasks (default: acc, exact_match, …)"
+    parser.add_argument("--metric", action=Joined, metavar="[TASK=][FILTER/]METRIC", help=what)
 
 
 def add_seed(parser: argparse._ActionsContainer) -> None:
@@ -281,49 +292,3 @@ def add_model_args(parser: argparse._ActionsContainer) -> None:
         "trust_remote_code (default: none)",
     )
     add_device(parser)
-
-
-def add_prompts(group: argparse._ActionsContainer) -> None:
-    """Add lm_eval's options for a task's prompts: its examples, its folder, the chat template."""
-    group.add_argument(
-        "--num_fewshot",
-        type=int,
-        metavar="N",
-        help="examples before a question (default: the task's own)",
-    )
-    group.add_argument(
-        "--include_path", metavar="FOLDER", help="a folder with more tasks (default: none)"
-    )
-    group.add_argument(
-        "--apply_chat_template",
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="NAME",
-        help="use the model's chat template (default: plain prompts)",
-    )
-
-
-def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
-    """Add lm_eval's options for loading and prompting a model, with its names; returns their group."""
-    group = parser.add_argument_group("as for lm_eval")
-    group.add_argument("--model", default="hf", metavar="NAME", help="backend (default: hf)")
-    group.add_argument(
-        "--model_args",
-        default="",
-        metavar="K=V,K=V",
-        help="more arguments of the backend (default: none)",
-    )
-    group.add_argument(
-        "--batch_size", metavar="N", help="number or auto (default: the backend's own)"
-    )
-    group.add_argument(
-        "--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the backend's own)"
-    )
-    add_prompts(group)
-    group.add_argument(
-        "--confirm_run_unsafe_code",
-        action="store_true",
-        help="let tasks run the code that models write",
-    )
-    return group

@@ -48,7 +48,6 @@ RESULTS = {
     "lmeval_dispersion.auditing.calibrating.prediction:Predictions": (
         "`dispersion predict`: docs/reference/audit.md"
     ),
-    "lmeval_dispersion.probing.probe:Probe": "`dispersion probe`: docs/reference/probe.md",
     "lmeval_dispersion.racing.report:Race": "`dispersion race`: docs/reference/race.md",
     "lmeval_dispersion.racing.replay:Replay": "`dispersion race --replay`: docs/reference/race.md",
     "lmeval_screener.shortlist.verdict:Verdict": "`dispersion verify`: docs/reference/screening.md",

@@ -38,7 +38,7 @@ from lmeval_dispersion.model.load_report import warned_loads
 from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.format import MANIFEST, PARTS
 from lmeval_dispersion.store.identity import SUFFIX
-from lmeval_dispersion.store.samples import JudgedTask, judged_task, stock_name
+from lmeval_dispersion.store.samples import JudgedTask, check_named, judged_task, stock_name
 
 _PART = 1024  # prompts whose states are written together; a killed run loses at most these
 _DIFFERENT = (
@@ -96,6 +96,7 @@ def stores_from_samples(
         raise UsageError(
             "several processes were launched and each would run all prompts; launch one"
         )
+    check_named(run, chosen, judge)
     judged = {task: judged_task(run, task, judge, allow_holes=force) for task in chosen}
     lm = _model(run, arguments)
     job = _Job(

@@ -1,6 +1,6 @@
 """The seams to lm-eval: every workaround is here, and nowhere else.
 
-lm-eval has no public interface for eleven things that a dispersion task, a probe or a race needs. Each is
+lm-eval has no public interface for twelve things that a dispersion task, a probe or a race needs. Each is
 done here, once:
 
 ===================================  ==================================================  ==================
@@ -26,6 +26,7 @@ weights that a model's files lack    :func:`refused_loads`: the reports of trans
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
 models, one in training too          :func:`right_choices`, :func:`loaded_lm`,
                                      :func:`live_lm`, :func:`settle_batch`
+one figure of a suite                :func:`task_groups`: its groups' own settings       none
 tens of thousands of them at once    :func:`compile_templates_once`: a cache in its      done in 0.5
                                      environment of templates
 some documents evaluated, by one     :func:`evaluated`: lm-eval's ``evaluate`` over      none
@@ -76,6 +77,7 @@ from lmeval_dispersion.harness.adapters import check_beside, downloaded
 from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.model.load_report import watched_loads
 from lmeval_dispersion.model_args import key_values
+from lmeval_dispersion.store.groups import TaskGroup
 from lmeval_dispersion.store.identity import SUFFIX
 
 Parts = tuple[Any, ...]
@@ -381,6 +383,17 @@ def loaded_tasks(
     Raises:
         UsageError: lm-eval has no such task.
     """
+    return loaded_suite(names, num_fewshot, include_path, stock=stock)[0]
+
+
+def loaded_suite(
+    names: str,
+    num_fewshot: int | None = None,
+    include_path: str | Sequence[str] | None = None,
+    *,
+    stock: bool = True,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """:func:`loaded_tasks`, and lm-eval's groups among the names and inside of them, by name; so raised."""
     from lm_eval.tasks import TaskManager
 
     disable_progress_bar()
@@ -415,17 +428,121 @@ def loaded_tasks(
             else num_fewshot
         )
         task.config.num_fewshot = number or 0
-    return tasks  # type: ignore[no-any-return]
+    return tasks, loaded["groups"]
+
+
+def task_groups(
+    groups: Mapping[str, Any], judges: Mapping[str, str | None]
+) -> dict[str, TaskGroup]:
+    """The outermost of lm-eval's ``groups`` that have one figure, by name, as `store.groups` reads results.
+
+    A group has one figure where it aggregates a metric that all its tasks have. Another one, such as Open
+    LLM Leaderboard's ``leaderboard``, stands for its members. ``judges``: task -> the metric that scores
+    it, which decides where a group weighs its metrics unlike.
+    """
+    inner = {id(child) for group in groups.values() for child in group}
+    waiting = [group for group in reversed(list(groups.values())) if id(group) not in inner]
+    chosen = dict[str, TaskGroup]()
+    taken = set[str]()
+    while waiting:
+        group = waiting.pop()
+        figures = [each for each in group.aggregate_metric_list or () if _has_figure(group, each)]
+        if not figures:
+            waiting += reversed([child for child in group if isinstance(child, Group)])
+            continue
+        names = dict.fromkeys(_name_of(task) for task in group.get_all_tasks())
+        members = [name for name in names if name not in taken]
+        taken.update(members)
+        scoring = {judges.get(name) for name in members}
+        figures.sort(key=lambda figure: figure.metric not in scoring)
+        chosen[group.name] = {"tasks": members, "by_size": figures[0].weight_by_size}
+    return chosen
+
+
+def groups_above(groups: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Task -> the names of lm-eval's ``groups`` that hold it, the smallest first."""
+    above = dict[str, list[str]]()
+    for group in sorted(groups.values(), key=lambda group: len(group.get_all_tasks())):
+        for task in group.get_all_tasks():
+            above.setdefault(_name_of(task), []).append(group.name)
+    return above
+
+
+def group_entries(groups: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
+    """Group -> its alias, and the names of its members, as lm-eval's results have them."""
+    entries = dict[str, tuple[str, list[str]]]()
+    for name, group in groups.items():
+        members = [
+            _name_of(child) if hasattr(child, "task_name") else child.name for child in group
+        ]
+        entries[name] = (str(group.alias or name), members)
+    return entries
+
+
+def _has_figure(group: Any, figure: Any) -> bool:
+    """Whether all tasks of a group have the metric and a filter of a ``figure`` that it aggregates."""
+    listed = figure.filter_list
+    for task in group.get_all_tasks():
+        if figure.metric not in task.aggregation() and not _may_add_metrics(task):
+            return False
+        if listed is not None and not {*listed} & {*filters_of(task)}:
+            return False
+    return True
+
+
+def _name_of(task: Any) -> str:
+    """A task's name in lm-eval's results: 0.5 puts a group's before its tasks'."""
+    return str(getattr(task, "_qualified_name", None) or task.task_name)
 
 
 def drawn_questions(
-    tasks: Mapping[str, Any], count: int | None, seed: int
+    tasks: Mapping[str, Any],
+    count: int | None,
+    seed: int,
+    units: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[list[tuple[str, int]], int]:
-    """(task, document) of ``count`` random questions (None: all) in random order, and the number of all."""
+    """(task, document) of ``count`` random questions (None: all) in random order, and the number of all.
+
+    With ``units``, lists of tasks by name, as many come from each, or all that it has; of a single one as
+    without.
+
+    Raises:
+        UsageError: ``count`` is less than the number of units.
+    """
     with sentences():  # a task may load its data here
         every = [(name, i) for name, task in tasks.items() for i in range(len(task.eval_docs))]
-    order = np.random.default_rng(seed).permutation(len(every))[:count]
-    return [every[i] for i in order], len(every)
+    order = np.random.default_rng(seed).permutation(len(every))
+    if count is not None and units and len(units) > 1:
+        if count < len(units):
+            raise UsageError(
+                f"expected at least {len(units)}, one for each of {', '.join(units)}, got {count}; or "
+                "weigh questions, not units",
+                argument="limit",
+            )
+        number = {task: k for k, members in enumerate(units.values()) for task in members}
+        unit = np.array([number[name] for name, _ in every])[order]
+        shares = equal_shares(np.bincount(unit, minlength=len(units)).tolist(), count)
+        first = [np.flatnonzero(unit == k)[:share] for k, share in enumerate(shares)]
+        order = order[np.sort(np.concatenate(first))]
+    return [every[i] for i in order[:count]], len(every)
+
+
+def equal_shares(sizes: Sequence[int], count: int) -> list[int]:
+    """``count`` in equal parts, none of which is larger than its size; of a rest the first get one more.
+
+    >>> equal_shares([100, 10, 100], 50), equal_shares([3, 3], 100)
+    ([20, 10, 20], [3, 3])
+    """
+    shares = [0] * len(sizes)
+    left = min(count, sum(sizes))
+    while left:
+        growing = [k for k, size in enumerate(sizes) if shares[k] < size]
+        each = max(1, left // len(growing))
+        for k in growing[:left]:
+            more = min(each, sizes[k] - shares[k])
+            shares[k] += more
+            left -= more
+    return shares
 
 
 def build_requests(task: Any, **options: Any) -> None:
@@ -559,9 +676,12 @@ def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
         for name, function in task.aggregation().items()
         if name not in ours
     }
-    return usable, _is_later(task) or any(
-        callable(m["metric"]) for m in task.config.metric_list or ()
-    )
+    return usable, _is_later(task) or _may_add_metrics(task)
+
+
+def _may_add_metrics(task: Any) -> bool:
+    """Whether a function scores answers, which may give metrics of other names."""
+    return any(callable(m["metric"]) for m in task.config.metric_list or ())
 
 
 def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
@@ -802,11 +922,7 @@ def pool_groups() -> None:
             for name, metrics in task_metrics.items()
         }
         combined: dict[str, Any] = original(self, others)
-        # 0.5 puts a group's name before its tasks'.
-        names = [
-            getattr(task, "_qualified_name", None) or task.task_name
-            for task in self.get_all_tasks()
-        ]
+        names = [_name_of(task) for task in self.get_all_tasks()]
         for key in combined:
             figures = [task_metrics[name].get(key) for name in names if name in task_metrics]
             pooled = [figure for figure in figures if isinstance(figure, Pooled)]

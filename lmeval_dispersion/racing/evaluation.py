@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -26,6 +27,7 @@ from lmeval_screener.shortlist.loading import with_base
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.files import hashed, remove_parts, write_whole
 from lmeval_dispersion.harness import seams
@@ -36,13 +38,20 @@ from lmeval_dispersion.harness.records import DocRecord, TaskMetrics, load_state
 from lmeval_dispersion.harness.saving import commit_of, manifest_of, write
 from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.harness.task import DispersionTask
-from lmeval_dispersion.judging import JUDGES, check_judge, correctness, split_judge
+from lmeval_dispersion.judging import (
+    JUDGES,
+    NamedMetrics,
+    check_judge,
+    correctness,
+    split_judge,
+)
 from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.racing.kept import WRONG_CONTENT, RaceResults, not_as_left, race_results
-from lmeval_dispersion.racing.rule import BLOCK
-from lmeval_dispersion.store.identity import prompt_manifest, source_text
-from lmeval_dispersion.store.samples import Sample, by_filter
+from lmeval_dispersion.racing.rule import SHARED
+from lmeval_dispersion.store.groups import mean_score, question_weights, units_of
+from lmeval_dispersion.store.identity import SUFFIX, prompt_manifest, source_text
+from lmeval_dispersion.store.samples import Sample, by_filter, stock_name
 from lmeval_dispersion.store.sanity import finite_answer, not_finite_sentence
 
 _KEPT = (
@@ -89,12 +98,20 @@ class CheckpointError(DispersionError):
 class Evaluation:
     """Questions of one or several tasks, drawn at random.
 
-    ``seed`` draws them, ``limit`` is the most questions of a checkpoint, ``metric`` METRIC or
-    FILTER/METRIC; the other arguments are lm-eval's.
+    A *unit* is a task, or a group with one figure in lm-eval; a tag, or another group, stands for its
+    members. The score is the mean over units, inside of a group as in lm-eval; ``weigh`` ``questions``
+    makes it the mean over questions. A limit takes as many questions of each unit.
 
     Attributes:
-        questions: (task, document) of each, as drawn. A checkpoint's score is their mean score.
+        asking: What is asked, and how.
+        questions: (task, document) of each, as drawn; N of them.
         available: Number of questions in the tasks.
+        weights: Of the questions, shape (N,), with mean 1: a checkpoint's score is the weighted mean of its
+            scores. None where all are equal.
+        units: Name -> places of its questions, ascending; in the order named.
+        groups: The units that are groups, by name.
+        weighing: ``units`` where the questions or the score are others than with ``weigh`` ``questions``;
+            else None.
         places: Task -> places of its questions, ascending.
         own_rules: The tasks of choices that score by a function of their own.
         judges: Filter and metric of each task that was asked.
@@ -105,27 +122,24 @@ class Evaluation:
         models: The loaded model; adapters share their base.
 
     Raises:
-        UsageError: lm-eval has no such task, or the task no metric to race by.
+        UsageError: lm-eval has no such task, the task no metric to race by, or a limit leaves a unit out.
     """
 
-    def __init__(
-        self,
-        tasks: str,
-        *,
-        seed: int = 0,
-        limit: int | None = None,
-        metric: str | None = None,
-        num_fewshot: int | None = None,
-        include_path: str | None = None,
-        apply_chat_template: bool | str = False,
-        confirm_run_unsafe_code: bool = False,
-    ) -> None:
-        self.seed, self._named, self.chat = seed, metric, apply_chat_template
-        self.tasks = seams.loaded_tasks(tasks, num_fewshot, include_path, stock=False)
+    def __init__(self, asking: Asking) -> None:
+        self.asking = asking
+        self.seed = asking.seed
+        self.chat = asking.apply_chat_template
+        self.tasks, groups = seams.loaded_suite(
+            asking.tasks or "", asking.num_fewshot, asking.include_path, stock=False
+        )
+        self._group_entries = seams.group_entries(groups)
+        self._named = self._named_metrics(asking.metric, seams.groups_above(groups))
         self.recorded = {name: t for name, t in self.tasks.items() if isinstance(t, DispersionTask)}
         for task in self.recorded.values():
             task.saves = False
-        self.questions, self.available = seams.drawn_questions(self.tasks, limit, seed)
+        expected = {name: self._check_metric(name) for name in self.tasks}
+        self.groups = seams.task_groups(groups, expected)
+        self._draw(asking.limit, asking.weigh)
         self._place = {question: i for i, question in enumerate(self.questions)}
         names = np.array([name for name, _ in self.questions])
         self.places = {name: np.flatnonzero(names == name) for name in dict(self.questions)}
@@ -133,17 +147,99 @@ class Evaluation:
             name for name, task in self.tasks.items() if seams.judges_by_own_rule(task)
         }
         self.judges: dict[str, tuple[str, str]] = {}
-        for name in self.tasks:
-            self._check_metric(name)
         self.blocks = defaultdict[str, dict[Question, Mapping[str, Any]]](dict)
         self.not_finite = defaultdict[str, set[Question]](set)
         self.others = defaultdict[str, set[Question]](set)
         self._prompts = defaultdict[str | None, dict[Question, str]](dict)
-        self._options = {"apply_chat_template": self.chat, "fewshot_as_multiturn": bool(self.chat)}
-        self._options["confirm_run_unsafe_code"] = confirm_run_unsafe_code
+        self._options = {
+            "apply_chat_template": self.chat,
+            "fewshot_as_multiturn": bool(self.chat),
+            "confirm_run_unsafe_code": asking.confirm_run_unsafe_code,
+        }
         self._requests: dict[str, dict[int, list[Any]]] = {}
         self._built_for: Any = lambda: None
         self.models = SharedBase()
+
+    def _named_metrics(
+        self, text: str | None, above: Mapping[str, Sequence[str]]
+    ) -> dict[str, str | None]:
+        """Task -> what ``--metric`` names for it, or for a group that holds it."""
+        named = NamedMetrics.of(text)
+        names = dict[str, list[str]]()
+        for task in self.tasks:
+            each = [task, stock_name(task), *above.get(task, ())]
+            names[task] = [*each, *(name.removesuffix(SUFFIX) for name in each)]
+        named.check([*dict.fromkeys(chain.from_iterable(names.values()))])
+        return {task: named.judge(*each) for task, each in names.items()}
+
+    def _draw(self, limit: int | None, weigh: str) -> None:
+        """Draw the questions, and weigh them."""
+        units = units_of(self.tasks, self.groups)
+        if weigh == "units":
+            drawn, self.available = seams.drawn_questions(self.tasks, limit, self.seed, units)
+            self.weights = question_weights([task for task, _ in drawn], self.groups)
+        else:
+            drawn, self.available = seams.drawn_questions(self.tasks, limit, self.seed)
+            self.weights = None
+        is_apart = weigh == "units" and len(units) > 1 and len(drawn) < self.available
+        self.weighing = "units" if is_apart or self.weights is not None else None
+        self.questions = drawn
+        unit_of = {task: unit for unit, members in units.items() for task in members}
+        names = np.array([unit_of[task] for task, _ in drawn])
+        self.units = {unit: np.flatnonzero(names == unit) for unit in units}
+
+    def mean(self, scores: NDArray[np.float64], places: NDArray[np.int64] | None = None) -> float:
+        """The score by those ``scores`` (N,), at ``places`` alone where given, that are not NaN.
+
+        It is lm-eval's of the documents that were asked: the mean over units, NaN without any.
+        """
+        places = np.arange(len(self.questions)) if places is None else places
+        if self.weights is None:
+            known = scores[places]
+            known = known[~np.isnan(known)]
+            return float(known.mean()) if len(known) else math.nan
+        return mean_score([self.questions[i][0] for i in places], scores[places], self.groups)
+
+    def by_unit(self, scores: NDArray[np.float64]) -> dict[str, tuple[int, float]]:
+        """Unit -> number of its questions with a score in ``scores`` (N,), NaN elsewhere, and their mean."""
+        return {
+            unit: (int((~np.isnan(scores[places])).sum()), self.mean(scores, places))
+            for unit, places in self.units.items()
+        }
+
+    def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """lm-eval's results and numbers of samples, by ``scores`` (N,) that are not NaN.
+
+        A unit that is a group has its figure, without an error, where one metric scores all its tasks.
+        """
+        figures = dict[str, Any]()
+        counts = dict[str, Any]()
+        for task, (chosen, metric) in self.judges.items():
+            found = scores[self.places[task]]
+            values = found[~np.isnan(found)]
+            if not len(values):
+                continue
+            error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else "N/A"
+            figures[task] = {
+                f"{metric},{chosen}": values.mean(),
+                f"{metric}_stderr,{chosen}": error,
+            }
+            total = len(self.tasks[task].eval_docs)
+            counts[task] = {"original": total, "effective": len(values)}
+        for name, (alias, _) in self._group_entries.items():
+            figures[name] = {"alias": alias}
+        for name, group in self.groups.items():
+            judges = {self.judges[task] for task in group["tasks"] if task in self.judges}
+            mean = self.mean(scores, self.units[name])
+            if len(judges) == 1 and not math.isnan(mean):
+                chosen, metric = next(iter(judges))
+                figures[name][f"{metric},{chosen}"] = mean
+        return figures, counts
+
+    @property
+    def group_members(self) -> dict[str, list[str]]:
+        """lm-eval's groups, and the names of their members."""
+        return {name: members for name, (_, members) in self._group_entries.items()}
 
     @property
     def metric(self) -> str:
@@ -194,7 +290,7 @@ class Evaluation:
             if self.chat or not self._requests:
                 self._requests = {name: self._built(name, lm) for name in dict(self.questions)}
             documents = [found for each in self._requests.values() for found in each.values()]
-            most = BLOCK * max(sum(request.repeats for request in found) for found in documents)
+            most = SHARED * max(sum(request.repeats for request in found) for found in documents)
             seams.settle_batch(lm, chain.from_iterable(documents), most)
         chosen = sorted(self.questions[place] for place in places)
         requests = {
@@ -299,26 +395,34 @@ class Evaluation:
             for label, other in self.others.items()
         ]
 
-    def _check_metric(self, task: str) -> None:
-        """Refuse, before a model is loaded, a task without a metric to race by."""
+    def _check_metric(self, task: str) -> str | None:
+        """The metric that a task is expected to be scored by; None if its answers alone tell.
+
+        Refuses, before a model is loaded, a task without a metric to race by.
+        """
         usable, may_have_more = seams.metrics_of(self.tasks[task])
-        named = split_judge(self._named)[1]
-        if not any(usable.get(metric, may_have_more) for metric in ((named,) if named else JUDGES)):
-            check_judge(task, self._named, seams.filters_of(self.tasks[task]), usable)
-            raise self._unusable(task, usable)
+        named = split_judge(self._named[task])[1]
+        candidates = (named,) if named else JUDGES
+        for metric in candidates:
+            if usable.get(metric):
+                return metric
+        if any(metric not in usable for metric in candidates) and may_have_more:
+            return None
+        check_judge(task, self._named[task], seams.filters_of(self.tasks[task]), usable)
+        raise self._unusable(task, usable)
 
     def _unusable(self, task: str, metrics: Iterable[str]) -> UsageError:
         return UsageError(
             f"{task}: expected a score from 0 to 1 for each question, the higher the better, "
-            f"got {split_judge(self._named)[1] or 'none'}; it has {', '.join(metrics)}",
+            f"got {split_judge(self._named[task])[1] or 'none'}; it has {', '.join(metrics)}",
             argument="metric",
         )
 
     def _judge(self, task: str, filters: Mapping[str, Mapping[int, Sample]]) -> tuple[str, str]:
         """The filter and metric that score a task."""
         metrics = next(iter(next(iter(filters.values())).values())).metrics
-        check_judge(task, self._named, list(filters), metrics)
-        chosen, named = split_judge(self._named)
+        check_judge(task, self._named[task], list(filters), metrics)
+        chosen, named = split_judge(self._named[task])
         metric = correctness(metrics, named)[0]
         if metric is None or self.tasks[task].higher_is_better().get(metric) is False:
             raise self._unusable(task, metrics)
@@ -353,10 +457,9 @@ def _stamps(given: Mapping[str, Any]) -> list[Any]:
 class Entrant:
     """One checkpoint in a race, loaded when a question is new, and its folder, which keeps all answers.
 
-    The backend's ``arguments``, such as ``pretrained``, come before ``model_args``; ``settings`` are
-    ``batch_size`` and ``device``; ``date`` is in the files' names; ``order`` (N,) has the places of the
-    questions in its order. ``pinned``: whether the commit that gave the earlier answers is loaded again;
-    else the present one, which has to be the same.
+    The backend's ``arguments``, such as ``pretrained``, come before the command's ``model_args``; ``date`` is
+    in the files' names; ``order`` (N,) has the places of the questions in its order. ``pinned``: whether the
+    commit that gave the earlier answers is loaded again; else the present one, which has to be the same.
 
     Attributes:
         seconds: Time to load and ask it, earlier runs included.
@@ -378,17 +481,25 @@ class Entrant:
         arguments: Mapping[str, str],
         order: NDArray[np.int64],
         *,
-        model: str = "hf",
-        model_args: str = "",
         pinned: bool = True,
-        **settings: Any,
     ) -> None:
-        self.evaluation, self.label = evaluation, label
-        self.seconds = self.loading = 0.0
-        self._order, self._answers = order, evaluation.unasked()
-        self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
-        self._model, self._given = model, {**arguments, **seams.backend_arguments(model_args)}
-        self._settings = {key: value for key, value in settings.items() if value is not None}
+        asking = evaluation.asking
+        self.evaluation = evaluation
+        self.label = label
+        self.seconds = 0.0
+        self.loading = 0.0
+        self._order = order
+        self._answers = evaluation.unasked()
+        self._folder = folder
+        self._date = date
+        self._file = folder / f"results_{date}.json"
+        self._model = asking.model
+        self._given = {**arguments, **seams.backend_arguments(asking.model_args)}
+        self._settings: dict[str, Any] = {}
+        if asking.batch_size is not None:
+            self._settings["batch_size"] = asking.batch_size
+        if asking.device is not None:
+            self._settings["device"] = asking.device
         self.live: Any = None
         self._lm: Any = None
         self._pinned = pinned
@@ -629,21 +740,13 @@ class Entrant:
 
     def _described(self, known: Scores) -> dict[str, Any]:
         """lm-eval's results entries of the run, each task's figures so far, and the race's own."""
-        asked, figures, counts = known.score[~np.isnan(known.score)], {}, {}
-        for task, (chosen, metric) in self.evaluation.judges.items():
-            found = known.score[self.evaluation.places[task]]
-            if len(values := found[~np.isnan(found)]):
-                error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else "N/A"
-                figures[task] = {
-                    f"{metric},{chosen}": values.mean(),
-                    f"{metric}_stderr,{chosen}": error,
-                }
-                total = len(self.evaluation.tasks[task].eval_docs)
-                counts[task] = {"original": total, "effective": len(values)}
+        figures, counts = self.evaluation.figures(known.score)
         given, chat = self._given, self.evaluation.chat
         config = {"model": self._model, "model_args": given, "model_sha": given.get("revision")}
-        race = {"label": self.label, "questions": len(asked), "of": len(self.evaluation.questions)}
-        race |= {"score": asked.mean(), "seconds": round(self.seconds, 3), "bytes": self._sizes}
+        asked = int((~np.isnan(known.score)).sum())
+        race = {"label": self.label, "questions": asked, "of": len(self.evaluation.questions)}
+        score = self.evaluation.mean(known.score)
+        race |= {"score": score, "seconds": round(self.seconds, 3), "bytes": self._sizes}
         race |= {
             "judges": self.evaluation.judges,
             "weights": self._weights,
@@ -654,7 +757,7 @@ class Entrant:
         name = name if os.path.isdir(name) else name.partition("@")[0]
         return {
             "results": figures,
-            "group_subtasks": {},
+            "group_subtasks": self.evaluation.group_members,
             "n-samples": counts,
             "config": {
                 **config,

@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatch
 from functools import cached_property
@@ -22,17 +22,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock, Timeout
 from lmeval_screener.checkpoints.snapshot import COMMIT
+from lmeval_screener.tokens.answers import tasks_in
 
+from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
-from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.racing.contest import LEAST, LONG, Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, base_of
 from lmeval_dispersion.racing.report import Race, race_of
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.report.declared import listed
 
@@ -41,9 +43,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 MANY = 2000  # questions from which a random part is enough
-LONG, LEAST = 24, 5  # from so many checkpoints on, a first block leaves a third, at least so many
 LINES = 30.0  # seconds between two lines of progress in a log
-_BACKEND = ("model", "model_args", "batch_size", "device")
 #: lm-eval's arguments that an entry of ``race.json`` may give; others come from the command line alone.
 KEPT_ARGUMENTS = ("pretrained", "model", "revision", "peft", "tokenizer", "gguf_file", "dtype")
 _OWN = ("pretrained", "model", "revision")  # keys of --model_args that differ by checkpoint
@@ -75,9 +75,7 @@ class Spent(Exception):
 class RaceFolder:
     """A race and the folder that keeps it."""
 
-    tasks: str
-    options: Mapping[str, Any]  # arguments of the evaluation
-    backend: Mapping[str, Any]  # model, model_args, batch_size and device
+    asking: Asking  # its tasks are names, `NAME,NAME`
     path: Path
     lineup: Lineup
     date: str  # in the results files' names
@@ -100,28 +98,33 @@ class RaceFolder:
     left_out: dict[str, str] = field(default_factory=dict)  # label -> name, unnamed by the command
 
     @classmethod
-    def opened(cls, tasks: str, path: str | Path | None, **options: Any) -> RaceFolder:
-        """Open the folder at ``path`` (None: ``race-TASKS``), new or with its answers to these tasks.
-
-        ``options`` are lm-eval's and those of :class:`Evaluation`.
+    def opened(cls, asking: Asking) -> RaceFolder:
+        """Open the folder that is asked for, new or with its answers to these tasks.
 
         Raises:
-            UsageError: The options cannot be used as given, or the answers belong to other tasks or settings.
+            UsageError: No task is named, the arguments cannot be used as given, or the answers belong to
+                other tasks or settings.
             HarnessError: The backend gives no hidden states, which a dispersion task needs.
         """
-        path = Path(path or race_name(tasks)).expanduser()
-        if own := [key for key in key_values(options["model_args"]) if key in _OWN]:
+        tasks = ",".join(tasks_in(asking.tasks or ""))
+        if not tasks:
             raise UsageError(
-                f"expected what all checkpoints share, got {own[0]}, which is each one's own; name the "
-                "checkpoints instead",
-                argument="model_args",
+                "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks",
+                argument="tasks",
             )
+        for key in key_values(asking.model_args):
+            if key in _OWN:
+                raise UsageError(
+                    f"expected what all checkpoints share, got {key}, which is each one's own; name the "
+                    "checkpoints instead",
+                    argument="model_args",
+                )
+        path = Path(asking.output_path or race_name(tasks)).expanduser()
         kept = kept_race(path)
         entries = kept.get("checkpoints", ())
         lineup = Lineup(entries, kept.get("notes", ()), by=kept.get("order", "rows"))
         date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-        backend = {key: options.pop(key) for key in _BACKEND}
-        folder = cls(tasks, options, backend, path, lineup, date, kept=kept, named={})
+        folder = cls(replace(asking, tasks=tasks), path, lineup, date, kept=kept, named={})
         folder._check()
         if recorded := folder.evaluation.recorded:
             from lmeval_dispersion.harness.recording import check_model
@@ -129,12 +132,17 @@ class RaceFolder:
             check_model(folder.kind, ",".join(recorded))
         return folder
 
+    @property
+    def tasks(self) -> str:
+        """The names of the tasks, `NAME,NAME`."""
+        return self.asking.tasks or ""
+
     @cached_property
     def kind(self) -> type:
         """lm-eval's class of the backend; UsageError for an unknown one."""
         from lmeval_dispersion.harness.seams import backend
 
-        return backend(self.backend["model"])
+        return backend(self.asking.model)
 
     @property
     def api(self) -> bool:
@@ -146,11 +154,13 @@ class RaceFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Everything on which the answers depend."""
-        given = {**self.options, **self.backend}
         return {
             "tasks": self.tasks,
             "questions": len(self.evaluation.questions),
-            **{key: given[key] for key in ("seed", "metric", "model", "model_args")},
+            "seed": self.asking.seed,
+            "metric": self.asking.metric,
+            "model": self.asking.model,
+            "model_args": self.asking.model_args,
             "lm_eval": version("lm_eval"),
             "identity": self.evaluation.identity(),
         }
@@ -230,7 +240,7 @@ class RaceFolder:
 
     @property
     def _model_args(self) -> dict[str, str]:
-        return key_values(self.backend["model_args"])
+        return key_values(self.asking.model_args)
 
     @property
     def runs_code(self) -> bool:
@@ -260,7 +270,7 @@ class RaceFolder:
         """The race's questions; another process loads the tasks itself."""
         from lmeval_dispersion.racing.evaluation import Evaluation
 
-        return Evaluation(self.tasks, **self.options)
+        return Evaluation(self.asking)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "evaluation"}
@@ -280,7 +290,6 @@ class RaceFolder:
             arguments,
             order,
             pinned=not self.runs_code,
-            **self.backend,
         )
 
     @cached_property
@@ -300,7 +309,7 @@ class RaceFolder:
         """Fewest and most questions in all, if each checkpoint may be asked ``questions``."""
         raced = sum(entry.chosen != "base" for entry in self.raced)
         going = (going_on(self.raced) if self.lineup.by == "block" else None) or raced
-        block, base = min(BLOCK, questions), (len(self.raced) - raced) * questions
+        block, base = min(SHARED, questions), (len(self.raced) - raced) * questions
         fewest = questions + block * (raced - 1)
         return base + fewest, base + questions * going + block * (raced - going)
 
@@ -336,10 +345,12 @@ class RaceFolder:
         entries = {entry.label: entry for entry in (self.raced if probed is None else probed)}
         try:
             with progress_bar(hidden=quiet, every=LINES) as update:
-                for label in entries if contest.block else ():
-                    self._ask(contest, entries[label], update, contest.block)
+                for label in entries if contest.sharing else ():
+                    self._ask(contest, entries[label], update, contest.sharing)
                 for label in (
-                    contest.turns([*entries], going_on(self.raced)) if probed is None else ()
+                    contest.turns([*entries], cut=going_on(self.raced) is not None)
+                    if probed is None
+                    else ()
                 ):
                     self._ask(contest, entries[label], update)
         finally:

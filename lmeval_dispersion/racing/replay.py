@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.judging import correctness
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, run
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, phases, run
 from lmeval_dispersion.racing.folder import going_on, said_of
 from lmeval_dispersion.racing.kept import (
     SETTINGS,
@@ -28,7 +30,7 @@ from lmeval_dispersion.racing.kept import (
 )
 from lmeval_dispersion.racing.lineup import Entry, Lineup
 from lmeval_dispersion.racing.report import Race, race_of
-from lmeval_dispersion.racing.rule import BLOCK, Array
+from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.store import Store, read_store
 from lmeval_dispersion.store.identity import SUFFIX
@@ -66,30 +68,50 @@ class Replayed:
 
 @dataclass(frozen=True, repr=False)
 class Replay(Report):
-    """Races on finished evaluations over random orders of the questions; highest score first."""
+    """A race on finished evaluations, and its distribution over random orders; highest score first."""
 
     template: ClassVar[str] = "replay.jinja"
     schema: ClassVar[str] = "dispersion-replay/1"
     libraries: ClassVar[Sequence[str]] = ("numpy",)
     guide: ClassVar[str] = "docs/reference/race.md"
 
+    best: str  # that the race of ``seed`` names, as do the keys up to ``seed``
+    top: Sequence[str]
     tasks: Sequence[str]
-    questions: int  # that all models answered
-    orders: int
+    error: float
+    margin: float
+    margin_shown: (
+        float | None
+    )  # no other is better by more; None where too few were asked everything
     loaded: int  # checkpoints that a screen lists, or all
+    of: int
+    questions: int  # questions asked, over all checkpoints
+    questions_all: int
+    questions_each: int  # that all models answered
+    by: str  # rows: in the order of the list; block: by shared questions
+    budget: int | None
+    left_out: Sequence[str]  # labels that did not go on after the shared questions
+    seed: int
+    orders: int
     same: int  # orders in which the best was named, or another of its score
     lost: float  # largest loss of score, where another was named
     share: Sequence[float]  # asked share of all questions: median, 5th and 95th percentile
     shuffled: bool  # whether the checkpoints' order is random as well
-    seed: int
     checkpoints: Sequence[Replayed]
     notes: Sequence[str]
     failed: Mapping[str, str]  # by name, why a checkpoint does not race
 
     def tables(self) -> dict[str, Table]:
         """``checkpoints``: the highest score first."""
-        caption = f"{self.questions:,} questions, {self.orders} orders"
+        caption = f"{self.questions_each:,} questions, {self.orders} orders"
         return {"checkpoints": Table.of(self.checkpoints, caption)}
+
+    def context(self) -> dict[str, Any]:
+        """Template values: the best one's score, and the margin in words, never below what is shown."""
+        margin = self.margin_shown or 0.0
+        digits = math.ceil(round(1000 * margin, 6)) / 1000
+        score = next(row.score for row in self.checkpoints if row.label == self.best)
+        return {"amount": score, "margin": f"{digits:g}" if digits else ""}
 
 
 class Recorded(NamedTuple):
@@ -136,9 +158,9 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     ]
     rows, joined = join(runs)
     count = len(rows[0])
-    if count < 2 * BLOCK:
+    if count < 2 * SHARED:
         raise UsageError(
-            f"expected {2 * BLOCK} or more questions with a score in all results, got {count} of "
+            f"expected {2 * SHARED} or more questions with a score in all results, got {count} of "
             f"{most}; name results of the same tasks"
         )
     manifests = {store.model: store.manifest for store in stores}
@@ -246,10 +268,20 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     entries = kept["checkpoints"]
     places = {(task, i): n for n, (task, i) in enumerate(map(tuple, kept["drawn"]))}
     contest = Contest(
-        len(places), error, margin, kept["seed"], against=dict(kept["turns"]), top=top
+        len(places),
+        error,
+        margin,
+        kept["seed"],
+        against=dict(kept["turns"]),
+        top=top,
+        step=kept.get("step", STEP),
+        split=kept.get("split", 0),
+        shared=dict(kept.get("shared", {})),
     )
-    if (lineup := Lineup(entries, by=kept["order"])).by == "block":
-        contest.block, contest.reference = min(BLOCK, len(places)), lineup.reference
+    lineup = Lineup(entries, by=kept["order"])
+    if lineup.by == "block":
+        contest.sharing = min(SHARED, len(places))
+        contest.reference = lineup.reference
     known = dict[str, Scores]()
     seconds = dict[str, float]()
     metrics = dict[str, None]()
@@ -276,12 +308,14 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         if len(asked):
             known[label] = Scores(*scores).at(asked)
             seconds[label] = race["seconds"]
-    for label in known if contest.block else ():
-        contest.hold(label, known[label].at(np.arange(min(contest.block, len(known[label].score)))))
     labels = [entry.label for entry in entries if entry.label in known]
-    for label in contest.turns(labels, going_on(entries)):
-        contest.add(label, known[label].at(np.arange(len(contest.answered.get(label, NOTHING).score),
-                                                     len(known[label].score))))  # fmt: skip
+    for label in labels:
+        if contest.sharing_of(label):
+            contest.hold(label, known[label].first(contest.sharing_of(label)))
+    cut = going_on(entries) is not None
+    for label in contest.turns(labels, cut=cut) if kept["turns"] else ():
+        begin = len(contest.answered.get(label, NOTHING).score)
+        contest.add(label, known[label].at(np.arange(begin, len(known[label].score))))
     notes = [
         *kept["notes"],
         *said_of(kept, contest),
@@ -337,17 +371,17 @@ def _asked_everything(place: str) -> list[str] | None:
 
 def replay(
     answers: Mapping[str, Scores], tasks: Sequence[str], notes: Sequence[str] = (),
-    failed: Mapping[str, str] = _NONE, *, orders: int = ORDERS,
-    listed: Sequence[str] = (), shuffled: bool = False, seed: int = 0, quiet: bool = True, **settings: Any,
+    failed: Mapping[str, str] = _NONE, *, orders: int = ORDERS, listed: Sequence[str] = (),
+    shuffled: bool = False, quiet: bool = True, seed: int = 0, **settings: Any,
 ) -> Replay:  # fmt: skip
-    """Race on answers over random orders of the questions; ``settings`` are the contest's.
+    """Race on answers as the race of ``seed`` would, and over random orders; ``settings`` are :func:`raced`'s.
 
     Checkpoints that a screen has ``listed`` race in its order, without the others; by default all race.
     """
-    rng, labels = np.random.default_rng(seed), list(listed or answers)
-    count = len(answers[labels[0]].score)
-    means = {label: float(scores.score.mean()) for label, scores in answers.items()}
-    best, races = max(means.values()), list[Contest]()
+    rng = np.random.default_rng(seed)
+    labels = list(listed or answers)
+    first = raced({label: answers[label] for label in labels}, seed=seed, **settings)
+    races = list[Contest]()
     with progress_bar(hidden=quiet) as update:
         for i in range(orders):
             update(i, orders, "races")
@@ -355,40 +389,106 @@ def replay(
                 rng.shuffle(labels)
             order = int(rng.integers(2**32))
             races.append(raced({label: answers[label] for label in labels}, seed=order, **settings))
-    named = Counter(str(contest.best) for contest in races)
-    shares = [contest.asked / (count * len(answers)) for contest in races]
-    asked = {
-        k: sum(len(race.answered[k].score) for race in races) / (count * orders) for k in labels
+    weights = settings.get("weights")
+    means = {
+        label: float(np.average(scores.score, weights=weights)) for label, scores in answers.items()
     }
-    rows = [
-        Replayed(k, means[k], named[k], asked.get(k, 0.0))
-        for k in sorted(answers, key=lambda label: (-means[label], -named[label], label))
-    ]
+    best = max(means.values())
+    shown = first.shown(labels)
+    named = Counter(contest.shown(labels).labels[0] for contest in races)
+    everything = first.questions * len(answers)
+    shares = [contest.asked / everything for contest in races]
+    asked = {
+        label: sum(len(contest.answered[label].score) for contest in races)
+        / (first.questions * orders)
+        for label in labels
+    }
+    order_shown = sorted(answers, key=lambda label: (-means[label], -named[label], label))
     return Replay(
-        tasks, count, orders, len(labels), sum(n for label, n in named.items() if means[label] == best),
-        max(best - means[label] for label in named), np.quantile(shares, (0.5, 0.05, 0.95)).tolist(),
-        shuffled, seed, rows, notes, failed,
-    )  # fmt: skip
+        best=shown.labels[0],
+        top=shown.labels,
+        tasks=tasks,
+        error=first.error,
+        margin=first.margin,
+        margin_shown=shown.margin,
+        loaded=len(labels),
+        of=len(answers),
+        questions=first.asked,
+        questions_all=everything,
+        questions_each=first.questions,
+        by="block" if first.sharing or first.shared else "rows",
+        budget=settings.get("budget"),
+        left_out=first.left_out,
+        seed=seed,
+        orders=orders,
+        same=sum(number for label, number in named.items() if means[label] == best),
+        lost=max(best - means[label] for label in named),
+        share=np.quantile(shares, (0.5, 0.05, 0.95)).tolist(),
+        shuffled=shuffled,
+        checkpoints=[
+            Replayed(label, means[label], named[label], asked.get(label, 0.0))
+            for label in order_shown
+        ],
+        notes=notes,
+        failed=failed,
+    )
 
 
 def raced(
-    answers: Mapping[str, Scores], *, seed: int = 0, keep: int | None = None, **settings: Any
-) -> Contest:
-    """A contest on recorded answers, one checkpoint after the other; ``keep`` go on after a first block."""
-    count = len(next(iter(answers.values())).score)
-    contest, drawn = Contest(count, seed=seed, **settings), np.arange(count)
-    if contest.block:  # the first block's questions are random too
-        drawn = np.random.default_rng(seed).permutation(count)
-    mine = {label: scores.at(drawn[contest.order(label)]) for label, scores in answers.items()}
-    for label in answers if contest.block else ():
-        contest.hold(label, mine[label].at(np.arange(contest.block)))
-    for label in contest.turns([*answers], keep):
+    answers: Mapping[str, Scores], *, seed: int = 0, cut: bool = False, budget: int | None = None,
+    goes_on: bool = False, kept: bool = False, weights: Array | None = None, **settings: Any,
+) -> Contest:  # fmt: skip
+    """A contest on recorded answers, one checkpoint after the other, as a race asks them.
 
-        def ask(begin: int, end: int, label: str = label) -> Scores:
-            return mine[label].at(np.arange(begin, end))
+    Args:
+        answers: Label -> answers, in one order of the questions.
+        seed: The race's seed, which draws the questions and their orders.
+        cut: Whether a long list may be cut after shared questions.
+        budget: The most questions, asked as shared ones of fewer and fewer; None for the race to its end.
+        goes_on: Whether a race without a budget follows.
+        kept: Whether all checkpoints stay loaded, as the phases of a budget ask.
+        weights: The questions' weights in the mean. Shape (N,).
+        settings: Those of :class:`Contest`.
+
+    Raises:
+        UsageError: The budget has no question for each checkpoint.
+    """
+    labels = list(answers)
+    count = len(answers[labels[0]].score)
+    drawn = np.random.default_rng(seed).permutation(count)
+    weights = None if weights is None else np.asarray(weights)[drawn]
+    contest = Contest(count, seed=seed, weights=weights, **settings)
+
+    def hold(label: str) -> None:
+        shared = contest.order(label)[: contest.sharing_of(label)]
+        contest.hold(label, answers[label].at(drawn[shared]))
+
+    if budget is not None:
+        others = len(labels) - bool(contest.reference)
+        planned = phases(others, count, budget, kept=kept, reference=others < len(labels))
+        if not planned:
+            raise UsageError(
+                f"expected at least {len(labels)}, a question of each checkpoint, got {budget}",
+                argument="budget",
+            )
+        contest.split = others
+        for phase in planned:
+            for label in contest.share(phase, labels):
+                hold(label)
+        if not goes_on:
+            return contest
+    for label in labels if contest.sharing and budget is None else ():
+        hold(label)
+    for label in contest.turns(labels, cut=cut):
+        order = drawn[contest.order(label)]
+
+        def ask(
+            begin: int, end: int, label: str = label, order: NDArray[np.int64] = order
+        ) -> Scores:
+            return answers[label].at(order[begin:end])
 
         # The first checkpoint to answer everything is not compared.
-        run(contest, label, ask, BLOCK if contest.best else count)
+        run(contest, label, ask, STEP if contest.best else count)
     return contest
 
 

@@ -14,7 +14,7 @@ from lmeval_dispersion.evidence import LOST
 from lmeval_dispersion.harness.failures import as_their_base
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
 from lmeval_dispersion.racing.lineup import Entry
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.declared import listed
@@ -127,7 +127,7 @@ class Race(Report):
         for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
             scores = self._answered[row.label].score
             for n in sorted(
-                {*range(BLOCK, len(scores), max(BLOCK, len(scores) // 60)), len(scores)}
+                {*range(SHARED, len(scores), max(SHARED, len(scores) // 60)), len(scores)}
             ):
                 so_far = {"questions": n, "score": scores[:n].mean()}
                 values.append({"name": name, "status": row.status, **so_far})
@@ -290,7 +290,7 @@ def race_of(
 def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str]:
     """Notes on checkpoints whose probabilities are the same to the last bit, beyond 0 and 1."""
     first = {
-        label: scores.probability[:BLOCK]
+        label: scores.probability[:SHARED]
         for label, scores in answered.items()
         if label not in explained
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -18,8 +18,10 @@ class TaskGroup(TypedDict):
 
 
 def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> dict[str, TaskGroup]:
-    """The outermost groups of lm-eval's ``results`` that have a figure, by name; ``name`` renames tasks.
+    """The outermost groups of lm-eval's ``results`` that have one figure, by name; ``name`` renames tasks.
 
+    A group whose tasks have no metric in common has several figures, each of some of them (Open LLM
+    Leaderboard's ``leaderboard``); like one without a figure it stands for its members.
     lm-eval does not log the weights: its figure is compared with both means of its tasks' figures. By
     size is its default, and the answer where both fit or neither does.
     """
@@ -32,18 +34,57 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
     sizes = _sizes(results)
     inner = {child for members in children.values() for child in members}
     outermost = [group for group in children if group not in inner]
+    common = _common_metrics(outermost, children, figures)
     groups = dict[str, TaskGroup]()
     taken = set[str]()
-    for group in _below(outermost, children, stop=lambda each: bool(figures.get(each))):
-        if group not in children or not figures.get(group):
+    for group in _below(outermost, children, stop=lambda each: each in common):
+        if group not in common:
             continue
         tasks = [task for task in _below(children[group], children) if task not in children]
         tasks = [task for task in tasks if task not in taken]
         taken.update(tasks)
-        by_size = _weighs_by_size(figures[group], [figures.get(task, {}) for task in tasks],
-                                  [sizes.get(task, 0) for task in tasks])  # fmt: skip
+        by_size = _weighs_by_size(
+            figures[group],
+            [figures.get(task, {}) for task in tasks],
+            [sizes.get(task, 0) for task in tasks],
+        )
         groups[group] = {"tasks": [name(task) for task in tasks], "by_size": by_size}
     return groups
+
+
+def units_of(tasks: Iterable[str], groups: Mapping[str, TaskGroup]) -> dict[str, list[str]]:
+    """What counts once in the mean over ``tasks``: each group, and each task outside of them.
+
+    >>> units_of(["a1", "a2", "b"], {"a": {"tasks": ["a1", "a2"], "by_size": True}})
+    {'a': ['a1', 'a2'], 'b': ['b']}
+    """
+    group_of = {task: group for group, found in groups.items() for task in found["tasks"]}
+    units = dict[str, list[str]]()
+    for task in dict.fromkeys(tasks):
+        units.setdefault(group_of.get(task, task), []).append(task)
+    return units
+
+
+def question_weights(
+    tasks: Sequence[str], groups: Mapping[str, TaskGroup]
+) -> NDArray[np.float64] | None:
+    """:func:`document_weights` with mean 1; None where all are equal, so that a plain mean is the score."""
+    weights = document_weights(tasks, groups) * len(tasks)
+    return None if np.allclose(weights, 1.0, rtol=0, atol=1e-9) else weights
+
+
+def mean_score(
+    tasks: Sequence[str], scores: NDArray[np.float64], groups: Mapping[str, TaskGroup]
+) -> float:
+    """The mean over tasks of those ``scores`` (n,) that are known, as lm-eval's of these documents.
+
+    Units without a known score are left out; NaN if none is known.
+    """
+    known = np.flatnonzero(~np.isnan(scores))
+    if not len(known):
+        return math.nan
+    weights = document_weights([tasks[i] for i in known.tolist()], groups)
+    return float(weights @ scores[known])
 
 
 def document_weights(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> NDArray[np.float64]:
@@ -113,6 +154,30 @@ def _below(
         if not stop(name):
             waiting += reversed(children.get(name, ()))
     return list(found)
+
+
+def _common_metrics(
+    outermost: Sequence[str],
+    children: Mapping[str, Sequence[str]],
+    figures: Mapping[str, Mapping[str, float]],
+) -> set[str]:
+    """The groups with a figure by a metric that all their tasks with figures have."""
+    shared = dict[str, set[str] | None]()  # None: no task below has a figure
+    common = set[str]()
+    for name in reversed(_below(outermost, children)):
+        if name not in children:
+            shared[name] = set(figures[name]) if figures.get(name) else None
+            continue
+        everywhere: set[str] | None = None
+        for child in children[name]:
+            metrics = shared.get(child)
+            if metrics is not None:
+                everywhere = metrics if everywhere is None else everywhere & metrics
+        shared[name] = everywhere
+        own = set(figures.get(name, ()))
+        if own and (everywhere is None or own & everywhere):
+            common.add(name)
+    return common
 
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:

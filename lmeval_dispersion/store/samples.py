@@ -6,8 +6,10 @@ No model, torch or lm-eval is needed. :func:`read_logged` gives them as a store 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lmeval_dispersion.files import hashed
 from lmeval_dispersion.judging import (
     JUDGES,
     MISFITS,
+    NamedMetrics,
     chosen_metric,
     has_judge,
     hash_of,
@@ -112,8 +115,9 @@ def judged_task(
 ) -> JudgedTask:
     """One task's samples, checked against the run's results and for consistency.
 
-    ``judge`` is ``[FILTER/]METRIC`` (None: the first known). HarnessError if the task lacks it (``lenient``:
-    the first known then), or is damaged or, unless ``allow_holes``, incomplete.
+    ``judge`` is ``[TASK=][FILTER/]METRIC``, several with commas (None: the first known). HarnessError if the
+    task lacks it (``lenient``: the first known then, unless it names the task), or is damaged or, unless
+    ``allow_holes``, incomplete.
     """
     results = run.results_of(task)
     file = run.samples[task]
@@ -126,8 +130,12 @@ def judged_task(
         notes.append(
             f"{repeated} documents were logged twice alike, as padded ranks do, and count once"
         )
+    named = NamedMetrics.of(judge)
+    names = names_of(run, task)
+    judge = named.judge(*names)
     as_named = judge is not None and has_judge(filters, judge)
-    chosen, metric = chosen_metric(task, filters, judge if as_named or not lenient else None)
+    is_needed = as_named or not lenient or named.has_own(*names)
+    chosen, metric = chosen_metric(task, filters, judge if is_needed else None)
     samples: dict[int, Sample] = {}
     for doc_id, sample in sorted(known_probabilities(filters[chosen]).items()):
         samples[doc_id] = replace(sample, correct=score_of(file, sample, metric))
@@ -165,6 +173,33 @@ def stock_name(task: str) -> str:
     return task.rpartition("::")[2].removesuffix(SUFFIX)
 
 
+def names_of(run: LoggedRun, task: str) -> list[str]:
+    """The names of a run's task for ``--metric``: its own, the stock task's, and of the groups around it."""
+    holders = defaultdict[str, list[str]](list)
+    for group, members in section(run.results_of(task), "group_subtasks").items():
+        for member in members if isinstance(members, list) else ():
+            if isinstance(member, str):
+                holders[member].append(group)
+    names = dict.fromkeys([task, stock_name(task)])
+    above = [task]
+    seen = {task}
+    while above:
+        for group in holders[above.pop(0)]:
+            if group not in seen:
+                seen.add(group)
+                above.append(group)
+                names |= {group: None, group.removesuffix(SUFFIX): None}
+    return list(names)
+
+
+def check_named(run: LoggedRun, tasks: Iterable[str], judge: str | None) -> None:
+    """Raise UsageError for a metric in ``judge`` of a task or group that is none of the run's ``tasks``."""
+    named = NamedMetrics.of(judge)
+    if named.own:
+        names = chain.from_iterable(names_of(run, task) for task in tasks)
+        named.check(list(dict.fromkeys(names)))
+
+
 def is_logged(place: str | Path) -> bool:
     """Whether a path holds results or samples of lm-eval rather than a store."""
     path = Path(place).expanduser()
@@ -176,9 +211,11 @@ def is_logged(place: str | Path) -> bool:
 def read_logged(place: str | Path, judge: str | None = None) -> Store:
     """A run's samples as a store without layers, with the stock tasks' names.
 
-    ``judge`` is ``[FILTER/]METRIC``; a task without it is scored by the first known.
+    ``judge`` is ``[TASK=][FILTER/]METRIC``, several with commas; a task without it is scored by the first
+    known.
 
     Raises:
+        UsageError: ``judge`` names a task or group that the run has not.
         HarnessError: No samples, those of several runs, or a file that is cut off or was changed; no task
             has the named metric.
     """
@@ -186,11 +223,14 @@ def read_logged(place: str | Path, judge: str | None = None) -> Store:
     import pandas as pd
 
     run = find_run(place)
+    named = NamedMetrics.of(judge)
+    check_named(run, run.samples, judge)
     tasks = {}
     for name in sorted(run.samples):
         tasks[name] = judged_task(run, name, judge, allow_holes=True, lenient=len(run.samples) > 1)
-    if judge is not None and not any(task.as_named for task in tasks.values()):
-        raise HarnessError(f"no task of {run.file} has {judge!r} to judge answers by")
+    by_default = [task for name, task in tasks.items() if not named.has_own(*names_of(run, name))]
+    if named.default and by_default and not any(task.as_named for task in by_default):
+        raise HarnessError(f"no task of {run.file} has {named.default!r} to judge answers by")
     rows: list[dict[str, Any]] = []
     parts: list[tuple[Path, dict[str, Any]]] = []
     notes: list[str] = []

@@ -20,15 +20,17 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch.distributed as dist
-from numpy.typing import NDArray
+from lmeval_screener.tokens.answers import tasks_in
 
+from lmeval_dispersion.asking import ERROR, Asking
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.harness.seams import live_lm
 from lmeval_dispersion.racing.contest import Contest, Scores
@@ -36,14 +38,13 @@ from lmeval_dispersion.racing.evaluation import Entrant
 from lmeval_dispersion.racing.folder import RaceFolder, race_name
 from lmeval_dispersion.racing.kept import kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup
-from lmeval_dispersion.racing.rule import Bets
+from lmeval_dispersion.racing.rule import FINE, Bets
 
 T = TypeVar("T")
 _WARMING = 2  # questions that are asked before the clock starts
 _TIMED = 8
 #: Part of the questions that two saves of a run are taken to answer differently, for the forecast alone.
 _DISAGREEMENT = 0.2
-_FINENESS = 0.001  # of a margin
 #: The settings of `dispersion race RUN` without options, which then goes on without a screen.
 _WHICH = {"family": None, "domain": None, "base": None, "all": False, "audit_sample": 0}
 
@@ -72,14 +73,14 @@ class LiveRace:
     Every process of a distributed training has one and calls the same methods; the first one writes.
 
     Args:
+        asking: What is asked, and how; its folder is set to that of the run.
         run: The folder of the saves.
-        tasks: lm-eval's ``NAME,NAME``.
         questions: Number of questions for each save.
         planned: Number of saves; None where it is not known.
-        options: Those of :func:`~lmeval_dispersion.race` on tasks, lm-eval and the error.
+        error: Chance, at most, that a statement is wrong.
 
     Attributes:
-        asked: Step -> scores of the shared questions, in the order of the saves.
+        asked: Steps of the saves that were asked, in their order.
         questions: Number of questions for each save; that of the folder where it has answers.
         available: Number of questions in the tasks.
 
@@ -89,29 +90,33 @@ class LiveRace:
 
     def __init__(
         self,
+        asking: Asking,
         run: Path,
-        tasks: str,
         questions: int,
         *,
         planned: int | None = None,
-        error: float = 0.05,
-        **options: Any,
+        error: float = ERROR,
     ) -> None:
         self.run = run
         self.error = error
         self.planned = planned
-        self.folder = _opened(tasks, run, options)
-        self.available = len(self.folder.evaluation.questions)
+        tasks = ",".join(tasks_in(asking.tasks or ""))
+        self.folder = RaceFolder.opened(replace(asking, output_path=run / race_name(tasks)))
+        evaluation = self.folder.evaluation
+        self.available = len(evaluation.questions)
         shared = self.folder.kept.get("shared", {})
         self.questions = min(next(iter(shared.values()), questions), self.available)
         self.has_answers = bool(shared)
-        self.asked: dict[int, Scores] = {}
+        self.asked: list[int] = []
         self._worse: dict[int, bool] = {}
-        self._settings = {
-            key: value
-            for key, value in self.folder.backend.items()
-            if key in ("batch_size", "device") and value is not None
-        }
+        self._contest = Contest(
+            self.available,
+            error,
+            seed=evaluation.seed,
+            sharing=self.available,
+            weights=evaluation.weights,
+        )
+        self._order = self._contest.order("")  # the common one
 
     def resume(self, step: int) -> None:
         """Read the answers of earlier saves, up to ``step``."""
@@ -119,9 +124,9 @@ class LiveRace:
         for entry in sorted(self.folder.lineup.entries, key=lambda entry: step_of(entry.label)):
             number = step_of(entry.label)
             if entry.label in shared and 0 <= number <= step:
-                known = self._entrant(entry).known
+                known = self.folder.entrant(entry, self._contest).known
                 if len(known.score) >= self.questions:
-                    self._take(number, known.at(np.arange(self.questions)))
+                    self._take(number, known.first(self.questions))
 
     def is_saved(self, step: int) -> bool:
         """Whether the files of a save are there, as the first process sees them."""
@@ -154,10 +159,10 @@ class LiveRace:
     def timed(self, model: Any, tokenizer: Any) -> float:
         """Seconds a question, by a few that are not kept."""
         lm = self._lm(model, tokenizer)
-        places = list(range(min(_WARMING + _TIMED, self.available)))
+        places = self._order[: _WARMING + _TIMED].tolist()
+        timed = places[_WARMING:] or places
         self.folder.evaluation.ask(lm, places[:_WARMING])
         start = time.perf_counter()
-        timed = places[_WARMING:] or places
         self.folder.evaluation.ask(lm, timed)
         return from_first((time.perf_counter() - start) / len(timed))
 
@@ -176,7 +181,7 @@ class LiveRace:
                     stack.enter_context(self.folder.alone())
                     entrant = self._joined(f"checkpoint-{step}")
                     first = len(entrant.known.score)
-                    places = list(range(first, self.questions))
+                    places = self._order[first : self.questions].tolist()
                 except (DispersionError, OSError) as error:
                     problem = str(error)
             places, problem = from_first((places, problem))
@@ -213,16 +218,15 @@ class LiveRace:
 
     def standing(self, step: int) -> Place:
         """The standing after the save of a step that was asked."""
-        steps = list(self.asked)
-        best = self._best(steps)
-        kept = from_first([other for other in steps if self._place(other).is_dir()])
+        best = self._best(self.asked)
+        kept = from_first([other for other in self.asked if self._place(other).is_dir()])
         worse = 0
-        for other in reversed(steps[: steps.index(step) + 1]):
+        for other in reversed(self.asked[: self.asked.index(step) + 1]):
             if not self._worse[other]:
                 break
             worse += 1
         return Place(
-            score=float(self.asked[step].score.mean()),
+            score=self._contest.mean(str(step)),
             margin=self._margin(best),
             best=best,
             best_kept=self._best(kept) if kept else None,
@@ -236,14 +240,16 @@ class LiveRace:
         return math.sqrt(2 * math.log(1 / self.error) * variance)
 
     def _take(self, step: int, scores: Scores) -> None:
-        before = [other for other in self.asked if other != step]
-        self.asked[step] = scores
+        if step in self.asked:
+            self.asked.remove(step)
+        before = list(self.asked)
+        self.asked.append(step)
+        self._contest.hold(str(step), scores)
         self._worse[step] = False
         if before:
-            best = self._best(before)
-            differences = scores.score - self.asked[best].score
-            error = self._share(len(before) + 1) / len(before)
-            self._worse[step] = _is_below(differences, 0.0, self.available, error)
+            error = self._share(len(self.asked)) / len(before)
+            bets = self._bets(step, self._best(before))
+            self._worse[step] = error > 0 and bets.refutes(0.0, error)
 
     def _share(self, number: int) -> float:
         """The part of the error for the comparisons of the ``number``-th save."""
@@ -257,9 +263,9 @@ class LiveRace:
         """The highest score; of equal ones the most probable right answers, then the first."""
 
         def height(step: int) -> tuple[float, float]:
-            scores = self.asked[step]
+            scores = self._contest.answered[str(step)]
             likely = np.where(np.isnan(scores.probability), scores.score, scores.probability)
-            return float(scores.score.mean()), float(likely.mean())
+            return self._contest.mean(str(step)), float(likely.mean())
 
         return max(steps, key=height)
 
@@ -267,21 +273,28 @@ class LiveRace:
         others = [step for step in self.asked if step != best]
         margin = 0.0
         for step in others:
-            differences = self.asked[step].score - self.asked[best].score
-            error = self.error / len(others)
-            margin = max(margin, _margin_of(differences, self.available, error))
+            highest = self._bets(step, best).lowest(self.error / len(others))
+            if highest > FINE:
+                margin = max(margin, highest)
         return margin
+
+    def _bets(self, step: int, other: int) -> Bets:
+        """Bets that a save's mean score is not so much higher than another's."""
+        weights = self._contest.weights
+        if weights is not None:
+            weights = weights[self._order]
+        bets = Bets(self.available, weights=weights)
+        answered = self._contest.answered
+        bets.take(answered[str(step)].score - answered[str(other)].score)
+        return bets
 
     def _place(self, step: int) -> Path:
         return self.run / f"checkpoint-{step}"
 
     def _lm(self, model: Any, tokenizer: Any) -> Any:
-        return live_lm(model, copy.deepcopy(tokenizer), **self._settings)
-
-    def _entrant(self, entry: Entry) -> Entrant:
-        # The shared questions are the first ones of the drawn order.
-        contest = Contest(self.available, block=self.available)
-        return self.folder.entrant(entry, contest)
+        given = {"batch_size": self.folder.asking.batch_size, "device": self.folder.asking.device}
+        settings = {name: value for name, value in given.items() if value is not None}
+        return live_lm(model, copy.deepcopy(tokenizer), **settings)
 
     def _joined(self, label: str) -> Entrant:
         """A save's entrant, without answers of other weights; the save is in the folder's list."""
@@ -294,10 +307,10 @@ class LiveRace:
         shared = {**kept.get("shared", {}), label: self.questions}
         settings = {"which": kept.get("which", _WHICH), "times": kept.get("times", 1)}
         self.folder.keep(lineup, shared=shared, **settings)
-        entrant = self._entrant(entries[label])
+        entrant = self.folder.entrant(entries[label], self._contest)
         if entrant.is_stale:
             shutil.rmtree(self.folder.path / label)
-            entrant = self._entrant(entries[label])
+            entrant = self.folder.entrant(entries[label], self._contest)
         return entrant
 
 
@@ -321,51 +334,9 @@ def from_first(value: T) -> T:
     return box[0]
 
 
-def _opened(tasks: str, run: Path, options: Mapping[str, Any]) -> RaceFolder:
-    """The race's folder in a run's."""
-    defaults = {
-        "seed": 0,
-        "limit": None,
-        "metric": None,
-        "model": "hf",
-        "model_args": "",
-        "batch_size": None,
-        "device": None,
-    }
-    return RaceFolder.opened(tasks, run / race_name(tasks), **{**defaults, **options})
-
-
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 5400:
         return f"{round(seconds / 60)} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def _is_below(differences: NDArray[np.float64], level: float, of: int, error: float) -> bool:
-    """Whether the mean of ``of`` differences is shown to lie below the level, by the first of them."""
-    if len(differences) == of:
-        return bool(differences.mean() < level)
-    if error <= 0:
-        return False
-    bets = Bets(of, level)
-    bets.take(differences)
-    return bets.refutes(error)
-
-
-def _margin_of(differences: NDArray[np.float64], of: int, error: float) -> float:
-    """The lowest level, at least 0, below which the mean of the differences is shown to lie."""
-    if len(differences) == of:
-        return max(0.0, float(differences.mean()))
-    low = 0.0
-    high = 1.0
-    if _is_below(differences, low, of, error):
-        return low
-    while high - low > _FINENESS:
-        middle = (low + high) / 2
-        if _is_below(differences, middle, of, error):
-            high = middle
-        else:
-            low = middle
-    return high

@@ -16,12 +16,14 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
+from lmeval_dispersion.asking import ERROR, Asking
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import say_above_progress
 from lmeval_dispersion.training.measuring import Measuring
@@ -31,17 +33,8 @@ if TYPE_CHECKING:
     from lmeval_dispersion.training.live_race import LiveRace, Place
 
 _LEAST = 10  # questions that a share of the time leaves at least
-_OPTIONS = (
-    "error",
-    "seed",
-    "metric",
-    "batch_size",
-    "device",
-    "num_fewshot",
-    "include_path",
-    "apply_chat_template",
-    "confirm_run_unsafe_code",
-)
+#: What a live model has already, and the run's folder.
+_NOT_HERE = ("tasks", "limit", "output_path", "model", "model_args")
 _log = logging.getLogger(__name__)
 
 
@@ -100,7 +93,10 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self.should_stop = False
         of_geometry = ("domains", "reference", "texts", "layers")
         self._geometry = {name: options.pop(name) for name in of_geometry if name in options}
-        self._options = _race_options(options)
+        self._error = options.pop("error", ERROR)
+        if not 0 < self._error < 1:
+            raise UsageError(f"expected above 0 and below 1, got {self._error}", argument="error")
+        self._asking = _asking(tasks, options)
         self._measuring: Measuring | None = None
         self._race: LiveRace | None = None
         self._pace = 0.0  # seconds a question
@@ -248,7 +244,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         with without_trace():
             try:
                 race = LiveRace(
-                    run, str(self.tasks), self.questions, planned=planned, **self._options
+                    self._asking, run, self.questions, planned=planned, error=self._error
                 )
                 race.resume(step)
             except UsageError:
@@ -322,14 +318,15 @@ def _check(**numbers: int | None) -> None:
             raise UsageError(f"expected at least 1, got {number}", argument=name)
 
 
-def _race_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The race's options; UsageError for another name."""
+def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:
+    """What is asked; UsageError for an option that a live model does not have."""
+    names = [field.name for field in fields(Asking) if field.name not in _NOT_HERE]
     for name in options:
-        if name not in _OPTIONS:
-            raise UsageError(f"expected one of {', '.join(_OPTIONS)}, got {name}", argument=name)
+        if name not in names:
+            raise UsageError(f"expected one of {', '.join(names)}, got {name}", argument=name)
     if options.get("include_path") is not None:
         options["include_path"] = str(options["include_path"])
-    return options
+    return Asking(tasks=tasks, **options)
 
 
 def _say(text: str) -> None:

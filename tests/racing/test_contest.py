@@ -192,9 +192,9 @@ def test_who_reaches_the_level_is_dropped_at_most_as_often_as_the_error(
         flips = rng.random(N) < {"alike": 0.1, "independent": 0.5, "turned round": 0.9}[known]
         columns = np.where(flips, 1 - mine, mine)[:, None]
         order = rng.permutation(N)
-        bets = Bets(N, level, columns[order])
+        bets = Bets(N, columns[order])
         bets.take(mine[order[: N - 1]])
-        dropped += bets.refutes(0.05)
+        dropped += bets.refutes(level, 0.05)
     assert dropped <= (0.05 + 3 * (0.05 * 0.95 / races) ** 0.5) * races
 
 
@@ -224,7 +224,7 @@ def test_two_that_drop_each_other_side_by_side_are_not_both_lost() -> None:
     score = np.zeros((2, 2000))
     score[0, 25:65] = score[1, 65:1065] = 1
     contest = Contest(2000, side_by_side=2)
-    for label, end in ((1, 1500), (0, 25), (0, 150), (1, 1525)):
+    for label, end in ((1, 1500), (0, 25), (0, 400), (1, 1525)):
         begin = len(contest.answered[str(label)].score) if str(label) in contest.answered else 0
         contest.add(str(label), Scores(*(score[label, begin:end],) * 2))
     assert contest.standing == {"1": "running", "0": "behind"}
@@ -249,7 +249,7 @@ def _blocks(rng: np.random.Generator, count: int = 6) -> dict[str, Scores]:
 
 def test_a_first_block_orders_the_turns_and_counts() -> None:
     answers = _blocks(np.random.default_rng(12))
-    contest = raced(answers, block=25)
+    contest = raced(answers, sharing=25)
     assert [contest.answered[label].score[:25].mean() for label in "05"] == [
         pytest.approx(answers[label].score[np.random.default_rng(0).permutation(N)[:25]].mean())
         for label in "05"
@@ -268,41 +268,46 @@ def test_a_first_block_orders_the_turns_and_counts() -> None:
 def test_where_there_is_no_probability_the_score_orders() -> None:
     answers = _blocks(np.random.default_rng(13))
     blind = {label: Scores(mine.score, np.full(N, np.nan)) for label, mine in answers.items()}
-    contest = raced(blind, block=25)
+    contest = raced(blind, sharing=25)
     shown = {label: mine.score[:25].mean() for label, mine in contest.answered.items()}
     assert contest.turns([*answers]) == sorted(shown, key=lambda label: -shown[label])
     assert contest.best == "5"
 
 
-def test_of_a_long_list_the_first_by_the_block_go_on() -> None:
-    answers = _blocks(np.random.default_rng(14))
-    contest = raced(answers, block=25, keep=2)
-    assert [contest.standing[label] for label in "3210"] == ["left out"] * 4
-    assert contest.best == "5"
-    assert {len(contest.answered[label].score) for label in "3210"} == {25}
+def test_of_a_long_list_a_third_goes_on_by_probabilities_and_all_by_right_or_wrong() -> None:
+    answers = _blocks(np.random.default_rng(14), 24)
+    contest = raced(answers, sharing=25, cut=True)
+    assert len(contest.left_out) == 16
+    assert {len(contest.answered[label].score) for label in contest.left_out} == {25}
+    assert int(str(contest.best)) >= 20
+    right = {label: Scores(mine.score, np.full(N, np.nan)) for label, mine in answers.items()}
+    for some_blind in (right, {**answers, "3": right["3"]}):
+        assert raced(some_blind, sharing=25, cut=True).left_out == []
+    assert raced(answers, sharing=25).left_out == []
+    del answers["3"]
+    assert raced(answers, sharing=25, cut=True).left_out == []
 
 
 def test_a_reference_is_asked_everything_and_is_never_the_best() -> None:
     answers = _blocks(np.random.default_rng(15))
-    contest = raced(answers, block=25, reference="5", keep=1)
+    contest = raced(answers, sharing=25, reference="5")
     assert contest.standing["5"] == "complete"
     assert contest.best == "4"
-    assert contest.levels.keys() == set()
-    assert contest.asked == 2 * N + 4 * 25
-    behind = raced(answers, block=25, reference="0")
+    assert "5" not in contest.levels
+    behind = raced(answers, sharing=25, reference="0")
     assert behind.best == "5"
     assert behind.standing["0"] == "complete"
 
 
 @pytest.mark.parametrize("name", TELLING)
 def test_by_the_block_the_best_is_rarely_lost(name: str) -> None:
-    assert _wrong(PLANTED[name], 40, block=25) <= 0.125
+    assert _wrong(PLANTED[name], 40, sharing=25) <= 0.125
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_level_holds_by_the_block(name: str) -> None:
-    assert _wrong(PLANTED[name], 2000, block=25) <= 0.06
+    assert _wrong(PLANTED[name], 2000, sharing=25) <= 0.06
 
 
 def _missed(table: Table, races: int, top: int, **settings: Any) -> float:
@@ -324,10 +329,10 @@ def test_the_best_three_are_rarely_missed(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [0, 25])
+@pytest.mark.parametrize("sharing", [0, 25])
 @pytest.mark.parametrize("name", PLANTED)
-def test_the_level_holds_for_the_best_three(name: str, block: int) -> None:
-    assert _missed(PLANTED[name], 1000, 3, block=block) <= 0.06
+def test_the_level_holds_for_the_best_three(name: str, sharing: int) -> None:
+    assert _missed(PLANTED[name], 1000, 3, sharing=sharing) <= 0.06
 
 
 def test_nobody_is_dropped_before_as_many_as_wanted_were_asked_everything() -> None:

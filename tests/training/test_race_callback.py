@@ -21,6 +21,7 @@ from tiny_decoders import TRAINERS_WARN
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from lmeval_dispersion import RaceCallback, race
+from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.live_race import LiveRace
@@ -130,11 +131,10 @@ def test_the_race_goes_on_to_the_proof_in_the_folder(
         (file,) = (run / "race-words" / f"checkpoint-{step}").glob("samples_*.jsonl")
         assert file.read_text().startswith(text)
     # Another callback takes the shared answers from there.
-    again = LiveRace(run, "words", 20, include_path=str(task))
+    again = LiveRace(Asking(tasks="words", include_path=str(task)), run, 20)
     again.resume(12)
-    assert {step: scores.score.mean() for step, scores in again.asked.items()} == {
-        step: entry["race/score"] for step, entry in asked.items()
-    }
+    scores = {step: again.standing(step).score for step in again.asked}
+    assert scores == {step: entry["race/score"] for step, entry in asked.items()}
 
 
 def test_the_best_save_is_spared_and_deleted_ones_keep_their_answers(
