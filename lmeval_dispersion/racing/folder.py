@@ -515,6 +515,14 @@ def race_name(tasks: str) -> str:
     return f"race-{plain}"
 
 
+def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
+    """The folder in a run's, if that alone is named, where its saves raced while it trained; else None."""
+    if len(words) != 1:
+        return None
+    folder = Path(words[0]).expanduser() / race_name(",".join(tasks_in(tasks)))
+    return folder if (folder / SETTINGS).is_file() else None
+
+
 def going_on(entries: Sequence[Entry]) -> int | None:
     """Number of a long list's checkpoints that go on after a first block; None for all."""
     why = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]

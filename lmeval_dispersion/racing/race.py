@@ -12,7 +12,7 @@ from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.asking import How, Racing
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.racing.contest import Contest
-from lmeval_dispersion.racing.folder import Limits, RaceFolder
+from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run
 from lmeval_dispersion.racing.lineup import Lineup, Named, lineup
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.racing.rule import SHARED
@@ -63,6 +63,8 @@ def raced(racing: Racing) -> Ended:
             "expected checkpoints to race, got none: name a folder of them, ORG/NAME or a family"
         )
     racing = replace(racing, tasks=racing.tasks or ",".join(named.tasks))
+    if racing.output_path is None:
+        racing = replace(racing, output_path=begun_in_run(named.words, racing.tasks or ""))
     folder = _opened(racing)
     line = _lined_up(folder, named, racing)
     if racing.dry_run:
@@ -158,7 +160,7 @@ def _lined_up(folder: RaceFolder, named: Named, racing: Racing) -> _Line:
         "audit_sample": racing.audit_sample,
     }
     names = [*arguments]
-    is_known = which == folder.kept.get("which") and {*names} <= {*folder.kept.get("seen", ())}
+    is_known = which == folder.kept.get("which")
     if is_known and not folder.lacks([*arguments.values()]):
         return _Line(known, names, which, is_new=False)
     found = lineup(

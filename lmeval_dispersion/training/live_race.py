@@ -43,7 +43,7 @@ from lmeval_dispersion.racing.rule import FINE, Bets
 T = TypeVar("T")
 _WARMING = 2  # questions that are asked before the clock starts
 _TIMED = 8
-#: Part of the questions that two saves of a run are taken to answer differently, for the forecast alone.
+#: Part of the questions that two saves are taken to answer differently, for the forecast alone.
 _DISAGREEMENT = 0.2
 #: The settings of `dispersion race RUN` without options, which then goes on without a screen.
 _WHICH = {"family": None, "domain": None, "base": None, "all": False, "audit_sample": 0}
@@ -67,6 +67,88 @@ class Place(NamedTuple):
     worse: int
 
 
+class Standings:
+    """The saves by their answers to the shared questions.
+
+    Args:
+        contest: The contest of all questions, in whose common order the saves are asked.
+        planned: Number of saves; None where it is not known.
+
+    Attributes:
+        asked: Steps of the saves, in their order.
+    """
+
+    def __init__(self, contest: Contest, planned: int | None = None) -> None:
+        self.contest = contest
+        self.planned = planned
+        self.asked: list[int] = []
+        self._worse: dict[int, bool] = {}
+
+    def take(self, step: int, scores: Scores) -> None:
+        """Take a save's answers to the first questions of the common order."""
+        if step in self.asked:
+            self.asked.remove(step)
+        before = list(self.asked)
+        self.asked.append(step)
+        self.contest.hold(str(step), scores)
+        self._worse[step] = False
+        if before:
+            error = self._share(len(self.asked)) / len(before)
+            bets = self._bets(step, self.best(before))
+            self._worse[step] = error > 0 and bets.refutes(0.0, error)
+
+    def score(self, step: int) -> float:
+        """A save's mean score."""
+        return self.contest.mean(str(step))
+
+    def best(self, steps: Sequence[int]) -> int:
+        """The highest score; of equal ones the most probable right answers, then the first."""
+
+        def height(step: int) -> tuple[float, float]:
+            scores = self.contest.answered[str(step)]
+            likely = np.where(np.isnan(scores.probability), scores.score, scores.probability)
+            return self.score(step), float(likely.mean())
+
+        return max(steps, key=height)
+
+    def margin(self) -> float:
+        """The smallest margin by which no other save is shown to be better than the best."""
+        best = self.best(self.asked)
+        others = [step for step in self.asked if step != best]
+        margin = 0.0
+        for step in others:
+            highest = self._bets(step, best).lowest(self.contest.error / len(others))
+            if highest > FINE:
+                margin = max(margin, highest)
+        return margin
+
+    def worse_in_a_row(self, step: int) -> int:
+        """Number of saves in a row, the last one of ``step``, that were shown to be worse than the best."""
+        count = 0
+        for other in reversed(self.asked[: self.asked.index(step) + 1]):
+            if not self._worse[other]:
+                break
+            count += 1
+        return count
+
+    def _share(self, number: int) -> float:
+        """The part of the error for the comparisons of the ``number``-th save."""
+        error = self.contest.error
+        if self.planned is None:
+            return 6 * error / (math.pi * number) ** 2
+        return error / self.planned if number <= self.planned else 0.0
+
+    def _bets(self, step: int, other: int) -> Bets:
+        """Bets that a save's mean score is not so much higher than another's."""
+        weights = self.contest.weights
+        if weights is not None:
+            weights = weights[self.contest.order(str(step))]
+        bets = Bets(self.contest.questions, weights=weights)
+        answered = self.contest.answered
+        bets.take(answered[str(step)].score - answered[str(other)].score)
+        return bets
+
+
 class LiveRace:
     """The saves of a run, asked while they are in memory, and the folder that keeps their answers.
 
@@ -80,7 +162,7 @@ class LiveRace:
         error: Chance, at most, that a statement is wrong.
 
     Attributes:
-        asked: Steps of the saves that were asked, in their order.
+        standings: The saves that were asked.
         questions: Number of questions for each save; that of the folder where it has answers.
         available: Number of questions in the tasks.
 
@@ -98,8 +180,6 @@ class LiveRace:
         error: float = ERROR,
     ) -> None:
         self.run = run
-        self.error = error
-        self.planned = planned
         tasks = ",".join(tasks_in(asking.tasks or ""))
         self.folder = RaceFolder.opened(replace(asking, output_path=run / race_name(tasks)))
         evaluation = self.folder.evaluation
@@ -107,16 +187,15 @@ class LiveRace:
         shared = self.folder.kept.get("shared", {})
         self.questions = min(next(iter(shared.values()), questions), self.available)
         self.has_answers = bool(shared)
-        self.asked: list[int] = []
-        self._worse: dict[int, bool] = {}
-        self._contest = Contest(
+        contest = Contest(
             self.available,
             error,
             seed=evaluation.seed,
             sharing=self.available,
             weights=evaluation.weights,
         )
-        self._order = self._contest.order("")  # the common one
+        self.standings = Standings(contest, planned)
+        self._order = contest.order("")  # the common one
 
     def resume(self, step: int) -> None:
         """Read the answers of earlier saves, up to ``step``."""
@@ -124,9 +203,9 @@ class LiveRace:
         for entry in sorted(self.folder.lineup.entries, key=lambda entry: step_of(entry.label)):
             number = step_of(entry.label)
             if entry.label in shared and 0 <= number <= step:
-                known = self.folder.entrant(entry, self._contest).known
+                known = self.folder.entrant(entry, self.standings.contest).known
                 if len(known.score) >= self.questions:
-                    self._take(number, known.first(self.questions))
+                    self.standings.take(number, known.first(self.questions))
 
     def is_saved(self, step: int) -> bool:
         """Whether the files of a save are there, as the first process sees them."""
@@ -149,8 +228,9 @@ class LiveRace:
         cost = ""
         if pace:
             cost = f"; about {_duration(self.questions * pace)} a save"
-            if self.planned:
-                cost += f", {_duration(self.planned * self.questions * pace)} for {self.planned}"
+            planned = self.standings.planned
+            if planned:
+                cost += f", {_duration(planned * self.questions * pace)} for {planned}"
         return (
             f"race of {self.folder.tasks}: each save answers {asked}{cost}. "
             f"`dispersion race {shlex.quote(str(self.run))} --tasks {self.folder.tasks}` goes on to the proof."
@@ -197,7 +277,7 @@ class LiveRace:
             scores, problem = from_first((scores, problem))
         if scores is None:
             raise DispersionError(problem)
-        self._take(step, scores)
+        self.standings.take(step, scores)
         return self.standing(step)
 
     def _answers(
@@ -218,75 +298,24 @@ class LiveRace:
 
     def standing(self, step: int) -> Place:
         """The standing after the save of a step that was asked."""
-        best = self._best(self.asked)
-        kept = from_first([other for other in self.asked if self._place(other).is_dir()])
-        worse = 0
-        for other in reversed(self.asked[: self.asked.index(step) + 1]):
-            if not self._worse[other]:
-                break
-            worse += 1
+        standings = self.standings
+        kept = from_first([other for other in standings.asked if self._place(other).is_dir()])
         return Place(
-            score=self._contest.mean(str(step)),
-            margin=self._margin(best),
-            best=best,
-            best_kept=self._best(kept) if kept else None,
-            worse=worse,
+            score=standings.score(step),
+            margin=standings.margin(),
+            best=standings.best(standings.asked),
+            best_kept=standings.best(kept) if kept else None,
+            worse=standings.worse_in_a_row(step),
         )
 
     def power(self) -> float:
-        """Difference of two saves that so many questions show, about, with a chance of one half."""
+        """Difference of two saves that so many questions show about four times in five.
+
+        Where the two answer one question in five differently; by simulation.
+        """
         left = 1 - self.questions / self.available
         variance = _DISAGREEMENT * left / self.questions
-        return math.sqrt(2 * math.log(1 / self.error) * variance)
-
-    def _take(self, step: int, scores: Scores) -> None:
-        if step in self.asked:
-            self.asked.remove(step)
-        before = list(self.asked)
-        self.asked.append(step)
-        self._contest.hold(str(step), scores)
-        self._worse[step] = False
-        if before:
-            error = self._share(len(self.asked)) / len(before)
-            bets = self._bets(step, self._best(before))
-            self._worse[step] = error > 0 and bets.refutes(0.0, error)
-
-    def _share(self, number: int) -> float:
-        """The part of the error for the comparisons of the ``number``-th save."""
-        if self.planned is not None and number <= self.planned:
-            return self.error / self.planned
-        if self.planned is not None:
-            return 0.0
-        return 6 * self.error / (math.pi * number) ** 2
-
-    def _best(self, steps: Sequence[int]) -> int:
-        """The highest score; of equal ones the most probable right answers, then the first."""
-
-        def height(step: int) -> tuple[float, float]:
-            scores = self._contest.answered[str(step)]
-            likely = np.where(np.isnan(scores.probability), scores.score, scores.probability)
-            return self._contest.mean(str(step)), float(likely.mean())
-
-        return max(steps, key=height)
-
-    def _margin(self, best: int) -> float:
-        others = [step for step in self.asked if step != best]
-        margin = 0.0
-        for step in others:
-            highest = self._bets(step, best).lowest(self.error / len(others))
-            if highest > FINE:
-                margin = max(margin, highest)
-        return margin
-
-    def _bets(self, step: int, other: int) -> Bets:
-        """Bets that a save's mean score is not so much higher than another's."""
-        weights = self._contest.weights
-        if weights is not None:
-            weights = weights[self._order]
-        bets = Bets(self.available, weights=weights)
-        answered = self._contest.answered
-        bets.take(answered[str(step)].score - answered[str(other)].score)
-        return bets
+        return math.sqrt(4 * math.log(1 / self.standings.contest.error) * variance)
 
     def _place(self, step: int) -> Path:
         return self.run / f"checkpoint-{step}"
@@ -307,10 +336,10 @@ class LiveRace:
         shared = {**kept.get("shared", {}), label: self.questions}
         settings = {"which": kept.get("which", _WHICH), "times": kept.get("times", 1)}
         self.folder.keep(lineup, shared=shared, **settings)
-        entrant = self.folder.entrant(entries[label], self._contest)
+        entrant = self.folder.entrant(entries[label], self.standings.contest)
         if entrant.is_stale:
             shutil.rmtree(self.folder.path / label)
-            entrant = self.folder.entrant(entries[label], self._contest)
+            entrant = self.folder.entrant(entries[label], self.standings.contest)
         return entrant
 
 

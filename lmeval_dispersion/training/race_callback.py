@@ -189,7 +189,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         figures = self.ask(model, state.global_step)
         if figures:
             self._log(state, control, figures)
-        if self._race is not None and state.global_step in self._race.asked:
+        if self._race is not None and state.global_step in self._race.standings.asked:
             self._name_best(args, state, self._race.standing(state.global_step))
         if self.should_stop:
             control.should_training_stop = True
@@ -281,7 +281,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             saves = "save" if place.worse == 1 else f"{place.worse} saves in a row"
             _say(
                 f"race: the last {saves}, up to step {step}, are shown to be worse than step {place.best} "
-                f"(error at most {100 * race.error:g} %); the training ends. It says nothing of later saves."
+                f"(error at most {100 * self._error:g} %); the training ends. It says nothing of later saves."
             )
         return place
 

@@ -133,7 +133,7 @@ def test_the_race_goes_on_to_the_proof_in_the_folder(
     # Another callback takes the shared answers from there.
     again = LiveRace(Asking(tasks="words", include_path=str(task)), run, 20)
     again.resume(12)
-    scores = {step: again.standing(step).score for step in again.asked}
+    scores = {step: again.standing(step).score for step in again.standings.asked}
     assert scores == {step: entry["race/score"] for step, entry in asked.items()}
 
 
