@@ -131,8 +131,9 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         if not self._is_begun:
             if self.run is None:
                 raise UsageError("expected the folder of the saves, got none", argument="run")
-            self._begin(model, self.tokenizer, planned=None, step=step)
+            self._begin(_bare(model), self.tokenizer, planned=None, step=step)
             self._first_step = 0
+        model = _bare(model)
         start = time.perf_counter()
         figures: dict[str, float] = {}
         place = self._asked(model, step)
@@ -316,6 +317,16 @@ def _check(**numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and number < 1:
             raise UsageError(f"expected at least 1, got {number}", argument=name)
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model that DDP or ``torch.compile`` wraps, which lm-eval can ask."""
+    while True:
+        children = dict(model.named_children())
+        inner = [children[name] for name in ("_orig_mod", "module") if [*children] == [name]]
+        if not inner:
+            return model
+        model = inner[0]
 
 
 def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:

@@ -96,6 +96,18 @@ def test_the_model_and_its_tokenizer_are_as_they_were(task: Path, tmp_path: Path
     assert tokenizer.padding_side == tiny_models.tokenizer().padding_side
 
 
+def test_a_wrapped_model_is_asked_bare(task: Path, tmp_path: Path) -> None:
+    """As DDP and ``torch.compile`` wrap it."""
+    tokenizer = tiny_models.tokenizer()
+    wrapped = model()
+    for name in ("_orig_mod", "module"):
+        outer = torch.nn.Module()
+        outer.add_module(name, wrapped)
+        wrapped = outer
+    race = RaceCallback("words", include_path=task, run=tmp_path / "run", tokenizer=tokenizer)
+    assert race.ask(wrapped, 1)["race/score"] >= 0
+
+
 def test_all_is_restored_after_an_error() -> None:
     built = model()
     cached = built.config.use_cache
@@ -148,6 +160,42 @@ def test_answers_are_those_of_the_saved_checkpoints(task: Path, tmp_path: Path) 
         assert {i: asked[i] for i in shared} == {i: again[i] for i in shared}
         right = [found["acc"] for found in asked.values()]
         assert scores[step]["race/score"] == np.mean(right)
+
+
+def test_under_autocast_answers_are_near_those_of_the_saved_checkpoint(
+    task: Path, tmp_path: Path
+) -> None:
+    """The live model answers in bfloat16, the saved one in float32."""
+    from lmeval_dispersion import race
+
+    run = tmp_path / "run"
+    given = trainer(run, bf16=True)
+    given.add_callback(RaceCallback("words", questions=20, include_path=task))
+    given.train()
+    race(
+        [str(run / "checkpoint-12")],
+        tasks="words",
+        all=True,
+        include_path=str(task),
+        output_path=tmp_path / "again",
+        device="cpu",
+        quiet=True,
+    )
+    asked = answers(run / "race-words" / "checkpoint-12")
+    again = answers(tmp_path / "again" / "checkpoint-12")
+    differences = []
+    for i in asked.keys() & again.keys():
+        for (mine, _), (saved, _) in zip(
+            logs(asked[i]["resps"]), logs(again[i]["resps"]), strict=True
+        ):
+            differences.append(abs(mine - saved) / max(1.0, abs(saved)))
+    assert len(differences) >= 40
+    assert 0 < max(differences) < 0.02
+
+
+def logs(responses: Any) -> list[Any]:
+    """(log-likelihood, is greedy) of each choice."""
+    return [(float(answer[0][0]), answer[0][1]) for answer in responses]
 
 
 def answers(folder: Path) -> dict[int, dict[str, Any]]:

@@ -115,6 +115,7 @@ def test_the_race_goes_on_to_the_proof_in_the_folder(
     }
     before = {step: next(files).read_text() for step, files in lines.items()}
     monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
     words = ["race", "run", "--tasks", "words", "--include_path", str(task), "--device", "cpu"]
     assert main([*words, "--format", "json", "-q"]) == 0
     result = json.loads(capsys.readouterr().out)

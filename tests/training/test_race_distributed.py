@@ -33,8 +33,9 @@ def trained(kind: str, folder: Path, tasks: Path, *, with_race: bool = True) -> 
     if kind == "fsdp2" and world > 1:
         from transformers.distributed import DistributedConfig
 
-        start = folder.parent / f"start-{os.environ['RANK']}"
-        built.save_pretrained(start)
+        start = folder.parent / "start"
+        built.save_pretrained(start)  # of the ranks the first one writes
+        dist.barrier()
         config = DistributedConfig(fsdp_size=world)
         built = type(built).from_pretrained(start, distributed_config=config).train()
     trainer = Trainer(
