@@ -60,6 +60,16 @@ def asking_tokens(folder: RaceFolder, tasks: str) -> More:
     return partial(complete, answers=answers)
 
 
+def check_agreement(checkpoints: int, questions: int) -> None:
+    """Raise UsageError for fewer than three checkpoints, or five questions of each."""
+    if checkpoints < SEVERAL or questions < FEWEST:
+        raise UsageError(
+            f"expected {SEVERAL} or more checkpoints and {FEWEST} or more questions each, whose mean answer "
+            f"says something, got {checkpoints} and {questions}",
+            argument="budget",
+        )
+
+
 def agreed(evaluation: Evaluation, asked: Mapping[str, int]) -> dict[str, Agreed]:
     """The agreement of each checkpoint, by label, over the first questions that it was ``asked``.
 
@@ -68,12 +78,7 @@ def agreed(evaluation: Evaluation, asked: Mapping[str, int]) -> dict[str, Agreed
             probabilities.
     """
     count = min(asked.values(), default=0)
-    if len(asked) < SEVERAL or count < FEWEST:
-        raise UsageError(
-            f"expected {SEVERAL} or more checkpoints and {FEWEST} or more questions each, whose mean answer "
-            f"says something, got {len(asked)} and {count}",
-            argument="budget",
-        )
+    check_agreement(len(asked), count)
     answers = [_answers(evaluation, label, count) for label in asked]
     return {
         label: Agreed(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(count))

@@ -13,6 +13,7 @@ from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.lineup import listed_results
+from lmeval_dispersion.racing.plan import questions_of
 from lmeval_dispersion.racing.race import check_settings, raced
 from lmeval_dispersion.racing.rule import SHARED
 
@@ -106,11 +107,14 @@ def run(args: argparse.Namespace) -> int:
         by = args.by or ("rows" if listed else "block")
         is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)
         shuffled = by == "rows" and not listed and is_sorted
-        rule["budget"] = args.budget
+        if args.budget is not None:
+            first = next(iter(answers.values()))
+            everything = len(listed or answers) * len(first.score)
+            rule["budget"] = questions_of(args.budget, everything)
         if by == "block":
             rule["sharing"] = SHARED
             rule["cut"] = bool(listed)
-        races = replay.replay(*recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
+        races = replay.replay(recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
         output.write(races.document())
     return 0
 

@@ -286,7 +286,7 @@ class Contest:
 
     def shown(self, labels: Iterable[str]) -> Shown:
         """The best of ``labels``, all that race, and the smallest margin that is shown by now."""
-        named = self._named()
+        named = self.named
         others = [label for label in dict.fromkeys([*labels, *self.answered]) if label not in named]
         others = [label for label in others if self._counts(label)]
         if not named or (others and len(named) < self.top):
@@ -300,8 +300,9 @@ class Contest:
         lost = ("failed", "left out", "behind")  # behind: by the half of the error for pairs
         return label != self.reference and self.standing.get(label) not in lost
 
-    def _named(self) -> list[str]:
-        """Labels of the best so far, up to ``top``."""
+    @property
+    def named(self) -> list[str]:
+        """Labels of the best so far, up to ``top``: of those asked everything, else by shared questions."""
         named = self.ranked[: self.top]
         if self.split and len(named) < self.top:
             rest = [label for label in self.answered if label not in named and self._counts(label)]

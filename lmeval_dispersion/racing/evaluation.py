@@ -48,6 +48,7 @@ from lmeval_dispersion.judging import (
 from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.racing.kept import WRONG_CONTENT, RaceResults, not_as_left, race_results
+from lmeval_dispersion.racing.plan import batch_of
 from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.store.groups import mean_score, question_weights, units_of
 from lmeval_dispersion.store.identity import SUFFIX, prompt_manifest, source_text
@@ -300,6 +301,16 @@ class Evaluation:
         for task in self.recorded.values():
             task.take()  # records of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
+
+    @property
+    def batch(self) -> int:
+        """Number of questions that are asked at once."""
+        counts = [
+            sum(request.repeats for request in requests)
+            for documents in self._requests.values()
+            for requests in documents.values()
+        ]
+        return batch_of(self.asking, max(counts, default=1))
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
         """A question's task, and its requests as the last model got them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
@@ -17,9 +16,8 @@ from functools import cached_property
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from filelock import FileLock, Timeout
 from lmeval_screener.checkpoints.snapshot import COMMIT
 from lmeval_screener.tokens.answers import tasks_in
@@ -29,16 +27,17 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
-from lmeval_dispersion.racing.contest import LEAST, LONG, Contest, Scores
+from lmeval_dispersion.racing.contest import Contest, Phase, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, base_of
-from lmeval_dispersion.racing.report import Race, race_of
-from lmeval_dispersion.racing.rule import SHARED
-from lmeval_dispersion.report.declared import count as counted
+from lmeval_dispersion.racing.plan import Plan, may_cut
+from lmeval_dispersion.racing.report import MarginAt, Race, race_of, unit_scores
+from lmeval_dispersion.racing.rule import SHARED, STEP
 from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:
+    from lmeval_dispersion.racing.agreement import Agreed
     from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation, More
 
 MANIFEST = "manifest.json"
@@ -48,7 +47,11 @@ LINES = 30.0  # seconds between two lines of progress in a log
 KEPT_ARGUMENTS = ("pretrained", "model", "revision", "peft", "tokenizer", "gguf_file", "dtype")
 _OWN = ("pretrained", "model", "revision")  # keys of --model_args that differ by checkpoint
 _PARTS = {"prompts": "prompts or examples"}
-_SETTINGS = {"questions": "another number of questions", "lm_eval": "another lm-eval"}
+_SETTINGS = {
+    "questions": "another number of questions",
+    "lm_eval": "another lm-eval",
+    "weighing": "several tasks that count otherwise, see --weigh",
+}
 
 
 @dataclass
@@ -65,6 +68,18 @@ class Limits:
         """Whether the questions or the hours are used up."""
         late = self.hours is not None and time.monotonic() - self.start >= 3600 * self.hours
         return late or (self.questions is not None and self.asked >= self.questions)
+
+
+#: Shows questions asked, the most that there may be, and what is at work.
+Update = Callable[[int, int, str], None]
+
+
+class _Asking(NamedTuple):
+    """A checkpoint that is asked: its next answers, those known, and how many questions at once."""
+
+    ask: Callable[[int, int], Scores]
+    known: Scores
+    batch: int
 
 
 class Spent(Exception):
@@ -96,6 +111,10 @@ class RaceFolder:
     )  # words of the command that could not be listed
     _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
     left_out: dict[str, str] = field(default_factory=dict)  # label -> name, unnamed by the command
+    #: Questions asked, and the margin shown then, as it became smaller.
+    margins: list[MarginAt] = field(default_factory=list)
+    budget: int | None = None  # of shared questions, by this command
+    _plan: Plan = field(default_factory=lambda: Plan((), 0))
 
     @classmethod
     def opened(cls, asking: Asking) -> RaceFolder:
@@ -161,6 +180,7 @@ class RaceFolder:
             "metric": self.asking.metric,
             "model": self.asking.model,
             "model_args": self.asking.model_args,
+            "weighing": self.evaluation.weighing,
             "lm_eval": version("lm_eval"),
             "identity": self.evaluation.identity(),
         }
@@ -305,69 +325,103 @@ class RaceFolder:
             names[entry.label] = name
         return names
 
-    def expected(self, questions: int) -> tuple[int, int]:
-        """Fewest and most questions in all, if each checkpoint may be asked ``questions``."""
-        raced = sum(entry.chosen != "base" for entry in self.raced)
-        going = (going_on(self.raced) if self.lineup.by == "block" else None) or raced
-        block, base = min(SHARED, questions), (len(self.raced) - raced) * questions
-        fewest = questions + block * (raced - 1)
-        return base + fewest, base + questions * going + block * (raced - going)
-
-    def forecast(self, questions: int, load: float, ask: float) -> str:
-        """Cost in words: at most ``questions`` a checkpoint, ``load`` seconds a load, ``ask`` a question."""
-        few, many = self.expected(questions)
-        loads = len(self.raced)
-        shares = ""
-        if self.lineup.by == "block":
-            shared = bool(
-                self.lineup.reference
-            )  # adapters share their base, others are loaded again
-            whole = sum(
-                not (shared and (e.chosen == "base" or base_of(e.arguments))) for e in self.raced
-            )
-            again = min(whole, going_on(self.raced) or whole)
-            loads = (whole + again) * (1 + shared) + shared  # after each of them the base is, too
-            if shared:
-                raced = sum(e.chosen != "base" for e in self.raced)
-                shares = f" for {counted(raced, 'checkpoint')}, as adapters share their base"
-        seconds = loads * load + many * ask
-        most = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-        return (
-            f"{counted(loads, 'load')}{shares}, {few:,} to {many:,} questions, at most about {most}"
+    def contest(self, *, error: float, margin: float, top: int, engine: bool) -> Contest:
+        """The contest that judges the folder's answers, with what is kept of its turns."""
+        count = len(self.evaluation.questions)
+        contest = Contest(
+            count,
+            error,
+            margin,
+            self.evaluation.seed,
+            side_by_side=len(self.raced) if engine else 0,
+            top=top,
+            step=self.kept.get("step", STEP),
+            split=self.kept.get("split", 0),
+            weights=self.evaluation.weights,
+            shared=dict(self.kept.get("shared", {})),
+            against=dict(self.kept.get("turns", {})),
         )
+        if self.lineup.by == "block" and not engine:
+            contest.sharing = min(SHARED, count)
+            contest.reference = self.lineup.reference
+        return contest
 
-    def run(self, contest: Contest, *, quiet: bool, probed: Sequence[Entry] | None = None) -> None:
-        """Race one checkpoint after the other; a first block that orders them is asked of all before.
+    def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
+        """Race one checkpoint after the other; shared questions are asked of all before.
 
-        ``probed`` entries are asked that block alone. DispersionError if all fail alike, or on a full disk.
+        Where the plan has phases of a budget, they are all that is asked.
+
+        Raises:
+            DispersionError: All fail alike, or the disk refuses.
         """
-        self.forecast_said = quiet or probed is not None
-        entries = {entry.label: entry for entry in (self.raced if probed is None else probed)}
+        self.forecast_said = quiet
+        self._plan = plan
+        entries = {entry.label: entry for entry in self.raced}
+        phases = plan.phases
+        if contest.sharing and not phases:
+            phases = [Phase(len(entries), contest.sharing, 0)]
         try:
             with progress_bar(hidden=quiet, every=LINES) as update:
-                for label in entries if contest.sharing else ():
-                    self._ask(contest, entries[label], update, contest.sharing)
-                for label in (
-                    contest.turns([*entries], cut=going_on(self.raced) is not None)
-                    if probed is None
-                    else ()
-                ):
-                    self._ask(contest, entries[label], update)
+                self._hold_known(contest, entries)
+                for phase in phases:
+                    labels = contest.share(phase, [*entries])
+                    if contest.shared != self.kept.get("shared", {}):
+                        self.write(shared=dict(contest.shared))
+                    for label in labels:
+                        self._share(contest, entries[label], update, phase.questions)
+                    if self.allowance.spent:
+                        return
+                if plan.phases:
+                    return
+                for label in contest.turns([*entries], cut=may_cut(self.raced)):
+                    self._at_its_turn(contest, entries[label], update)
         finally:
             self.evaluation.models.release()
 
-    def _ask(
-        self,
-        contest: Contest,
-        entry: Entry,
-        update: Callable[[int, int, str], None],
-        block: int = 0,
-    ) -> None:
-        """Ask a checkpoint the first ``block``, or on until it is dropped or was asked everything."""
+    def _hold_known(self, contest: Contest, entries: Mapping[str, Entry]) -> None:
+        """Take the answers to shared questions that the folder has of an earlier command."""
+        for label, entry in entries.items():
+            count = contest.sharing_of(label)
+            if count and self._has_answers(entry):
+                known = self.entrant(entry, contest).known.first(count)
+                if len(known.score):
+                    contest.hold(label, known)
+
+    def _share(self, contest: Contest, entry: Entry, update: Update, count: int) -> None:
+        """Ask a checkpoint its first ``count`` questions, which others are asked as well."""
         from lmeval_dispersion.racing.block import complete
+
+        with self._asking(contest, entry, update, self.more or complete) as asking:
+            known = asking.known.first(count)
+            while len(known.score) < count:
+                begin = len(known.score)
+                known += asking.ask(begin, min(begin + asking.batch, count))
+                contest.hold(entry.label, known)
+                self._watch(contest)
+            contest.hold(entry.label, known)
+        self._watch(contest)
+
+    def _at_its_turn(self, contest: Contest, entry: Entry, update: Update) -> None:
+        """Ask a checkpoint on until it is dropped or was asked everything."""
+        with self._asking(contest, entry, update) as asking:
+
+            def ask(begin: int, end: int) -> Scores:
+                if entry.label not in self.kept["turns"]:
+                    self.write(turns=dict(contest.against))
+                self._watch(contest)
+                return asking.ask(begin, end)
+
+            run_checkpoint(contest, entry.label, ask, asking.batch, asking.known)
+        self._watch(contest)
+
+    @contextmanager
+    def _asking(
+        self, contest: Contest, entry: Entry, update: Update, more: More | None = None
+    ) -> Iterator[_Asking]:
+        """A checkpoint that is asked; a race goes on where it fails, or nothing may be asked any more."""
         from lmeval_dispersion.racing.evaluation import CheckpointError
 
-        entrant, more = self.entrant(entry, contest), (self.more or complete) if block else None
+        entrant = self.entrant(entry, contest)
 
         def ask(begin: int, end: int) -> Scores:
             update(*progress(contest, len(self.raced), entrant.label))
@@ -376,24 +430,18 @@ class RaceFolder:
                 raise Spent
             if self.allowance.spent:
                 raise Spent
-            if entry.label not in self.kept["turns"] and not block:
-                self.write(turns=dict(contest.against))
             self.allowance.asked += end - begin
-            start, new = time.perf_counter(), not contest.answered
+            start = time.perf_counter()
+            is_first = not contest.answered
             scores = entrant.ask(begin, end, more)
-            if new and not self.forecast_said:
+            if is_first and not self.forecast_said:
                 asking = (time.perf_counter() - start - entrant.loading) / (end - begin)
-                say_above_progress(self.forecast(contest.questions, entrant.loading, asking))
+                say_above_progress(self._plan.forecast(entrant.loading, asking))
             self.forecast_said = True
             return scores
 
-        known = entrant.known
         try:
-            if block:
-                first = known.at(np.arange(block)) if len(known.score) >= block else ask(0, block)
-                contest.hold(entry.label, first)
-            else:
-                run_checkpoint(contest, entry.label, ask, known=known)
+            yield _Asking(ask, entrant.known, self.evaluation.batch)
         except Spent:
             pass  # it is undecided
         except CheckpointError as error:
@@ -402,6 +450,12 @@ class RaceFolder:
             self.ended(entrant)
             entrant.close()
             entrant.store()
+
+    def _watch(self, contest: Contest) -> None:
+        """Record the margin that is shown by now, where it has become smaller."""
+        margin = contest.shown(entry.label for entry in self.raced).margin
+        if margin is not None and (not self.margins or margin < self.margins[-1].margin):
+            self.margins.append(MarginAt(contest.asked, margin))
 
     def ended(self, entrant: Entrant) -> None:
         """Record an entrant's time, and whether it answers as its base, once it is asked no more."""
@@ -447,10 +501,14 @@ class RaceFolder:
         self.kept |= {"schema": SCHEMA, **more}
         write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
 
-    def keep(self, lineup: Lineup, **more: Any) -> None:
-        """Write the list, its manifest and the drawn questions to the folder; raises as :meth:`write`."""
+    def take(self, lineup: Lineup) -> None:
+        """Race this list from now on."""
         self.lineup = lineup
         vars(self).pop("_names", None)  # of the list before
+
+    def keep(self, lineup: Lineup, **more: Any) -> None:
+        """Write the list, its manifest and the drawn questions to the folder; raises as :meth:`write`."""
+        self.take(lineup)
         if lineup.manifest is not None:
             write_whole(self.path / MANIFEST, json.dumps(lineup.manifest, indent=1).encode())
         samples: dict[str, list[int]] = {}  # as lm-eval's --samples takes them
@@ -459,7 +517,10 @@ class RaceFolder:
             samples.setdefault(task, []).append(i)
         write_whole(self.path / "samples.json", json.dumps(samples).encode())
         if "drawn" not in self.kept:
-            more |= self.settings | {"drawn": self.evaluation.questions, "turns": {}}
+            weights = self.evaluation.weights
+            more |= self.settings
+            more |= {"drawn": self.evaluation.questions, "turns": {}, "step": STEP}
+            more["weights"] = None if weights is None else weights.tolist()
         self.write(
             date=self.date, checkpoints=lineup.entries, notes=lineup.notes, order=lineup.by, **more
         )
@@ -485,8 +546,14 @@ class RaceFolder:
             f"`dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
         ]
 
-    def result(self, contest: Contest, wall: float, plan: str = "") -> Race:
-        """The race so far; ``plan`` is a dry run's forecast."""
+    def result(
+        self,
+        contest: Contest,
+        wall: float,
+        plan: str = "",
+        agreed: Mapping[str, Agreed] | None = None,
+    ) -> Race:
+        """The race so far; ``plan`` is a dry run's forecast, ``agreed`` an order without labels."""
         return race_of(
             contest,
             self.entries,
@@ -506,6 +573,10 @@ class RaceFolder:
                 *self.evaluation.notes(),
             ],
             plan=plan,
+            margins=self.margins,
+            budget=self.budget,
+            agreed=agreed or {},
+            units=unit_scores(contest, self.evaluation.by_unit),
         )
 
 
@@ -523,24 +594,16 @@ def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
     return folder if (folder / SETTINGS).is_file() else None
 
 
-def going_on(entries: Sequence[Entry]) -> int | None:
-    """Number of a long list's checkpoints that go on after a first block; None for all."""
-    why = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
-    if len(why) < LONG or "named" in why or "audit" in why:
-        return None
-    return max(LEAST, math.ceil(len(why) / 3))
-
-
 def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:
-    """Notes on settings that changed since the race began, and on checkpoints that joined."""
-    found = []
+    """Notes on an error that changed since the race began, and on checkpoints that joined."""
+    found = list[str]()
     if kept.get("times", 1) > 1:
         found.append("Checkpoints joined this race later; the error holds for each time by itself.")
-    for name, now in (("margin", contest.margin), ("error", contest.error)):
-        if now != (before := kept.get(name, now)):
-            found.append(
-                f"The {name} of {now:g} was chosen after the answers were seen (first {before:g})."
-            )
+    before = kept.get("error", contest.error)
+    if before != contest.error:
+        found.append(
+            f"The error of {contest.error:g} was chosen after the answers were seen (first {before:g})."
+        )
     return found
 
 

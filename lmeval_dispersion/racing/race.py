@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.asking import How, Racing
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
-from lmeval_dispersion.racing.contest import Contest
+from lmeval_dispersion.racing.agreement import agreed, asking_tokens, check_agreement
+from lmeval_dispersion.racing.contest import Contest, Phase
 from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run
 from lmeval_dispersion.racing.lineup import Lineup, Named, lineup
+from lmeval_dispersion.racing.plan import Plan, questions_of
 from lmeval_dispersion.racing.report import Race
-from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report.cells import shown
 
 
@@ -51,11 +52,17 @@ def raced(racing: Racing) -> Ended:
     """Race, and keep the result of a race that was stopped; raises as :func:`race`."""
     start = time.perf_counter()
     check_settings(racing)
+    if racing.answers == "none" and racing.budget is None:
+        raise UsageError(
+            "without answers nothing can be shown, and a budget alone orders; add --budget 5%",
+            argument="answers",
+        )
     if racing.demo:
         from lmeval_dispersion.racing import replay
 
-        shown = replay.demo(racing.seed, error=racing.error, margin=racing.margin, top=racing.top)
-        return Ended(shown)
+        return Ended(
+            replay.demo(racing.seed, error=racing.error, margin=racing.margin, top=racing.top)
+        )
     _check_engine(racing)
     named = Named.of(racing.checkpoints)
     if not named.words and not racing.family:
@@ -67,17 +74,29 @@ def raced(racing: Racing) -> Ended:
         racing = replace(racing, output_path=begun_in_run(named.words, racing.tasks or ""))
     folder = _opened(racing)
     line = _lined_up(folder, named, racing)
+    folder.take(line.lineup)
+    plan = _planned(folder, racing)
     if racing.dry_run:
-        return Ended(_planned(folder, line, racing, start))
+        contest = Contest(plan.questions, racing.error, racing.margin, racing.seed)
+        size = shown(line.lineup.bytes, "bytes") if line.lineup.bytes else ""
+        return Ended(folder.result(contest, time.perf_counter() - start, plan.words(size)))
     with folder.alone():
-        contest = _contest(folder, line, racing)
-        stopped = _asked(folder, contest, racing)
+        _keep(folder, line, plan, racing)
+        contest = folder.contest(
+            error=racing.error, margin=racing.margin, top=racing.top, engine=bool(racing.engine)
+        )
+        stopped = _asked(folder, contest, plan, racing)
     if folder.failed and not contest.answered:
         label, reason = next(iter(folder.failed.items()))
         raise DispersionError(
             f"none of the {len(folder.failed)} checkpoints could be raced; {label}: {reason}"
         )
-    return Ended(folder.result(contest, time.perf_counter() - start), stopped)
+    seconds = time.perf_counter() - start
+    if racing.answers == "none" and stopped is None:
+        counts = {label: len(scores.score) for label, scores in contest.answered.items()}
+        counts.pop(contest.reference, None)
+        return Ended(folder.result(contest, seconds, agreed=agreed(folder.evaluation, counts)))
+    return Ended(folder.result(contest, seconds), stopped)
 
 
 # --- open -------------------------------------------------------------------------------------------------
@@ -160,8 +179,11 @@ def _lined_up(folder: RaceFolder, named: Named, racing: Racing) -> _Line:
         "audit_sample": racing.audit_sample,
     }
     names = [*arguments]
+    shared = not racing.engine and racing.answers is None
     is_known = which == folder.kept.get("which")
     if is_known and not folder.lacks([*arguments.values()]):
+        if _shares(folder, racing):
+            known = known.ordered("block", shared=shared)
         return _Line(known, names, which, is_new=False)
     found = lineup(
         named, racing.tasks or "", racing, api=folder.api, count=partial(_counted, folder)
@@ -171,7 +193,9 @@ def _lined_up(folder: RaceFolder, named: Named, racing: Racing) -> _Line:
     if folder.kept:
         found = known.joined(found)
         before = known.by
-    found = found.ordered(racing.by or before, shared=not racing.engine)
+    if _shares(folder, racing):
+        before = "block"
+    found = found.ordered(racing.by or before, shared=shared)
     return _Line(found, names, which, is_new=True)
 
 
@@ -182,27 +206,38 @@ def _counted(folder: RaceFolder) -> tuple[Counter[str], int]:
     return counted_answers([*folder.evaluation.tasks.values()])
 
 
-def _planned(folder: RaceFolder, line: _Line, racing: Racing, start: float) -> Race:
-    """A dry run's result: what would be loaded and asked."""
-    folder.lineup = line.lineup
+def _shares(folder: RaceFolder, racing: Racing) -> bool:
+    """Whether a budget is spent on shared questions; in a race whose turns began it ends these early."""
+    has_begun = bool(folder.kept.get("turns"))
+    return racing.budget is not None and not (has_begun or racing.by == "rows" or racing.engine)
+
+
+def _planned(folder: RaceFolder, racing: Racing) -> Plan:
+    """What is loaded and asked; UsageError where the budget has no question for each."""
     count = len(folder.evaluation.questions)
-    few, many = folder.expected(count)
-    raced = f"{sum(entry.chosen != 'base' for entry in folder.raced)}"
-    if line.lineup.bytes:
-        raced += f" (about {shown(line.lineup.bytes, 'bytes')})"
-    plan = (
-        f"Nothing was loaded (dry run): {raced} would be, and asked {few:,} to {many:,} questions."
-    )
-    contest = Contest(count, racing.error, racing.margin, racing.seed)
-    return folder.result(contest, time.perf_counter() - start, plan)
+    raced = folder.raced
+    if not _shares(folder, racing):
+        return Plan.of(folder.lineup, raced, count, budget=None, api=folder.api)
+    budget = questions_of(racing.budget or 0, len(raced) * count)
+    folder.budget = budget
+    if racing.answers == "none":
+        each = min(count, budget // max(1, len(raced)))
+        check_agreement(len(raced), each)
+        return Plan(raced, count, [Phase(len(raced), each, 0)], folder.lineup.by, folder.api)
+    return Plan.of(folder.lineup, raced, count, budget=budget, api=folder.api)
 
 
 # --- ask and judge ----------------------------------------------------------------------------------------
 
 
-def _contest(folder: RaceFolder, line: _Line, racing: Racing) -> Contest:
-    """The contest that judges the answers, after the list is written to the folder."""
-    kept = dict(folder.kept)
+def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
+    """Write the list, and what is fixed before the first question, to the folder."""
+    kept = folder.kept
+    if racing.answers == "none":
+        folder.more = asking_tokens(folder, racing.tasks or "")
+    if "drawn" not in kept:
+        is_split = bool(plan.phases) and racing.answers is None
+        kept["split"] = plan.checkpoints if is_split else 0
     if line.is_new:
         folder.keep(
             line.lineup,
@@ -212,31 +247,29 @@ def _contest(folder: RaceFolder, line: _Line, racing: Racing) -> Contest:
             error=kept.get("error", racing.error),
             margin=kept.get("margin", racing.margin),
         )
-    count = len(folder.evaluation.questions)
-    side_by_side = len(folder.raced) if racing.engine else 0
-    contest = Contest(count, racing.error, racing.margin, racing.seed, side_by_side)
-    contest.against = dict(kept.get("turns", {}))
-    contest.top = racing.top
-    if folder.lineup.by == "block" and not racing.engine:
-        contest.sharing = min(SHARED, count)
-        contest.reference = folder.lineup.reference
-    return contest
+    elif kept.get("order") != line.lineup.by:
+        folder.keep(line.lineup)
 
 
-def _asked(folder: RaceFolder, contest: Contest, racing: Racing) -> BaseException | None:
+def _asked(
+    folder: RaceFolder, contest: Contest, plan: Plan, racing: Racing
+) -> BaseException | None:
     """Ask until the contest is decided, or something stops it, which is returned.
 
     Raises:
         DispersionError: The race is at fault, or nothing was answered.
     """
-    folder.allowance = Limits(None, racing.hours)
+    budget = None
+    if racing.budget is not None and not plan.phases:
+        budget = questions_of(racing.budget, len(plan.entries) * plan.questions)
+    folder.allowance = Limits(budget, racing.hours)
     try:
         if racing.engine:
             from lmeval_dispersion.racing.tune import race_on_ray
 
             race_on_ray(folder, contest, gpus=racing.gpus_per_checkpoint, hidden=racing.quiet)
         else:
-            folder.run(contest, quiet=racing.quiet)
+            folder.run(contest, plan, quiet=racing.quiet)
     except KeyboardInterrupt as interrupt:
         return interrupt
     except UsageError:

@@ -17,8 +17,8 @@ from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.judging import correctness
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, phases, run
-from lmeval_dispersion.racing.folder import going_on, said_of
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Phase, Scores, phases, run
+from lmeval_dispersion.racing.folder import said_of
 from lmeval_dispersion.racing.kept import (
     SETTINGS,
     WRONG_CONTENT,
@@ -29,10 +29,12 @@ from lmeval_dispersion.racing.kept import (
     race_results,
 )
 from lmeval_dispersion.racing.lineup import Entry, Lineup
+from lmeval_dispersion.racing.plan import may_cut
 from lmeval_dispersion.racing.report import Race, race_of
 from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.store import Store, read_store
+from lmeval_dispersion.store.groups import TaskGroup, document_weights
 from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.joining import JoinedRun, check_judges, join
 from lmeval_dispersion.store.samples import by_filter, is_logged, known_probabilities, read_logged
@@ -115,12 +117,25 @@ class Replay(Report):
 
 
 class Recorded(NamedTuple):
-    """Finished evaluations: answers by model, tasks, notes, and by model why it does not race."""
+    """Finished evaluations of several models.
 
-    answers: dict[str, Scores]
-    tasks: list[str]
-    notes: list[str]
-    failed: dict[str, str]
+    Attributes:
+        answers: Model -> answers, in one order of the questions.
+        tasks: Names of the tasks.
+        notes: Sentences on what was read, and left out.
+        failed: Model -> why it does not race.
+        weights: Of the questions, so that the mean is that over tasks; None where all are equal. Shape (N,).
+    """
+
+    answers: Mapping[str, Scores]
+    tasks: Sequence[str]
+    notes: Sequence[str] = ()
+    failed: Mapping[str, str] = _NONE
+    weights: Array | None = None
+
+    def mean(self, label: str) -> float:
+        """A model's mean score over all questions."""
+        return float(np.average(self.answers[label].score, weights=self.weights))
 
 
 def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
@@ -184,7 +199,15 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
         notes.append(
             f"{count:,} of {most:,} questions are in all results; the others are left out."
         )
-    return Recorded(answers, tasks, list(dict.fromkeys(notes)), failed)
+    groups = stores[0].manifest.get("groups") or {}
+    weights = _weights_of(shared[0]["task"].tolist(), groups)
+    return Recorded(answers, tasks, list(dict.fromkeys(notes)), failed, weights)
+
+
+def _weights_of(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> Array | None:
+    """The questions' weights (N,) with a mean of 1, by their tasks (N,); None where all are equal."""
+    weights = document_weights(tasks, groups) * len(tasks)
+    return None if np.allclose(weights, 1.0, rtol=0, atol=1e-9) else weights
 
 
 def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence[str]) -> None:
@@ -277,6 +300,7 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         step=kept.get("step", STEP),
         split=kept.get("split", 0),
         shared=dict(kept.get("shared", {})),
+        weights=np.array(kept["weights"]) if kept.get("weights") else None,
     )
     lineup = Lineup(entries, by=kept["order"])
     if lineup.by == "block":
@@ -312,7 +336,7 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     for label in labels:
         if contest.sharing_of(label):
             contest.hold(label, known[label].first(contest.sharing_of(label)))
-    cut = going_on(entries) is not None
+    cut = may_cut(entries)
     for label in contest.turns(labels, cut=cut) if kept["turns"] else ():
         begin = len(contest.answered.get(label, NOTHING).score)
         contest.add(label, known[label].at(np.arange(begin, len(known[label].score))))
@@ -370,44 +394,39 @@ def _asked_everything(place: str) -> list[str] | None:
 
 
 def replay(
-    answers: Mapping[str, Scores], tasks: Sequence[str], notes: Sequence[str] = (),
-    failed: Mapping[str, str] = _NONE, *, orders: int = ORDERS, listed: Sequence[str] = (),
-    shuffled: bool = False, quiet: bool = True, seed: int = 0, **settings: Any,
+    recorded: Recorded, *, orders: int = ORDERS, listed: Sequence[str] = (), shuffled: bool = False,
+    seed: int = 0, quiet: bool = True, **settings: Any,
 ) -> Replay:  # fmt: skip
-    """Race on answers as the race of ``seed`` would, and over random orders; ``settings`` are :func:`raced`'s.
+    """Race on finished evaluations as the race of ``seed`` would, and over random orders.
 
     Checkpoints that a screen has ``listed`` race in its order, without the others; by default all race.
+    ``settings`` are :func:`raced`'s.
     """
-    rng = np.random.default_rng(seed)
+    answers = recorded.answers
     labels = list(listed or answers)
-    first = raced({label: answers[label] for label in labels}, seed=seed, **settings)
+
+    def race(order: int) -> Contest:
+        going = {label: answers[label] for label in labels}
+        return raced(going, seed=order, weights=recorded.weights, **settings)
+
+    first = race(seed)
     races = list[Contest]()
+    rng = np.random.default_rng(seed)
     with progress_bar(hidden=quiet) as update:
         for i in range(orders):
             update(i, orders, "races")
             if shuffled:
                 rng.shuffle(labels)
-            order = int(rng.integers(2**32))
-            races.append(raced({label: answers[label] for label in labels}, seed=order, **settings))
-    weights = settings.get("weights")
-    means = {
-        label: float(np.average(scores.score, weights=weights)) for label, scores in answers.items()
-    }
-    best = max(means.values())
+            races.append(race(int(rng.integers(2**32))))
     shown = first.shown(labels)
-    named = Counter(contest.shown(labels).labels[0] for contest in races)
     everything = first.questions * len(answers)
     shares = [contest.asked / everything for contest in races]
-    asked = {
-        label: sum(len(contest.answered[label].score) for contest in races)
-        / (first.questions * orders)
-        for label in labels
-    }
-    order_shown = sorted(answers, key=lambda label: (-means[label], -named[label], label))
+    rows = _rows(recorded, races)
+    best = rows[0].score
     return Replay(
         best=shown.labels[0],
         top=shown.labels,
-        tasks=tasks,
+        tasks=recorded.tasks,
         error=first.error,
         margin=first.margin,
         margin_shown=shown.margin,
@@ -421,17 +440,25 @@ def replay(
         left_out=first.left_out,
         seed=seed,
         orders=orders,
-        same=sum(number for label, number in named.items() if means[label] == best),
-        lost=max(best - means[label] for label in named),
+        same=sum(row.named for row in rows if row.score == best),
+        lost=max(best - row.score for row in rows if row.named),
         share=np.quantile(shares, (0.5, 0.05, 0.95)).tolist(),
         shuffled=shuffled,
-        checkpoints=[
-            Replayed(label, means[label], named[label], asked.get(label, 0.0))
-            for label in order_shown
-        ],
-        notes=notes,
-        failed=failed,
+        checkpoints=rows,
+        notes=recorded.notes,
+        failed=recorded.failed,
     )
+
+
+def _rows(recorded: Recorded, races: Sequence[Contest]) -> list[Replayed]:
+    """The checkpoints, the highest score first, then the most often named."""
+    named = Counter(contest.named[0] for contest in races)
+    rows = []
+    for label, mine in recorded.answers.items():
+        asked = [len(contest.answered.get(label, NOTHING).score) for contest in races]
+        share = float(np.mean(asked)) / len(mine.score)
+        rows.append(Replayed(label, recorded.mean(label), named[label], share))
+    return sorted(rows, key=lambda row: (-row.score, -row.named, row.label))
 
 
 def raced(
@@ -456,7 +483,8 @@ def raced(
     labels = list(answers)
     count = len(answers[labels[0]].score)
     drawn = np.random.default_rng(seed).permutation(count)
-    weights = None if weights is None else np.asarray(weights)[drawn]
+    if weights is not None:
+        weights = weights[drawn]
     contest = Contest(count, seed=seed, weights=weights, **settings)
 
     def hold(label: str) -> None:
@@ -464,21 +492,14 @@ def raced(
         contest.hold(label, answers[label].at(drawn[shared]))
 
     if budget is not None:
-        others = len(labels) - bool(contest.reference)
-        planned = phases(others, count, budget, kept=kept, reference=others < len(labels))
-        if not planned:
-            raise UsageError(
-                f"expected at least {len(labels)}, a question of each checkpoint, got {budget}",
-                argument="budget",
-            )
-        contest.split = others
-        for phase in planned:
+        for phase in _planned(contest, labels, budget, kept):
             for label in contest.share(phase, labels):
                 hold(label)
         if not goes_on:
             return contest
-    for label in labels if contest.sharing and budget is None else ():
-        hold(label)
+    elif contest.sharing:
+        for label in labels:
+            hold(label)
     for label in contest.turns(labels, cut=cut):
         order = drawn[contest.order(label)]
 
@@ -490,6 +511,20 @@ def raced(
         # The first checkpoint to answer everything is not compared.
         run(contest, label, ask, STEP if contest.best else count)
     return contest
+
+
+def _planned(contest: Contest, labels: Sequence[str], budget: int, kept: bool) -> list[Phase]:
+    """The phases of a budget, for which the contest splits its error; UsageError for too small a one."""
+    others = [label for label in labels if label != contest.reference]
+    has_reference = len(others) < len(labels)
+    found = phases(len(others), contest.questions, budget, kept=kept, reference=has_reference)
+    if not found:
+        raise UsageError(
+            f"expected at least {len(labels)}, a question of each checkpoint, got {budget}",
+            argument="budget",
+        )
+    contest.split = len(others)
+    return found
 
 
 def demo(seed: int = 0, **settings: Any) -> Race:

@@ -20,15 +20,14 @@ from lmeval_screener.shortlist.manifest import read_shortlist_manifest
 from loras import BASE, DEMO, lora
 from safetensors.torch import load_file, save_file
 
-from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, HarnessError
 from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.adapters import answers_as_base
 from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.racing.evaluation import Evaluation
-from lmeval_dispersion.racing.folder import RaceFolder, going_on
 from lmeval_dispersion.racing.lineup import all_named
+from lmeval_dispersion.racing.plan import Plan, may_cut
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # PEFT's, of transformers and torch
@@ -286,12 +285,14 @@ def test_a_block_of_adapters_has_their_base_once(adapters: Path) -> None:
         (raced, "1 load for 2 checkpoints,"),
         (merged, "5 loads for 3 checkpoints,"),
     ):  # the merge twice, then the base again
-        assert (
-            RaceFolder(Asking(tasks="sums"), Path(), lineup, "")
-            .forecast(40, 1.0, 0.0)
-            .startswith(loads)
-        )
-    assert going_on([*listed.entries] * 12) == 8
+        plan = Plan.of(lineup, lineup.entries, 40, budget=None, api=False)
+        assert plan.forecast(1.0, 0.0).startswith(loads)
+    spent = Plan.of(raced, raced.entries, 40, budget=60, api=False)
+    assert spent.resident  # the base and its adapters: two thirds stay in each phase
+    assert spent.expected == (60, 60)
+    assert "1 load, and asked 60 questions" in spent.words()
+    assert may_cut([*listed.entries] * 12)
+    assert not may_cut([*raced.entries] * 12)  # some were named
 
 
 def test_on_vllm_adapters_share_an_engine_with_room_for_their_ranks(

@@ -665,7 +665,7 @@ def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not
     (out / "race.json").write_text(json.dumps(content))
     monkeypatch.setattr(seams, "loaded_lm", None)
     found = raced(capsys, "race", "--replay", str(out), "--format", "json", "-q")
-    assert (found["loaded"], found["questions"], found["shuffled"]) == (2, 80, False)
+    assert (found["loaded"], found["questions_each"], found["shuffled"]) == (2, 80, False)
     assert [Path(row["label"]).name for row in found["checkpoints"]] == ["sums-80", "a twin"]
     assert found["notes"][0] == "Raced by acc, exact_match."
     assert found["notes"][1] == "Of the race, the checkpoints that were asked everything."
