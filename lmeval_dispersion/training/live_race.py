@@ -163,7 +163,7 @@ class LiveRace:
 
     Attributes:
         standings: The saves that were asked.
-        questions: Number of questions for each save; that of the folder where it has answers.
+        questions: Number of questions for each save; no more than the folder's earlier saves had.
         available: Number of questions in the tasks.
 
     Raises:
@@ -185,7 +185,7 @@ class LiveRace:
         evaluation = self.folder.evaluation
         self.available = len(evaluation.questions)
         shared = self.folder.kept.get("shared", {})
-        self.questions = min(next(iter(shared.values()), questions), self.available)
+        self.questions = min(*shared.values(), questions, self.available)
         self.has_answers = bool(shared)
         contest = Contest(
             self.available,
@@ -333,7 +333,8 @@ class LiveRace:
         if label not in entries:
             entries[label] = Entry(label, {"pretrained": str(self.run / label)}, None, "named")
         lineup = Lineup([*entries.values()], kept.get("notes", ()), by=kept.get("order", "block"))
-        shared = {**kept.get("shared", {}), label: self.questions}
+        shared = dict(kept.get("shared", {}))
+        shared[label] = max(shared.get(label, 0), self.questions)
         settings = {"which": kept.get("which", _WHICH), "times": kept.get("times", 1)}
         self.folder.keep(lineup, shared=shared, **settings)
         entrant = self.folder.entrant(entries[label], self.standings.contest)
