@@ -32,7 +32,7 @@ from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, base_of
 from lmeval_dispersion.racing.plan import Plan, may_cut
-from lmeval_dispersion.racing.report import MarginAt, Race, race_of, unit_scores
+from lmeval_dispersion.racing.report import MarginAt, Race, add_margin, race_of, unit_scores
 from lmeval_dispersion.racing.rule import SHARED, STEP
 from lmeval_dispersion.report.declared import listed
 
@@ -357,6 +357,8 @@ class RaceFolder:
         """
         self.forecast_said = quiet
         self._plan = plan
+        if self.kept.get("error") == contest.error:
+            self.margins = [MarginAt(*pair) for pair in self.kept.get("margins", ())]
         deleted = {entry.label: entry for entry in self.raced if is_deleted(entry)}
         entries = {entry.label: entry for entry in self.raced if entry.label not in deleted}
         phases = plan.phases
@@ -375,13 +377,16 @@ class RaceFolder:
                     for label in labels:
                         self._share(contest, entries[label], update, phase.questions)
                     if self.allowance.spent:
+                        self._keep_margins()
                         return
-                if plan.phases:
-                    return
-                for label in contest.turns([*entries], cut=may_cut(self.raced)):
+                turns = (
+                    contest.turns([*entries], cut=may_cut(self.raced)) if not plan.phases else ()
+                )
+                for label in turns:
                     self._at_its_turn(contest, entries[label], update)
         finally:
             self.evaluation.models.release()
+        self._keep_margins()
 
     def _hold_known(self, contest: Contest, entries: Mapping[str, Entry]) -> None:
         """Take the answers to shared questions that the folder has of an earlier command."""
@@ -456,11 +461,14 @@ class RaceFolder:
             entrant.close()
             entrant.store()
 
+    def _keep_margins(self) -> None:
+        margins = [[at.questions, at.margin] for at in self.margins]
+        if margins != self.kept.get("margins", []):
+            self.write(margins=margins)
+
     def _watch(self, contest: Contest) -> None:
         """Record the margin that is shown by now, where it has become smaller."""
-        margin = contest.shown(entry.label for entry in self.raced).margin
-        if margin is not None and (not self.margins or margin < self.margins[-1].margin):
-            self.margins.append(MarginAt(contest.asked, margin))
+        add_margin(self.margins, contest, [entry.label for entry in self.raced])
 
     def ended(self, entrant: Entrant) -> None:
         """Record an entrant's time, and whether it answers as its base, once it is asked no more."""

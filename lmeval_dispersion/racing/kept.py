@@ -51,6 +51,9 @@ class _RaceFile(_NeededKeys, total=False):
     shared: Mapping[Label, Annotated[int, 0]]  # number of shared questions of a checkpoint
     weights: Sequence[Annotated[float, 0]] | None  # of the drawn questions, where they differ
     step: Annotated[int, 1]  # questions of a bet's step
+    margins: Sequence[
+        tuple[Annotated[int, 0], Annotated[float, 0, 1]]
+    ]  # questions asked, margin shown
     split: Annotated[int, 0]  # checkpoints among which half of the error is split
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +30,7 @@ from lmeval_dispersion.racing.kept import (
 )
 from lmeval_dispersion.racing.lineup import Entry, Lineup
 from lmeval_dispersion.racing.plan import may_cut
-from lmeval_dispersion.racing.report import Race, race_of
+from lmeval_dispersion.racing.report import MarginAt, Race, add_margin, race_of
 from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.store import Store, read_store
@@ -345,9 +345,12 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         *said_of(kept, contest),
         "Judged by the folder's answers; no model was loaded.",
     ]
+    margins = [
+        MarginAt(*pair) for pair in kept.get("margins", ()) if kept.get("error") == contest.error
+    ]
     return race_of(
         contest, entries, task=kept["tasks"], metric=", ".join(metrics), seconds=seconds, failed=failed,
-        notes=notes,
+        notes=notes, margins=margins,
     )  # fmt: skip
 
 
@@ -463,7 +466,8 @@ def _rows(recorded: Recorded, races: Sequence[Contest]) -> list[Replayed]:
 
 def raced(
     answers: Mapping[str, Scores], *, seed: int = 0, cut: bool = False, budget: int | None = None,
-    goes_on: bool = False, kept: bool = False, weights: Array | None = None, **settings: Any,
+    goes_on: bool = False, kept: bool = False, weights: Array | None = None,
+    watch: Callable[[Contest], object] = id, **settings: Any,
 ) -> Contest:  # fmt: skip
     """A contest on recorded answers, one checkpoint after the other, as a race asks them.
 
@@ -475,6 +479,7 @@ def raced(
         goes_on: Whether a race without a budget follows.
         kept: Whether all checkpoints stay loaded, as the phases of a budget ask.
         weights: The questions' weights in the mean. Shape (N,).
+        watch: Is called whenever something was answered.
         settings: Those of :class:`Contest`.
 
     Raises:
@@ -490,6 +495,7 @@ def raced(
     def hold(label: str) -> None:
         shared = contest.order(label)[: contest.sharing_of(label)]
         contest.hold(label, answers[label].at(drawn[shared]))
+        watch(contest)
 
     if budget is not None:
         for phase in _planned(contest, labels, budget, kept):
@@ -506,10 +512,12 @@ def raced(
         def ask(
             begin: int, end: int, label: str = label, order: NDArray[np.int64] = order
         ) -> Scores:
+            watch(contest)
             return answers[label].at(order[begin:end])
 
         # The first checkpoint to answer everything is not compared.
         run(contest, label, ask, STEP if contest.best else count)
+        watch(contest)
     return contest
 
 
@@ -538,7 +546,10 @@ def demo(seed: int = 0, **settings: Any) -> Race:
         labels[i]: Scores(np.array(score[i], float), np.array(probability[i]))
         for i in range(listed)
     }
-    contest = raced(answers, seed=seed, **settings)
+    margins = list[MarginAt]()
+    contest = raced(
+        answers, seed=seed, watch=lambda now: add_margin(margins, now, [*answers]), **settings
+    )
     entries = [Entry(k, {}, i, "rank" if i <= listed else None) for i, k in enumerate(labels, 1)]
     notes = ["The answers were recorded before; no model was loaded now."]
-    return race_of(contest, entries, task="sums", metric="acc", notes=notes)
+    return race_of(contest, entries, task="sums", metric="acc", notes=notes, margins=margins)

@@ -392,6 +392,13 @@ class Race(Report):
         return f"None of {n} random others did better{more}; {of}."
 
 
+def add_margin(margins: list[MarginAt], contest: Contest, labels: Sequence[str]) -> None:
+    """Add the margin that is shown by now of ``labels``, all that race, where it has become smaller."""
+    margin = contest.shown(labels).margin
+    if margin is not None and (not margins or margin < margins[-1].margin):
+        margins.append(MarginAt(contest.asked, margin))
+
+
 def margin_words(margin: float) -> str:
     """A margin as a sentence has it, never below what is shown; empty for none.
 
