@@ -207,6 +207,11 @@ class LiveRace:
                 if len(known.score) >= self.questions:
                     self.standings.take(number, known.first(self.questions))
 
+    def agree(self) -> None:
+        """Take the first process's number of questions; another node may not see the folder."""
+        self.questions = from_first(self.questions)
+        self.has_answers = from_first(self.has_answers)
+
     def is_saved(self, step: int) -> bool:
         """Whether the files of a save are there, as the first process sees them."""
         return from_first(self._place(step).is_dir())
@@ -299,14 +304,15 @@ class LiveRace:
     def standing(self, step: int) -> Place:
         """The standing after the save of a step that was asked."""
         standings = self.standings
-        kept = from_first([other for other in standings.asked if self._place(other).is_dir()])
-        return Place(
+        kept = [other for other in standings.asked if self._place(other).is_dir()]
+        place = Place(
             score=standings.score(step),
             margin=standings.margin(),
             best=standings.best(standings.asked),
             best_kept=standings.best(kept) if kept else None,
             worse=standings.worse_in_a_row(step),
         )
+        return from_first(place)
 
     def power(self) -> float:
         """Difference of two saves that so many questions show about four times in five.
@@ -362,6 +368,15 @@ def from_first(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def all_agree(value: bool) -> bool:
+    """Whether the value is true in every process."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return value
+    values: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return all(values)
 
 
 def _duration(seconds: float) -> str:

@@ -239,9 +239,10 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._began = time.perf_counter()
 
     def _open(self, planned: int | None, step: int) -> None:
-        from lmeval_dispersion.training.live_race import LiveRace
+        from lmeval_dispersion.training.live_race import LiveRace, all_agree
 
         run = Path(self.run or ".").absolute()
+        race: LiveRace | None = None
         with without_trace():
             try:
                 race = LiveRace(
@@ -251,9 +252,11 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             except UsageError:
                 raise
             except Exception as error:
+                race = None
                 _warn("no save will be asked", step, error)
-            else:
-                self._race = race
+        if all_agree(race is not None) and race is not None:
+            race.agree()
+            self._race = race
 
     def _forecast(self, race: LiveRace, model: Any, step: int) -> None:
         """Print how many questions are asked, what they show, and the time that they take."""
