@@ -1,16 +1,18 @@
 """A race of a run's saves, asked while it trains; `dispersion race RUN` goes on in its folder.
 
-All saves answer the same questions, the first of the order that the folder has drawn. Two saves are compared
-question by question: bets on the differences of their scores (:mod:`lmeval_dispersion.racing.rule`) are valid
-for any two saves that were fixed beforehand. The best so far is chosen by the answers, so every statement is
-paid for all pairs from which it may have been chosen:
+All saves answer the same questions, the first of the order that the folder has drawn. Two saves are
+compared question by question: bets on the differences of their scores
+(:mod:`lmeval_dispersion.racing.rule`) are valid for any two saves that were fixed beforehand. The
+best so far is chosen by the answers, so every statement is paid for all pairs from which it may
+have been chosen:
 
-- *No other save is better than the best by more than the margin*: the save that is truly best is fixed, the
-  one that looks best is one of the k - 1 others, and each of these comparisons has error / (k - 1).
-- *Worse than the best*, which may end the run: save k has a share of the error, and each of its k - 1
-  comparisons with earlier ones an equal part of it. The shares are error / K where K saves are planned, else
-  6 error / (pi k)^2; they add up to the error at most, so all that is shown holds together. It says nothing of
-  saves after the end.
+- *No other save is better than the best by more than the margin*: the save that is truly best is
+  fixed, the one that looks best is one of the k - 1 others, and each of these comparisons has
+  error / (k - 1).
+- *Worse than the best*, which may end the run: save k has a share of the error, and each of its
+  comparisons with the k - 1 earlier ones an equal part of it. The shares are error / K where K saves are
+  planned, else 6 error / (pi k)^2; they add up to the error at most, so all that is shown holds
+  together. It says nothing of saves after the end.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class Place(NamedTuple):
         margin: Smallest margin by which no other save is shown to be better than the best.
         best: Step of the best save.
         best_kept: Step of the best save whose files are there; None without one.
-        worse: Number of saves in a row, this one the last, that are shown to be worse than the best.
+        worse: Number of saves in a row, this one the last, that are shown to be worse than the
+            best.
     """
 
     score: float
@@ -123,7 +126,7 @@ class Standings:
         return margin
 
     def worse_in_a_row(self, step: int) -> int:
-        """Number of saves in a row, the last one of ``step``, that were shown to be worse than the best."""
+        """Number of saves in a row, up to that of ``step``, shown to be worse than the best."""
         count = 0
         for other in reversed(self.asked[: self.asked.index(step) + 1]):
             if not self._worse[other]:
@@ -152,7 +155,8 @@ class Standings:
 class LiveRace:
     """The saves of a run, asked while they are in memory, and the folder that keeps their answers.
 
-    Every process of a distributed training has one and calls the same methods; the first one writes.
+    Every process of a distributed training has one and calls the same methods; the first one
+    writes.
 
     Args:
         asking: What is asked, and how; its folder is set to that of the run.
@@ -222,13 +226,13 @@ class LiveRace:
         self.has_answers = True
 
     def forecast(self, pace: float) -> str:
-        """The start in words: questions, what they show, and their cost at ``pace`` seconds a question."""
+        """The start in words: questions, what they show, their cost at ``pace`` seconds each."""
         if self.questions == self.available:
             asked = f"all {self.questions:,} questions, which compare saves without an error"
         else:
             asked = (
-                f"{self.questions:,} of {self.available:,} questions, which show differences of about "
-                f"{self.power():.2f} between two saves"
+                f"{self.questions:,} of {self.available:,} questions, which show differences of "
+                f"about {self.power():.2f} between two saves"
             )
         cost = ""
         if pace:
@@ -236,9 +240,10 @@ class LiveRace:
             planned = self.standings.planned
             if planned:
                 cost += f", {_duration(planned * self.questions * pace)} for {planned}"
+        tasks = self.folder.tasks
         return (
-            f"race of {self.folder.tasks}: each save answers {asked}{cost}. "
-            f"`dispersion race {shlex.quote(str(self.run))} --tasks {self.folder.tasks}` goes on to the proof."
+            f"race of {tasks}: each save answers {asked}{cost}. `dispersion race "
+            f"{shlex.quote(str(self.run))} --tasks {tasks}` goes on to the proof."
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:
@@ -288,7 +293,7 @@ class LiveRace:
     def _answers(
         self, model: Any, tokenizer: Any, entrant: Entrant | None, places: Sequence[int]
     ) -> Scores | None:
-        """The answers to the shared questions in the first process, which keeps them; others help it."""
+        """The shared answers in the first process, which keeps them; others help it."""
         lm = self._lm(model, tokenizer) if places else None
         if entrant is None:
             if places:

@@ -1,4 +1,4 @@
-"""Measures a model in memory: the screener's G on the head's rows, and the spread of fixed texts by layer."""
+"""Measures a model in memory: the screener's G, and the spread of fixed texts by layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ TEXTS = (
     "The weather was fine, and the two of them walked along the river until it was dark.",
     "A train leaves at 9:40 and arrives at 12:15; the journey takes 155 minutes.",
     "def mean(values):\n    return sum(values) / len(values)",
-    "Water boils at a lower temperature on a high mountain, because the pressure of the air is lower.",
+    "Water boils at a lower temperature on a high mountain, because the pressure of the air is "
+    "lower.",
     "12 + 30 = 42, and 42 - 7 = 35.",
     "She opened the letter, read it twice, and put it back without a word.",
     "The parties agree that any dispute shall be settled by the courts of the seller's country.",
@@ -42,7 +43,8 @@ class Measuring:
         domains: Token sets as ``--domain`` of the screener takes them; none: no G.
         reference: The everyday token set, in the same form.
         texts: The fixed texts, of which :data:`TEXTS` are the default; none: G alone.
-        layers: States after blocks, as the regularizer takes them; ``last`` is after the final norm.
+        layers: States after blocks, as the regularizer takes them; ``last`` is after the final
+            norm.
 
     Attributes:
         resolutions: The rows of each domain and the reference.
@@ -83,12 +85,12 @@ class Measuring:
             )
 
     def measure(self, model: nn.Module) -> dict[str, float]:
-        """All figures by their names in trackers; with a sharded model every process has to call it.
+        """All figures by their names in trackers; every process of a sharded model calls it.
 
         Raises:
             GeometryError: A row of the head is zero, or a row or state of the texts is not finite.
-            UsageError: The model has no output projection in one piece, or the tokenizer names rows that it
-                does not have; or it has no such layer.
+            UsageError: The model has no output projection in one piece, or the tokenizer names rows
+                that it does not have; or it has no such layer.
             CaptureError: The model has no list of decoder blocks.
         """
         figures: dict[str, float] = {}
@@ -103,7 +105,7 @@ class Measuring:
         return figures
 
     def gaps(self, model: nn.Module) -> dict[str, Gap]:
-        """Every domain's G on the current head, by the screener's formula (cosine); raises as `measure`."""
+        """Every domain's G on the current head, as the screener has it; raises as `measure`."""
         if not self.resolutions:
             return {}
         sides = {
@@ -122,8 +124,9 @@ class Measuring:
     def spread(self, model: nn.Module) -> dict[str, dict[str, float]]:
         """Three figures of the fixed texts' states, by layer and name.
 
-        ``dispersion``: of the texts' last tokens; ``condensation``: mean similarity of one text's tokens,
-        averaged over texts; ``effective_rank``: of all tokens together. Raises GeometryError as `measure`.
+        ``dispersion``: of the texts' last tokens; ``condensation``: mean similarity of one text's
+        tokens, averaged over texts; ``effective_rank``: of all tokens together. Raises
+        GeometryError as `measure`.
         """
         spread = {}
         for layer, texts in self._states(model).items():
@@ -160,8 +163,8 @@ class Measuring:
             states[layer] = [state[: len(text)] for text, state in texts]
             if not all(np.isfinite(state).all() for state in states[layer]):
                 raise GeometryError(
-                    f"expected finite states of the measured texts at {layer}, got NaN or infinity; the "
-                    "training has diverged, lower its rate or go back to an earlier checkpoint"
+                    f"expected finite states of the measured texts at {layer}, got NaN or infinity; "
+                    "the training has diverged, lower its rate or go back to an earlier checkpoint"
                 )
         return states
 
@@ -172,14 +175,14 @@ def _rows(model: nn.Module, ids: Sequence[int]) -> NDArray[np.float64]:
     weight = None if projection is None else getattr(projection, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise UsageError(
-            "expected a model with an output projection of shape (vocabulary, width) in this process, "
-            f"got {type(model).__name__} without one; measure a causal language model that is not "
+            "expected a model with an output projection of shape (vocabulary, width) in this "
+            f"process, got {type(model).__name__} without one; measure a causal language model that is not "
             "sharded as flat parameters"
         )
     if ids[-1] >= weight.shape[0]:
         raise UsageError(
-            f"the tokenizer names row {ids[-1]} and the output projection has {weight.shape[0]}; pass "
-            "the tokenizer of this model"
+            f"the tokenizer names row {ids[-1]} and the output projection has {weight.shape[0]}; "
+            "pass the tokenizer of this model"
         )
     weight = weight.detach()
     if hasattr(weight, "full_tensor"):  # a DTensor: gathered by all processes

@@ -1,14 +1,14 @@
 """A model in training is asked and measured, and left exactly as it was.
 
-lm-eval seeds all generators, puts the model into evaluation mode, ties its weights and gives the tokenizer a
-padding token; a generation may change the model's configuration. Restored at the end of the block, also
-after an error:
+lm-eval seeds all generators, puts the model into evaluation mode, ties its weights and gives the
+tokenizer a padding token; a generation may change the model's configuration. Restored at the end of
+the block, also after an error:
 
 ===========================  =====================================================================
 random numbers               Python's, NumPy's, torch's on the CPU and on every device in use
 modes                        training or evaluation of every module by itself
 configuration                attributes of the model's configurations, such as ``use_cache``
-shards                       FSDP2 gathers whole weights for a pass and would keep some until the next
+shards                       FSDP2 gathers whole weights for a pass and would keep some until a
                              backward pass: they are sharded again
 progress bars                those of transformers and datasets, which loading a task turns off
 ===========================  =====================================================================

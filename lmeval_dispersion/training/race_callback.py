@@ -42,29 +42,33 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     """Asks the model in memory at each save, and logs which save is the best so far.
 
     ``race/score``, ``race/margin`` and ``race/best_step`` go to ``state.log_history``, and with
-    :meth:`attach` to the trainer's trackers; the answers go to ``RUN/race-TASKS``, where ``dispersion race
-    RUN --tasks TASKS`` goes on to the proof. Nothing in the training changes: losses are equal to the last bit
-    with and without it. What fails while it trains is a warning.
+    :meth:`attach` to the trainer's trackers; the answers go to ``RUN/race-TASKS``, where
+    ``dispersion race RUN --tasks TASKS`` goes on to the proof. Nothing in the training changes:
+    losses are equal to the last bit with and without it. What fails while it trains is a warning.
 
     Args:
         tasks: lm-eval's ``NAME,NAME``; None asks nothing, and logs the geometry alone.
         questions: Number of questions for each save, the same for all.
         every: Also ask at every so many steps, without a save.
-        share: Part of the training's time, by which the questions are lowered at the first save; None: all.
-        stop_after: End the run after so many saves in a row that are shown to be worse than the best.
+        share: Part of the training's time, by which the questions are lowered at the first save;
+            None: all.
+        stop_after: End the run after so many saves in a row that are shown to be worse than the
+            best.
         run: The folder of the saves, in a loop of your own; a trainer has its output folder.
         tokenizer: The model's. Default: the trainer's.
         options: Of the geometry: ``domains``, ``reference``, ``texts``, ``layers``, as
-            :class:`~lmeval_dispersion.training.measuring.Measuring` has them. Of the race: ``error``, and
-            those of :func:`~lmeval_dispersion.race` on questions and lm-eval, such as ``metric``,
-            ``batch_size``, ``num_fewshot``, ``include_path``, ``apply_chat_template``.
+            :class:`~lmeval_dispersion.training.measuring.Measuring` has them. Of the race:
+            ``error``, and those of :func:`~lmeval_dispersion.race` on questions and lm-eval, such
+            as ``metric``, ``batch_size``, ``num_fewshot``, ``include_path``,
+            ``apply_chat_template``.
 
     Attributes:
         should_stop: Whether ``stop_after`` saves in a row are shown to be worse than the best.
         trainer: The attached trainer; None without one.
 
     Raises:
-        UsageError: An argument cannot be used as given; of a task or the folder when the training begins.
+        UsageError: An argument cannot be used as given; of a task or the folder when the training
+            begins.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         """
         if not isinstance(trainer, Trainer):
             raise UsageError(
-                f"expected a Trainer, got {type(trainer).__name__}; in a loop of your own call ask()"
+                f"expected a Trainer, got {type(trainer).__name__}; a loop of your own calls ask()"
             )
         self.trainer = trainer
         if self not in trainer.callback_handler.callbacks:
@@ -121,12 +125,13 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def ask(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Ask and measure the model now, as the save ``RUN/checkpoint-STEP``; returns the figures to log.
+        """Ask and measure the model as the save ``RUN/checkpoint-STEP``; returns figures to log.
 
         In a distributed training every process calls it.
 
         Raises:
-            UsageError: At the first call: an argument, a task or the folder cannot be used as given.
+            UsageError: At the first call: an argument, a task or the folder cannot be used as
+                given.
         """
         if not self._is_begun:
             if self.run is None:
@@ -149,7 +154,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._spent += time.perf_counter() - start
         return figures
 
-    # --- a Trainer's events ---------------------------------------------------------------------------
+    # --- a Trainer's events ---
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Open the race's folder, and print how much is asked; UsageError as the class says."""
@@ -184,8 +189,6 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._measuring = None
         self._is_begun = False
 
-    # --------------------------------------------------------------------------------------------------
-
     def _at(self, args: Any, state: Any, control: Any, model: Any) -> Any:
         figures = self.ask(model, state.global_step)
         if figures:
@@ -203,14 +206,14 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
                 entry["epoch"] = state.epoch
             state.log_history.append(entry)
             return
-        # The base class's log: TRL's would empty their averages into this entry. A log unsets the flag for
-        # the trainer's own, still to come.
+        # The base class's log: TRL's would empty their averages into this entry. A log unsets the
+        # flag for the trainer's own, still to come.
         should_log = control.should_log
         Trainer.log(self.trainer, dict(figures))
         control.should_log = should_log
 
     def _name_best(self, args: Any, state: Any, place: Place) -> None:
-        """Name the best save as the Trainer's, unless the Trainer names one by a metric of its own."""
+        """Name the best save as the Trainer's, unless that names one by a metric of its own."""
         if args.metric_for_best_model is not None or args.load_best_model_at_end:
             return
         if place.best_kept is not None:
@@ -284,8 +287,9 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             self.should_stop = True
             saves = "save" if place.worse == 1 else f"{place.worse} saves in a row"
             _say(
-                f"race: the last {saves}, up to step {step}, are shown to be worse than step {place.best} "
-                f"(error at most {100 * self._error:g} %); the training ends. It says nothing of later saves."
+                f"race: the last {saves}, up to step {step}, are shown to be worse than step "
+                f"{place.best} (error at most {100 * self._error:g} %); the training ends. It says "
+                "nothing of later saves."
             )
         return place
 

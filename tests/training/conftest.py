@@ -12,7 +12,7 @@ from lmeval_dispersion.harness import install
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the task ``words``; lm-eval reads it alone, and not its 10,000 files each time."""
+    """The folder of the task ``words``; lm-eval reads it alone, not its 10,000 files."""
     import datasets
     import lm_eval.evaluator
 

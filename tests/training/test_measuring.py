@@ -1,4 +1,4 @@
-"""What a callback measures of the head and of fixed texts is what the screener says of the saved checkpoints."""
+"""What a callback measures of head and texts is what the screener says of the saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's saves raced while it trains: what is logged and kept, which save is best, what ends the run."""
+"""A run's saves raced while it trains: what is logged and kept, what is best, what ends it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ RUNS = 300
 
 
 def answers(means: list[float], rng: np.random.Generator) -> np.ndarray:
-    """Right or wrong answers of saves to N questions, of which a common part decides; (saves, N)."""
+    """Right or wrong answers of saves to N questions, largely in common; (saves, N)."""
     common = rng.random(N)
     own = rng.random((len(means), N))
     is_common = rng.random((len(means), N)) < 0.7
