@@ -163,8 +163,8 @@ class Measuring:
             states[layer] = [state[: len(text)] for text, state in texts]
             if not all(np.isfinite(state).all() for state in states[layer]):
                 raise GeometryError(
-                    f"expected finite states of the measured texts at {layer}, got NaN or infinity; "
-                    "the training has diverged, lower its rate or go back to an earlier checkpoint"
+                    f"expected finite states of the texts at {layer}, got NaN or infinity; the "
+                    "training has diverged, lower its rate or go back to an earlier checkpoint"
                 )
         return states
 
@@ -176,8 +176,8 @@ def _rows(model: nn.Module, ids: Sequence[int]) -> NDArray[np.float64]:
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise UsageError(
             "expected a model with an output projection of shape (vocabulary, width) in this "
-            f"process, got {type(model).__name__} without one; measure a causal language model that is not "
-            "sharded as flat parameters"
+            f"process, got {type(model).__name__} without one; measure a causal language model "
+            "that is not sharded as flat parameters"
         )
     if ids[-1] >= weight.shape[0]:
         raise UsageError(

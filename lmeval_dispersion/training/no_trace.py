@@ -27,7 +27,6 @@ import datasets
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from transformers.utils import logging as transformers_logging
 
 _DEVICES = ("cuda", "xpu", "npu")  # torch's modules that keep a generator for each device
@@ -121,5 +120,6 @@ def _shards(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+            reshard = getattr(module, "reshard", None)
+            if callable(reshard):
+                reshard()
