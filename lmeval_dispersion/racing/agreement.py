@@ -1,4 +1,4 @@
-"""An order without labels: by agreement with the mean answer of all, over the same few questions."""
+"""An order without labels: by agreement with the mean answer of all to the same questions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEWEST = 5  # fewest questions
 
 @dataclass(frozen=True)
 class Agreed:
-    """A checkpoint's mean agreement over the questions, in [0, 1], and its standard error over them."""
+    """A checkpoint's mean agreement over the questions, in [0, 1], and its standard error."""
 
     mean: float
     se: float
@@ -64,8 +64,8 @@ def check_agreement(checkpoints: int, questions: int) -> None:
     """Raise UsageError for fewer than three checkpoints, or five questions of each."""
     if checkpoints < SEVERAL or questions < FEWEST:
         raise UsageError(
-            f"expected {SEVERAL} or more checkpoints and {FEWEST} or more questions each, whose mean answer "
-            f"says something, got {checkpoints} and {questions}",
+            f"expected {SEVERAL} or more checkpoints and {FEWEST} or more questions each, whose mean "
+            f"answer says something, got {checkpoints} and {questions}",
             argument="budget",
         )
 
@@ -103,16 +103,18 @@ def _answers(evaluation: Evaluation, label: str, count: int) -> list[Array]:
 
 
 def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
-    """Each checkpoint's agreement with the mean answer, per question: sum over tokens of p times mean p.
+    """Each checkpoint's agreement with the mean answer, by question: sum over tokens of p · mean p.
 
-    ``answers`` holds each checkpoint's probabilities of the answer tokens by question, as many of each.
+    ``answers`` holds each checkpoint's probabilities of the answer tokens by question, as many of
+    each.
 
     Raises:
         UsageError: The checkpoints have different answer tokens.
     """
     if len({tuple(map(len, each)) for each in answers}) > 1:
         raise UsageError(
-            "expected checkpoints of one tokenizer, got some with other answer tokens; race them with labels",
+            "expected checkpoints of one tokenizer, got some with other answer tokens; race them with "
+            "labels",
             argument="answers",
         )
     means = [np.mean([p / p.sum() for p in each], axis=0) for each in zip(*answers, strict=True)]
