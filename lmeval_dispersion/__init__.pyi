@@ -28,9 +28,8 @@ from lmeval_dispersion.model.loading import load_model as load_model
 from lmeval_dispersion.racing.race import race as race
 from lmeval_dispersion.store import open_store as open_store
 from lmeval_dispersion.training import losses as losses
+from lmeval_dispersion.training.race_callback import RaceCallback as RaceCallback
 from lmeval_dispersion.training.regularizer import DispersionRegularizer as DispersionRegularizer
 from lmeval_dispersion.training.trainer import DispersionConfig as DispersionConfig
 from lmeval_dispersion.training.trainer import DispersionTrainer as DispersionTrainer
 from lmeval_dispersion.training.trainer import DispersionTrainerMixin as DispersionTrainerMixin
-from lmeval_dispersion.watching.watcher import DispersionCallback as DispersionCallback
-from lmeval_dispersion.watching.watcher import watch as watch

@@ -46,16 +46,12 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "measure a model's states on your text: law, sublayers, condensation, clusters",
         ),
     },
-    "train": {
-        "watch": (
-            "lmeval_dispersion.watching.report",
-            "",
-            "how G moved over a watched training run",
-        ),
-    },
 }
 # Former commands -> what does their work.
-GONE = {"probe": "`dispersion race … --budget N` asks a few questions of all"}
+GONE = {
+    "probe": "`dispersion race … --budget N` asks a few questions of all",
+    "watch": "lmeval_dispersion.RaceCallback logs the same figures while the model trains",
+}
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
 
 

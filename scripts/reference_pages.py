@@ -62,7 +62,6 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
         "lmeval_dispersion.model": "Look inside a model",
         "lmeval_dispersion.laboratory": "Look inside a model",
         "lmeval_dispersion.training": "Train",
-        "lmeval_dispersion.watch": "Train",
         "lmeval_dispersion.errors": "Errors",
     }
     by_heading: dict[str, list[str]] = {heading: [] for heading in rooms.values()}

@@ -50,7 +50,6 @@ RESULTS = {
     ),
     "lmeval_dispersion.racing.report:Race": "`dispersion race`: docs/reference/race.md",
     "lmeval_dispersion.racing.replay:Replay": "`dispersion race --replay`: docs/reference/race.md",
-    "lmeval_dispersion.watching.report:Watched": "`dispersion watch`: docs/reference/watching.md",
     "lmeval_screener.shortlist.verdict:Verdict": "`dispersion verify`: docs/reference/screening.md",
 }
 #: A float that is not finite is null.

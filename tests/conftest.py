@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # every command and name of the package.
 if importlib.util.find_spec("torch") is None:
     collect_ignore = [
-        *("harness", "laboratory", "model", "training", "validity", "watching"),
+        *("harness", "laboratory", "model", "training", "validity"),
         *(() if importlib.util.find_spec("pandas") else ("auditing",)),
         *(
             "test_demo_family.py",

@@ -118,7 +118,7 @@ def test_a_library_that_is_met_on_the_way_is_named_with_the_part_that_brings_it(
         raise ModuleNotFoundError(f"No module named {library!r}", name=library)
 
     monkeypatch.setattr("lmeval_dispersion.cli.importlib.import_module", missing)
-    assert main(["watch", "a"]) == 1
+    assert main(["inspect", "a"]) == 1
     assert f"needs {library}" in (shown := capsys.readouterr().err)
     assert f"pip install 'lmeval-dispersion[{extra}]'" in shown
 

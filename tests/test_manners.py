@@ -85,7 +85,6 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
         ("race runs/a --tasks t runs/b", "; names go before the options"),
         ("tokens gsm8k --search x", ""),
         ("audit RUN --foobar", ""),
-        ("watch RUN --json5", ""),
     ],
 )
 def test_a_suggestion_is_made_only_where_it_helps(words, hint, capsys):

@@ -1,4 +1,4 @@
-"""Tiny real decoders and trainers' arguments for the tests of training and watching."""
+"""Tiny real decoders and trainers' arguments for the tests of training."""
 
 import pytest
 import torch

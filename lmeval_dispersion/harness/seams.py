@@ -26,8 +26,8 @@ a table without rows of NaN          :func:`folded_tables`, in our own command a
 weights that a model's files lack    :func:`refused_loads`: the reports of transformers  none
                                      and PEFT, by public names alone
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
-models                               :func:`right_choices`, :func:`loaded_lm`,
-                                     :func:`settle_batch`
+models, one in training too          :func:`right_choices`, :func:`loaded_lm`,
+                                     :func:`live_lm`, :func:`settle_batch`
 one figure of a suite                :func:`task_groups`: its groups' own settings       none
 tens of thousands of them at once    :func:`compile_templates_once`: a cache in its      done in 0.5
                                      environment of templates
@@ -43,6 +43,7 @@ from __future__ import annotations
 import difflib
 import gc
 import json
+import logging
 import math
 import random
 import sys
@@ -847,6 +848,22 @@ def loaded_lm(
     with before_weights(checked), refused_loads(adapter=adapter), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
         return kind.create_from_arg_obj({**arguments}, settings)  # type: ignore[attr-defined]
+
+
+def live_lm(model: Any, tokenizer: Any, **settings: Any) -> Any:
+    """lm-eval's transformers model around a model in memory, which it is not to change.
+
+    lm-eval would tie the weights anew, and gives a tokenizer without a padding token one: the tokenizer is to be
+    a copy. The model's mode is the caller's matter.
+    """
+    log = logging.getLogger("lm_eval.models.huggingface")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of every model that is not a name
+    try:
+        with shadowed(model, {"tie_weights": lambda original, *_, **__: None}):
+            return HFLM(pretrained=model, tokenizer=tokenizer, **settings)
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager

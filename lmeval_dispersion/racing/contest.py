@@ -19,7 +19,8 @@ is for u, and of the other half each of the checkpoints has its share for a lowe
 by bets on 1 - score. To choose the form by whether R was asked everything would cost up to 1.5
 times the error.
 
-**Left out.** Of a long list only the first by their shared answers may go on. The error is then of
+**Left out.** Of a long list only the first by their shared answers may go on, and a training that keeps its best
+saves deletes others. The error is then of
 those that went on; who is the best of them depends on the shared answers, so the bets on these do
 not count.
 
@@ -45,8 +46,8 @@ from lmeval_dispersion.racing.rule import STEP, Array, Bets
 
 #: ``running``: asked on. ``complete``: was asked everything. ``not better``: clearly not better than the best
 #: so far by more than the margin. ``behind``: clearly worse than another, side by side. ``failed``: could not
-#: be asked on. ``left out``: not among the first by the shared questions.
-Standing = Literal["running", "complete", "behind", "not better", "left out", "failed"]
+#: be asked on. ``left out``: not among the first by the shared questions. ``deleted``: its files are gone.
+Standing = Literal["running", "complete", "behind", "not better", "left out", "deleted", "failed"]
 
 ERROR, MARGIN = 0.05, 0.01
 LONG = 24  # from so many checkpoints on, shared questions with probabilities leave a third
@@ -216,6 +217,11 @@ class Contest:
         self.answered[label] = answers
         self.standing[label] = "complete" if self._count(label) == self.questions else "running"
 
+    def delete(self, label: str) -> None:
+        """Leave out a checkpoint whose files are gone, unless it was asked everything."""
+        if self.standing.get(label) != "complete":
+            self.standing[label] = "deleted"
+
     def add(self, label: str, batch: Scores) -> Standing:
         """Take a checkpoint's answers to its next questions; returns its standing."""
         self.answered[label] = self.answered.get(label, NOTHING) + batch
@@ -301,7 +307,12 @@ class Contest:
 
     def _counts(self, label: str) -> bool:
         """Whether a checkpoint may be the best of those that the error is about."""
-        lost = ("failed", "left out", "behind")  # behind: by the half of the error for pairs
+        lost = (
+            "failed",
+            "left out",
+            "deleted",
+            "behind",
+        )  # behind: by the half of the error for pairs
         return label != self.reference and self.standing.get(label) not in lost
 
     @property
@@ -346,7 +357,8 @@ class Contest:
         bets = self._bets[label]
         if bets.columns is None and not self.side_by_side:
             bets.shared = self.sharing_of(label)
-        bets.begin = bets.shared if self.left_out else 0
+        is_chosen = self.left_out or "deleted" in self.standing.values()
+        bets.begin = bets.shared if is_chosen else 0
         bets.take(self.answered[label].score[bets.taken :])
         return bets
 

@@ -455,6 +455,16 @@ def _commits(given: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
     return commits
 
 
+def _stamps(given: Mapping[str, Any]) -> list[Any]:
+    """Sizes and times of the weight files that lm-eval's arguments name."""
+    gguf = given.get("gguf_file")
+    return [
+        weights_stamp(given[key], gguf, adapter=key == "peft")
+        for key in ("pretrained", "peft", "delta")
+        if given.get(key)
+    ]
+
+
 class Entrant:
     """One checkpoint in a race, loaded when a question is new, and its folder, which keeps all answers.
 
@@ -466,6 +476,7 @@ class Entrant:
         seconds: Time to load and ask it, earlier runs included.
         loading: Seconds of the latest loading.
         as_base: Whether it is an adapter that changes no answer of its base.
+        live: lm-eval's model of a training that is asked in place of the saved files; None to load them.
 
     Raises:
         HarnessError: The folder's answers were changed.
@@ -500,6 +511,7 @@ class Entrant:
             self._settings["batch_size"] = asking.batch_size
         if asking.device is not None:
             self._settings["device"] = asking.device
+        self.live: Any = None
         self._lm: Any = None
         self._pinned = pinned
         self._earlier: dict[str, Any] = {}  # arguments that gave the earlier answers
@@ -597,12 +609,10 @@ class Entrant:
         if not issubclass(
             seams.backend(self._model), seams.TemplateAPI
         ):  # a server has its own names
-            self._given = with_base(self._given)
+            self._given = self._with_base()
         if self._pinned:
             self._given |= _commits(self._given, self._earlier)
-        places = [key for key in ("pretrained", "peft", "delta") if self._given.get(key)]
-        gguf = self._given.get("gguf_file")
-        weights = [weights_stamp(self._given[key], gguf, adapter=key == "peft") for key in places]
+        weights = _stamps(self._given)
         if self._count and weights != self._weights:
             raise CheckpointError(
                 "the files of its weights have other sizes or times than those that gave the "
@@ -615,7 +625,9 @@ class Entrant:
             if named:
                 check_model(lm, named)
 
-        lm = self.evaluation.models.loaded(self._model, self._given, check, **self._settings)
+        lm = self.live
+        if lm is None:
+            lm = self.evaluation.models.loaded(self._model, self._given, check, **self._settings)
         self._weights = weights
         self._template = self.evaluation.template_of(lm)
         name = self._given.get("pretrained") or self._given["model"]  # a server has the latter
@@ -632,6 +644,20 @@ class Entrant:
         if named:
             self._manifest = manifest_of(lm, self._given, {"identity": {}}, {}, None)
         return lm
+
+    def _with_base(self) -> dict[str, Any]:
+        """Its arguments, an adapter's with its base; a base that is in memory alone has no name."""
+        try:
+            return with_base(self._given)
+        except DispersionError:
+            if self.live is None:
+                raise
+            return self._given
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its answers came from other files than those that lie there now."""
+        return bool(self._count) and _stamps(self._with_base()) != self._weights
 
     # --- on disk --------------------------------------------------------------------------------------
 

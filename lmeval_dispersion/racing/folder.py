@@ -191,7 +191,8 @@ class RaceFolder:
         entries = list[Entry]()
         for entry in self.lineup.entries:
             if entry.chosen and not self.may_load(entry) and not self._has_answers(entry):
-                self.left_out[entry.label] = what_loads(entry.arguments)[0]
+                if not is_deleted(entry):
+                    self.left_out[entry.label] = what_loads(entry.arguments)[0]
                 entry = entry._replace(chosen=None)
             entries.append(entry)
         return entries
@@ -358,13 +359,17 @@ class RaceFolder:
         self._plan = plan
         if self.kept.get("error") == contest.error:
             self.margins = [MarginAt(*pair) for pair in self.kept.get("margins", ())]
-        entries = {entry.label: entry for entry in self.raced}
+        deleted = {entry.label: entry for entry in self.raced if is_deleted(entry)}
+        entries = {entry.label: entry for entry in self.raced if entry.label not in deleted}
         phases = plan.phases
         if contest.sharing and not phases:
             phases = [Phase(len(entries), contest.sharing, 0)]
         try:
             with progress_bar(hidden=quiet, every=LINES) as update:
                 self._hold_known(contest, entries)
+                for label, entry in deleted.items():
+                    contest.hold(label, self.entrant(entry, contest).known)
+                    contest.delete(label)
                 for phase in phases:
                     labels = contest.share(phase, [*entries])
                     if contest.shared != self.kept.get("shared", {}):
@@ -576,6 +581,7 @@ class RaceFolder:
             notes=[
                 *self.lineup.notes,
                 *self._unnamed(),
+                *_deleted(contest),
                 *self._many(),
                 *said_of(self.kept, contest),
                 *self.evaluation.notes(),
@@ -588,10 +594,38 @@ class RaceFolder:
         )
 
 
+def is_deleted(entry: Entry) -> bool:
+    """Whether an entry's checkpoint was a folder that is not there any more."""
+    name = what_loads(entry.arguments)[0]
+    return os.path.isabs(name) and not os.path.exists(name)
+
+
+def _deleted(contest: Contest) -> list[str]:
+    """A note on checkpoints that were deleted."""
+    labels = [label for label, standing in contest.standing.items() if standing == "deleted"]
+    labels = [label for label in labels if len(contest.answered[label].score)]
+    if not labels:
+        return []
+    best = max(labels, key=contest.mean)
+    count = len(contest.answered[best].score)
+    return [
+        f"Deleted, so not judged any more: {listed(labels)}; the best of them had {contest.mean(best):.3f} of "
+        f"{count:,} questions."
+    ]
+
+
 def race_name(tasks: str) -> str:
     """The name of the folder of a race on tasks, ``NAME,NAME``."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", tasks)
     return f"race-{plain}"
+
+
+def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
+    """The folder in a run's, if that alone is named, where its saves raced while it trained; else None."""
+    if len(words) != 1:
+        return None
+    folder = Path(words[0]).expanduser() / race_name(",".join(tasks_in(tasks)))
+    return folder if (folder / SETTINGS).is_file() else None
 
 
 def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:

@@ -13,7 +13,7 @@ from lmeval_dispersion.asking import How, Racing
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.racing.agreement import agreed, asking_tokens, check_agreement
 from lmeval_dispersion.racing.contest import Contest, Phase
-from lmeval_dispersion.racing.folder import Limits, RaceFolder
+from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run
 from lmeval_dispersion.racing.lineup import Lineup, Named, lineup
 from lmeval_dispersion.racing.plan import Plan, questions_of
 from lmeval_dispersion.racing.report import Race
@@ -79,6 +79,8 @@ def raced(racing: Racing) -> Ended:
             "expected checkpoints to race, got none: name a folder of them, ORG/NAME or a family"
         )
     racing = replace(racing, tasks=racing.tasks or ",".join(named.tasks))
+    if racing.output_path is None:
+        racing = replace(racing, output_path=begun_in_run(named.words, racing.tasks or ""))
     folder = _opened(racing)
     line = _lined_up(folder, named, racing)
     folder.take(line.lineup)
@@ -191,7 +193,7 @@ def _lined_up(folder: RaceFolder, named: Named, racing: Racing) -> _Line:
     }
     names = [*arguments]
     shared = not racing.engine and racing.answers is None
-    is_known = which == folder.kept.get("which") and {*names} <= {*folder.kept.get("seen", ())}
+    is_known = which == folder.kept.get("which")
     if is_known and not folder.lacks([*arguments.values()]):
         if _shares(folder, racing):
             known = known.ordered("block", shared=shared)

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from lmeval_dispersion.racing.agreement import Agreed
 
 #: ``undecided``: was still in, or not asked yet, when the race was interrupted.
-#: ``left out``: not among the best after a first block. ``base``: the adapters' base, cannot be the best.
+#: ``left out``: not among the best after a first block. ``deleted``: its files are gone.
+#: ``base``: the adapters' base, cannot be the best.
 Status = Literal[
     "best",
     "behind",
     "within",
     "not better",
     "left out",
+    "deleted",
     "base",
     "undecided",
     "not loaded",
@@ -358,7 +360,7 @@ class Race(Report):
         return [
             row
             for row in self.checkpoints
-            if row.questions and row.status not in ("failed", "base")
+            if row.questions and row.status not in ("failed", "base", "deleted")
         ]
 
     def _sampled(self) -> str:
@@ -565,7 +567,7 @@ def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str
         standing = "behind"
     if label == contest.reference:
         return "base", "base"
-    if standing in ("behind", "not better", "left out"):
+    if standing in ("behind", "not better", "left out", "deleted"):
         return standing, f"{standing} after {len(contest.answered[label].score):,}"
     if best is None or label == best:
         return "best", "best"

@@ -1,4 +1,6 @@
-"""Dispersion losses for any training loop: functions, hooks for any model, a Trainer.
+"""Training: dispersion losses for any loop, and a race of the saves while they are made.
 
-``losses`` and the names in :mod:`lmeval_dispersion` are public. The modules are private.
+``losses``, ``RaceCallback`` and the names in :mod:`lmeval_dispersion` are public. The modules are private.
 """
+
+from lmeval_dispersion.training.race_callback import RaceCallback as RaceCallback

@@ -98,7 +98,7 @@ def test_a_users_program_with_every_public_name_passes_mypys_strict_mode(site, t
 from torch import nn
 layers: list[str] = open_store("run").layers
 best: list[str] = [row.repo for row in screen(["a", "b"]).checkpoints]
-logs: dict[str, float] | None = watch(nn.Linear(1, 1), None).step()
+logs: dict[str, float] = RaceCallback("a").ask(nn.Linear(1, 1), 1)
 g: float = dispersion([[0.0, 1.0], [1.0, 0.0]])
 screen(["a"], shortlst=3)  # type: ignore[call-arg]
 """
@@ -112,7 +112,7 @@ screen(["a"], shortlst=3)  # type: ignore[call-arg]
     )
     said = run(sys.executable, "-m", "mypy", *words, program, folder=tmp_path, MYPYPATH=str(site))
     assert said.startswith("Success")
-    assert {"open_store", "watch", "screen"} <= set(names["lmeval_dispersion"])
+    assert {"open_store", "RaceCallback", "screen"} <= set(names["lmeval_dispersion"])
     for package in names:
         assert (
             site / package / "py.typed"

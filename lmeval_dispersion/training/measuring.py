@@ -1,0 +1,191 @@
+"""Measures a model in memory: the screener's G, and the spread of fixed texts by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from lmeval_screener.figures import Gap, gap
+from lmeval_screener.tokens.resolution import Resolution, resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.geometry import dispersion, effective_rank
+from lmeval_dispersion.model import states_after_blocks
+from lmeval_dispersion.model.capture import Decoder, capture, head, unwrapped
+from lmeval_dispersion.training.no_trace import without_trace
+
+# The default fixed batch: short texts of several kinds, the same for every run.
+TEXTS = (
+    "The weather was fine, and the two of them walked along the river until it was dark.",
+    "A train leaves at 9:40 and arrives at 12:15; the journey takes 155 minutes.",
+    "def mean(values):\n    return sum(values) / len(values)",
+    "Water boils at a lower temperature on a high mountain, because the pressure of the air is "
+    "lower.",
+    "12 + 30 = 42, and 42 - 7 = 35.",
+    "She opened the letter, read it twice, and put it back without a word.",
+    "The parties agree that any dispute shall be settled by the courts of the seller's country.",
+    "Bread is made of flour, water, salt and yeast.",
+)
+_TOKENS = 32  # most tokens of a text
+
+
+class Measuring:
+    """G of token sets, and the spread of fixed texts at some layers.
+
+    Args:
+        tokenizer: The model's, as transformers has it.
+        domains: Token sets as ``--domain`` of the screener takes them; none: no G.
+        reference: The everyday token set, in the same form.
+        texts: The fixed texts, of which :data:`TEXTS` are the default; none: G alone.
+        layers: States after blocks, as the regularizer takes them; ``last`` is after the final
+            norm.
+
+    Attributes:
+        resolutions: The rows of each domain and the reference.
+
+    Raises:
+        UsageError: An argument is not usable.
+        ScreeningError: The tokenizer lacks too many of the words.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        domains: Sequence[str] = (),
+        *,
+        reference: str = "reference",
+        texts: Sequence[str] = TEXTS,
+        layers: str | Sequence[str | int] = "last",
+    ) -> None:
+        for name, given in (("domains", domains), ("texts", texts)):
+            if isinstance(given, str):
+                raise UsageError(f"expected a list of {name} such as [{given!r}], got {given!r}")
+        self.layers = layers
+        self.resolutions: dict[str, Resolution] = {}
+        if domains:
+            vocabulary = Vocabulary.of(tokenizer)
+            everyday = load_token_set(reference, "reference")
+            for name in domains:
+                domain = load_token_set(name, "domain")
+                self.resolutions[name] = resolve_tokens(domain, everyday, vocabulary)
+        self._batch: list[list[int]] = []
+        for text in texts:
+            ids = tokenizer(text, add_special_tokens=False).input_ids
+            if len(ids) > 1:
+                self._batch.append(ids[:_TOKENS])
+        if texts and len(self._batch) < 2:
+            raise UsageError(
+                f"expected at least 2 texts of 2 tokens to measure, got {len(self._batch)}"
+            )
+
+    def measure(self, model: nn.Module) -> dict[str, float]:
+        """All figures by their names in trackers; every process of a sharded model calls it.
+
+        Raises:
+            GeometryError: A row of the head is zero, or a row or state of the texts is not finite.
+            UsageError: The model has no output projection in one piece, or the tokenizer names rows
+                that it does not have; or it has no such layer.
+            CaptureError: The model has no list of decoder blocks.
+        """
+        figures: dict[str, float] = {}
+        with without_trace(model):
+            for name, found in self.gaps(model).items():
+                figures[f"geometry/gap_{name}"] = found.mean
+                figures[f"geometry/gap_{name}_se"] = found.se
+            for layer, spread in self.spread(model).items():
+                place = "" if layer == "last" else f"/{layer}"
+                for name, value in spread.items():
+                    figures[f"geometry/{name}{place}"] = value
+        return figures
+
+    def gaps(self, model: nn.Module) -> dict[str, Gap]:
+        """Every domain's G on the current head, as the screener has it; raises as `measure`."""
+        if not self.resolutions:
+            return {}
+        sides = {
+            name: (tokens.domain_ids, tokens.reference_ids)
+            for name, tokens in self.resolutions.items()
+        }
+        ids = sorted({i for pair in sides.values() for side in pair for i in side})
+        rows = _rows(model, ids)
+        found = {}
+        for name, (domain, reference) in sides.items():
+            of_domain = rows[np.searchsorted(ids, domain)]
+            of_reference = rows[np.searchsorted(ids, reference)]
+            found[name] = gap(of_domain, of_reference)
+        return found
+
+    def spread(self, model: nn.Module) -> dict[str, dict[str, float]]:
+        """Three figures of the fixed texts' states, by layer and name.
+
+        ``dispersion``: of the texts' last tokens; ``condensation``: mean similarity of one text's
+        tokens, averaged over texts; ``effective_rank``: of all tokens together. Raises
+        GeometryError as `measure`.
+        """
+        spread = {}
+        for layer, texts in self._states(model).items():
+            last_tokens = np.stack([states[-1] for states in texts])
+            similarities = [1 - dispersion(states) for states in texts]
+            spread[layer] = {
+                "dispersion": dispersion(last_tokens),
+                "condensation": float(np.mean(similarities)),
+                "effective_rank": effective_rank(np.concatenate(texts)),
+            }
+        return spread
+
+    def _states(self, model: nn.Module) -> Mapping[str, list[NDArray[np.float32]]]:
+        """States of the tokens of each text, (t, d), by layer."""
+        if not self._batch:
+            return {}
+        decoder = Decoder.of(model)
+        places = {name: name for name in states_after_blocks(self.layers, len(decoder))}
+        if "last" in places and "norm" in decoder.names():
+            places["last"] = "norm"  # needs no logits; a few models lack that norm
+        device = next(model.parameters()).device
+        longest = max(map(len, self._batch))
+        # Padded on the right: no token of a text sees later tokens.
+        padded = [text + [0] * (longest - len(text)) for text in self._batch]
+        ids = torch.tensor(padded, device=device)
+        lengths = torch.tensor([len(text) for text in self._batch], device=device)
+        mask = (torch.arange(longest, device=device) < lengths[:, None]).long()
+        with capture(model, list(dict.fromkeys(places.values()))) as captured:
+            model(input_ids=ids, attention_mask=mask, use_cache=False)
+        states = {}
+        for layer, place in places.items():
+            of_layer = captured[place].float().cpu().numpy()
+            texts = zip(self._batch, of_layer, strict=True)
+            states[layer] = [state[: len(text)] for text, state in texts]
+            if not all(np.isfinite(state).all() for state in states[layer]):
+                raise GeometryError(
+                    f"expected finite states of the texts at {layer}, got NaN or infinity; the "
+                    "training has diverged, lower its rate or go back to an earlier checkpoint"
+                )
+        return states
+
+
+def _rows(model: nn.Module, ids: Sequence[int]) -> NDArray[np.float64]:
+    """Rows of the output projection, of ascending ids."""
+    projection = head(unwrapped(model))
+    weight = None if projection is None else getattr(projection, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise UsageError(
+            "expected a model with an output projection of shape (vocabulary, width) in this "
+            f"process, got {type(model).__name__} without one; measure a causal language model "
+            "that is not sharded as flat parameters"
+        )
+    if ids[-1] >= weight.shape[0]:
+        raise UsageError(
+            f"the tokenizer names row {ids[-1]} and the output projection has {weight.shape[0]}; "
+            "pass the tokenizer of this model"
+        )
+    weight = weight.detach()
+    if hasattr(weight, "full_tensor"):  # a DTensor: gathered by all processes
+        weight = weight.full_tensor()
+    rows = weight[torch.tensor(ids, device=weight.device)]
+    return np.asarray(rows.to("cpu", torch.float64).numpy())

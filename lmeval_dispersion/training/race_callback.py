@@ -1,0 +1,359 @@
+"""A race of a run's saves while it trains, in any Trainer or in a loop of one's own.
+
+    callback = RaceCallback("my_task", questions=100)  # Trainer, TRL, and what builds on them
+    callback.attach(trainer)
+    trainer.train()
+
+    race = RaceCallback("my_task", run="run", tokenizer=tokenizer)  # any loop
+    figures = race.ask(model, step)
+
+The same callback logs the geometry of the head and of fixed texts: G of token sets, and dispersion.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers import Trainer, TrainerCallback
+
+from lmeval_dispersion.asking import ERROR, Asking
+from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.output import say_above_progress
+from lmeval_dispersion.training.measuring import Measuring
+from lmeval_dispersion.training.no_trace import without_trace
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.training.live_race import LiveRace, Place
+
+_LEAST = 10  # questions that a share of the time leaves at least
+#: What a live model has already, and the run's folder.
+_NOT_HERE = ("tasks", "limit", "output_path", "model", "model_args")
+_log = logging.getLogger(__name__)
+
+
+class RaceCallback(TrainerCallback):  # type: ignore[misc]
+    """Asks the model in memory at each save, and logs which save is the best so far.
+
+    ``race/score``, ``race/margin`` and ``race/best_step`` go to ``state.log_history``, and with
+    :meth:`attach` to the trainer's trackers; the answers go to ``RUN/race-TASKS``, where
+    ``dispersion race RUN --tasks TASKS`` goes on to the proof. Nothing in the training changes:
+    losses are equal to the last bit with and without it. What fails while it trains is a warning.
+
+    Args:
+        tasks: lm-eval's ``NAME,NAME``; None asks nothing, and logs the geometry alone.
+        questions: Number of questions for each save, the same for all.
+        every: Also ask at every so many steps, without a save.
+        share: Part of the training's time, by which the questions are lowered at the first save;
+            None: all.
+        stop_after: End the run after so many saves in a row that are shown to be worse than the
+            best.
+        run: The folder of the saves, in a loop of your own; a trainer has its output folder.
+        tokenizer: The model's. Default: the trainer's.
+        options: Of the geometry: ``domains``, ``reference``, ``texts``, ``layers``, as
+            :class:`~lmeval_dispersion.training.measuring.Measuring` has them. Of the race:
+            ``error``, and those of :func:`~lmeval_dispersion.race` on questions and lm-eval, such
+            as ``metric``, ``batch_size``, ``num_fewshot``, ``include_path``,
+            ``apply_chat_template``.
+
+    Attributes:
+        should_stop: Whether ``stop_after`` saves in a row are shown to be worse than the best.
+        trainer: The attached trainer; None without one.
+
+    Raises:
+        UsageError: An argument cannot be used as given; of a task or the folder when the training
+            begins.
+    """
+
+    def __init__(
+        self,
+        tasks: str | None = None,
+        *,
+        questions: int = 100,
+        every: int | None = None,
+        share: float | None = None,
+        stop_after: int | None = None,
+        run: str | Path | None = None,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> None:
+        _check(questions=questions, every=every, stop_after=stop_after)
+        if share is not None and not 0 < share < 1:
+            raise UsageError(f"expected above 0 and below 1, got {share}", argument="share")
+        self.tasks = tasks
+        self.questions = questions
+        self.every = every
+        self.share = share
+        self.stop_after = stop_after
+        self.run = None if run is None else Path(run)
+        self.tokenizer = tokenizer
+        self.trainer: Any = None
+        self.should_stop = False
+        of_geometry = ("domains", "reference", "texts", "layers")
+        self._geometry = {name: options.pop(name) for name in of_geometry if name in options}
+        self._error = options.pop("error", ERROR)
+        if not 0 < self._error < 1:
+            raise UsageError(f"expected above 0 and below 1, got {self._error}", argument="error")
+        self._asking = _asking(tasks, options)
+        self._measuring: Measuring | None = None
+        self._race: LiveRace | None = None
+        self._pace = 0.0  # seconds a question
+        self._spent = 0.0  # seconds of the callback
+        self._began = time.perf_counter()
+        self._first_step = 0
+        self._is_begun = False
+
+    def attach(self, trainer: Any) -> RaceCallback:
+        """Join a trainer, whose trackers get the figures too; returns itself.
+
+        Raises:
+            UsageError: It is not a Trainer.
+        """
+        if not isinstance(trainer, Trainer):
+            raise UsageError(
+                f"expected a Trainer, got {type(trainer).__name__}; a loop of your own calls ask()"
+            )
+        self.trainer = trainer
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+        return self
+
+    def ask(self, model: nn.Module, step: int) -> dict[str, float]:
+        """Ask and measure the model as the save ``RUN/checkpoint-STEP``; returns figures to log.
+
+        In a distributed training every process calls it.
+
+        Raises:
+            UsageError: At the first call: an argument, a task or the folder cannot be used as
+                given.
+        """
+        if not self._is_begun:
+            if self.run is None:
+                raise UsageError("expected the folder of the saves, got none", argument="run")
+            self._begin(_bare(model), self.tokenizer, planned=None, step=step)
+            self._first_step = 0
+        model = _bare(model)
+        start = time.perf_counter()
+        figures: dict[str, float] = {}
+        place = self._asked(model, step)
+        if place is not None:
+            figures["race/score"] = place.score
+            figures["race/margin"] = place.margin
+            figures["race/best_step"] = place.best
+        if self._measuring is not None:
+            try:
+                figures.update(self._measuring.measure(model))
+            except Exception as error:
+                _warn("the geometry was not measured", step, error)
+        self._spent += time.perf_counter() - start
+        return figures
+
+    # --- a Trainer's events ---
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Open the race's folder, and print how much is asked; UsageError as the class says."""
+        self.run = Path(args.output_dir)
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            processing = given.get("processing_class")
+            # Multimodal processors keep their tokenizer here.
+            tokenizer = getattr(processing, "tokenizer", processing)
+        self._begin(
+            given["model"], tokenizer, planned=self._planned(args, state), step=state.global_step
+        )
+        logged = [entry["step"] for entry in state.log_history if "race/score" in entry]
+        is_saved = self._race is not None and self._race.is_saved(state.global_step)
+        if is_saved and state.global_step not in logged:
+            # A resumed run: the state of a save was written before the save was asked.
+            self._at(args, state, control, given["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
+        """Ask at every ``every``-th step that is not saved."""
+        if self.every is None or state.global_step % self.every or control.should_save:
+            return control
+        return self._at(args, state, control, given["model"])
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
+        """Ask the save's model."""
+        return self._at(args, state, control, given["model"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Forget the run: the callback may serve another."""
+        self._race = None
+        self._measuring = None
+        self._is_begun = False
+
+    def _at(self, args: Any, state: Any, control: Any, model: Any) -> Any:
+        figures = self.ask(model, state.global_step)
+        if figures:
+            self._log(state, control, figures)
+        if self._race is not None and state.global_step in self._race.standings.asked:
+            self._name_best(args, state, self._race.standing(state.global_step))
+        if self.should_stop:
+            control.should_training_stop = True
+        return control
+
+    def _log(self, state: Any, control: Any, figures: Mapping[str, float]) -> None:
+        if self.trainer is None:
+            entry: dict[str, Any] = {**figures, "step": state.global_step}
+            if state.epoch is not None:
+                entry["epoch"] = state.epoch
+            state.log_history.append(entry)
+            return
+        # The base class's log: TRL's would empty their averages into this entry. A log unsets the
+        # flag for the trainer's own, still to come.
+        should_log = control.should_log
+        Trainer.log(self.trainer, dict(figures))
+        control.should_log = should_log
+
+    def _name_best(self, args: Any, state: Any, place: Place) -> None:
+        """Name the best save as the Trainer's, unless that names one by a metric of its own."""
+        if args.metric_for_best_model is not None or args.load_best_model_at_end:
+            return
+        if place.best_kept is not None:
+            state.best_model_checkpoint = str(
+                Path(args.output_dir) / f"checkpoint-{place.best_kept}"
+            )
+
+    def _begin(self, model: Any, tokenizer: Any, *, planned: int | None, step: int) -> None:
+        self._is_begun = True
+        self.should_stop = False
+        if tokenizer is None:
+            raise UsageError("expected the model's tokenizer, got none", argument="tokenizer")
+        self.tokenizer = tokenizer
+        try:
+            self._measuring = Measuring(tokenizer, **self._geometry)
+        except DispersionError as error:
+            if self._geometry:
+                raise
+            _warn("the geometry will not be measured", step, error)
+        if self.tasks:
+            self._open(planned, step)
+        if self._race is not None:
+            self._forecast(self._race, model, step)
+        self._first_step = step
+        self._spent = 0.0
+        self._began = time.perf_counter()
+
+    def _open(self, planned: int | None, step: int) -> None:
+        from lmeval_dispersion.training.live_race import LiveRace, all_agree
+
+        run = Path(self.run or ".").absolute()
+        race: LiveRace | None = None
+        with without_trace():
+            try:
+                race = LiveRace(
+                    self._asking, run, self.questions, planned=planned, error=self._error
+                )
+                race.resume(step)
+            except UsageError:
+                raise
+            except Exception as error:
+                race = None
+                _warn("no save will be asked", step, error)
+        if all_agree(race is not None) and race is not None:
+            race.agree()
+            self._race = race
+
+    def _forecast(self, race: LiveRace, model: Any, step: int) -> None:
+        """Print how many questions are asked, what they show, and the time that they take."""
+        with without_trace(model):
+            try:
+                self._pace = race.timed(model, self.tokenizer)
+            except Exception as error:
+                _warn("the questions that were to show their cost failed", step, error)
+        _say(race.forecast(self._pace))
+
+    def _asked(self, model: Any, step: int) -> Place | None:
+        """The standing after a save; None without a race, or where it could not be asked."""
+        race = self._race
+        if race is None:
+            return None
+        if self.share is not None and not race.has_answers:
+            self._lower(race, self.share, step)
+        try:
+            with without_trace(model):
+                place = race.ask(model, self.tokenizer, step)
+        except Exception as error:
+            _warn("the save was not asked", step, error)
+            return None
+        if self.stop_after is not None and place.worse >= self.stop_after:
+            self.should_stop = True
+            saves = "save" if place.worse == 1 else f"{place.worse} saves in a row"
+            _say(
+                f"race: the last {saves}, up to step {step}, are shown to be worse than step "
+                f"{place.best} (error at most {100 * self._error:g} %); the training ends. It says "
+                "nothing of later saves."
+            )
+        return place
+
+    def _lower(self, race: LiveRace, share: float, step: int) -> None:
+        """Lower the questions to a share of the time between two saves."""
+        elapsed = time.perf_counter() - self._began - self._spent
+        if self._pace > 0 and step > self._first_step:
+            race.lower(max(_LEAST, int(share * elapsed / self._pace)))
+            _say(f"race: {race.questions} questions a save, for {100 * share:g} % of the time")
+
+    def _planned(self, args: Any, state: Any) -> int | None:
+        """The number of times that the run will be asked; None where it is not known."""
+        strategy = getattr(args.save_strategy, "value", args.save_strategy)
+        steps: set[int] = set()
+        if self.every is not None:
+            steps.update(range(self.every, state.max_steps + 1, self.every))
+        if strategy == "steps":
+            each = state.save_steps or args.save_steps
+            if each < 1:
+                each = math.ceil(each * state.max_steps)
+            steps.update(range(int(each), state.max_steps + 1, int(each)))
+            steps.add(state.max_steps)
+        elif strategy == "epoch":
+            epochs: int = math.ceil(state.num_train_epochs)
+            return len(steps) + epochs
+        elif strategy == "best":
+            return None
+        return len(steps) or None
+
+
+def _check(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise UsageError(f"expected at least 1, got {number}", argument=name)
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model that DDP or ``torch.compile`` wraps, which lm-eval can ask."""
+    while True:
+        children = dict(model.named_children())
+        inner = [children[name] for name in ("_orig_mod", "module") if [*children] == [name]]
+        if not inner:
+            return model
+        model = inner[0]
+
+
+def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:
+    """What is asked; UsageError for an option that a live model does not have."""
+    names = [field.name for field in fields(Asking) if field.name not in _NOT_HERE]
+    for name in options:
+        if name not in names:
+            raise UsageError(f"expected one of {', '.join(names)}, got {name}", argument=name)
+    if options.get("include_path") is not None:
+        options["include_path"] = str(options["include_path"])
+    return Asking(tasks=tasks, **options)
+
+
+def _say(text: str) -> None:
+    from lmeval_dispersion.training.live_race import rank
+
+    if rank() == 0:
+        say_above_progress(text)
+
+
+def _warn(what: str, step: int, error: Exception) -> None:
+    reason = str(error) or type(error).__name__
+    _log.warning("race at step %s: %s (%s); the training goes on", step, what, reason)

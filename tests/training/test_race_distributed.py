@@ -1,0 +1,98 @@
+"""Two gloo ranks ask what one process asks: DDP, and FSDP2, whose model no rank holds whole.
+
+Under torchrun this file is one rank: torchrun … test_race_distributed.py KIND FOLDER TASKS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from live_training import arguments, losses, model, raced, rows
+from processes import torchrun
+from tiny_decoders import TRAINERS_WARN
+from transformers import Trainer
+
+pytestmark = [TRAINERS_WARN, pytest.mark.slow]
+
+
+def trained(kind: str, folder: Path, tasks: Path, *, with_race: bool = True) -> dict[str, Any]:
+    """The losses and the race of a run, in this process or in all ranks of it."""
+    import tiny_models
+
+    from lmeval_dispersion import RaceCallback
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    built = model(dropout=0.0)
+    if kind == "fsdp2" and world > 1:
+        from transformers.distributed import DistributedConfig
+
+        start = folder.parent / "start"
+        built.save_pretrained(start)  # of the ranks the first one writes
+        dist.barrier()
+        config = DistributedConfig(fsdp_size=world)
+        built = type(built).from_pretrained(start, distributed_config=config).train()
+    trainer = Trainer(
+        model=built,
+        args=arguments(
+            folder,
+            per_device_train_batch_size=8 // world,
+            optim="sgd",
+            max_steps=8,
+            save_only_model=True,
+            learning_rate=0.5,
+        ),
+        train_dataset=rows(),
+        processing_class=tiny_models.tokenizer(pad=True),
+    )
+    if with_race:
+        RaceCallback("words", questions=20, include_path=tasks, every=3).attach(trainer)
+    trainer.train()
+    log = trainer.state.log_history
+    kept = trainer.state.best_model_checkpoint
+    return {"losses": losses(log), "raced": raced(log), "best": kept and Path(kept).name}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_ranks_ask_what_one_process_asks(kind: str, task: Path, tmp_path: Path) -> None:
+    whole = trained(kind, tmp_path / "one" / "run", task)
+    done = torchrun(2, __file__, kind, tmp_path / "two", task)
+    assert done.returncode == 0, done.stderr[-3000:]
+    plain, shared = (
+        json.loads((tmp_path / "two" / f"{name}.json").read_text()) for name in ("plain", "raced")
+    )
+    assert shared["losses"] == plain["losses"]  # to the last bit
+    assert shared["best"] == whole["best"]
+    assert [int(step) for step in shared["raced"]] == list(whole["raced"]) == [3, 4, 6, 8]
+    for step, entry in whole["raced"].items():
+        other = shared["raced"][str(step)]
+        for name in entry.keys() - {"epoch"}:
+            assert other[name] == pytest.approx(entry[name], abs=1e-4), name
+    folders = {folder.name for folder in (tmp_path / "two" / "run" / "race-words").iterdir()}
+    assert {f"checkpoint-{step}" for step in (3, 4, 6, 8)} <= folders
+
+
+if __name__ == "__main__":
+    from lmeval_dispersion.harness import install
+
+    torch.set_num_threads(1)
+    install.status = lambda: install.Status("enabled", Path("/none"), 0)
+    import lm_eval.tasks.manager
+
+    lm_eval.tasks.manager.__file__ = "/none/manager.py"
+    kind, folder, tasks = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    dist.init_process_group("gloo")
+    for name, with_race in (("plain", False), ("raced", True)):
+        run = folder / ("run" if with_race else "plain")
+        run.mkdir(parents=True, exist_ok=True)
+        result = trained(kind, run, tasks, with_race=with_race)
+        if dist.get_rank() == 0:
+            (folder / f"{name}.json").write_text(json.dumps(result))
+        dist.barrier()
+    dist.destroy_process_group()
