@@ -105,13 +105,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="finished evaluations, one a model: lm-eval's with --log_samples; stores; a race's folder; "
         "after --emit's folder, by its list (default: none)",
     )
+    demo = (
+        "race recorded answers: of the bundled tiny models, or of 43 released ones to GSM8K "
+        "(default: family)"
+    )
     recorded.add_argument(
-        "--demo", action="store_true", help="race the bundled models by recorded answers"
+        "--demo", nargs="?", const="family", choices=("family", "released"), help=demo
     )
     add_output(parser)
     add_examples(
         parser,
-        "--demo",
+        "--demo released",
         "myruns --tasks gsm8k --batch_size auto",
         "'runs/*' --tasks my_task --include_path tasks -o race.html",
         "--replay results/MODEL_A results/MODEL_B",
@@ -144,7 +148,9 @@ def run(args: argparse.Namespace) -> int:
     rule: dict[str, Any] = {
         name: getattr(args, name) for name in ("seed", "error", "margin", "top")
     }
-    if args.demo:
+    if args.demo == "released":
+        output.write(replay.released(**rule).document())
+    elif args.demo:
         output.write(replay.demo(**rule).document())
     elif (
         len(args.replay) == 1
