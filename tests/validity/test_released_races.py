@@ -156,16 +156,16 @@ def test_groups_are_what_their_kind_says():
 @pytest.fixture(scope="module")
 def rows():
     made = []
-    plan = {"groups": 4, "sizes": [6]}
+    plan = {"groups": 3, "sizes": [6]}
     kinds = {kind: plan for kind in ("siblings", "top", "random", "near-equals", "copies")}
     for whole, planned in (
         (matrix(), kinds),
         (matrix(12, 90, partial=True), {"partial credit": plan | {"questions": [60, 90]}}),
     ):
-        edge = boundary(whole, {"pairs": 4, "orders": 50}, 1)
+        edge = boundary(whole, {"pairs": 4, "orders": 20}, 1)
         made.append({"matrix": whole.name, "commit": "abc", **edge})
         for group in groups(whole, planned, 1):
-            row = played(group, PLAN, with_race=group.number < 3)
+            row = played(group, PLAN, with_race=group.number < 2)
             made.append({"matrix": whole.name, "commit": "abc", **row})
     return made
 
