@@ -407,13 +407,14 @@ def page(confirm: Rows, explore: Rows, own: Rows) -> Page:
     parts = [("confirmed", confirm), ("built on", explore)]
     texts = [
         "## Ways to the best",
-        "Rivals ask as many questions as the race, Hoeffding's race as many as it needs. *Lost*: the "
-        "best score of the list, on all of its questions, less that of the model named. *Wrong*: by "
-        "more than 0.01.",
+        "Rivals may ask as many questions as the race (halving and SySRs leave a part of them), "
+        "Hoeffding's race as many as it needs. *Lost*: the best score of the list, on all of its "
+        "questions, less that of the model named. *Wrong*: by more than 0.01.",
         markdown(
             ["models", "way", "questions", "lost", "most", "wrong"],
             [line for kind in KINDS for line in _way_lines(confirm, kind)],
         ),
+        _beside(parts),
         "## Where a race is short",
         markdown(
             ["answers", "models", "K", "N", "groups", "questions", "before", "wrong"],
@@ -427,7 +428,8 @@ def page(confirm: Rows, explore: Rows, own: Rows) -> Page:
             [_look_line(confirm, kind) for kind in KINDS if of_kind(confirm, kind)],
         ),
         "## Answers to a budget",
-        "SySRs by its abstract (arXiv 2606.07726), on the same questions and as many.",
+        "All models stay loaded, as adapters and servers do. SySRs is by its abstract (arXiv 2606.07726), "
+        "on the same questions and as many.",
         markdown(
             ["answers", "models", "budget", "lost", "SySRs", "more (95 %)", "margin"],
             [line for part, rows in parts for line in _budget_lines(part, rows)],
@@ -452,6 +454,22 @@ def _head(rows: Rows) -> list[str]:
         f"of ten lists; with near-equals and copies {wrong} of {count:,} races named a model worse by "
         f"more than 0.01, and the mean loss was {lost:.4f}."
     ]
+
+
+def _beside(parts: Sequence[tuple[str, Rows]]) -> str:
+    """What no claim was registered for: the loss by the stakes before, and the boundary by matrix."""
+    confirmed = parts[0][1]
+    ways = [row["ways"] for row in confirmed if row["kind"] in POOLED and "ways" in row]
+    more = _mean([way["the race"][1] - way["the race before"][1] for way in ways]).estimate
+    edges = []
+    for part, rows in parts:
+        for row in of_kind(rows, "boundary"):
+            share, _ = wrong_races([row], "boundary")
+            edges.append(f"{row['matrix']} ({part}) {percent(share)}")
+    return (
+        f"The race before asked more and lost less, inside the margin: today's loses {fine(more)} more. "
+        f"On the boundary, by the answers: {'; '.join(edges)}."
+    )
 
 
 def _way_lines(rows: Rows, kind: str) -> Iterator[list[str]]:
