@@ -203,10 +203,12 @@ class Contest:
             going = [label for label in going if self._count(label) >= phase.after]
             going.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
             going = going[: phase.checkpoints]
+        going = [label for label in going if label not in self.against]
         for label in going:
-            if label not in self.against:
-                self.shared[label] = max(self.shared.get(label, 0), phase.questions)
-        return [label for label in going if label not in self.against]
+            is_new = label not in self.shared and not self._count(label)
+            before = 0 if is_new else self.sharing_of(label)
+            self.shared[label] = max(before, phase.questions)
+        return going
 
     def hold(self, label: str, answers: Scores) -> None:
         """Take all of a checkpoint's answers so far, before its turn."""
@@ -487,7 +489,13 @@ def _likely(scores: Scores) -> Array:
 
 
 def phases(
-    checkpoints: int, questions: int, budget: int, *, kept: bool = False, reference: bool = False
+    checkpoints: int,
+    questions: int,
+    budget: int,
+    *,
+    top: int = 1,
+    kept: bool = False,
+    reference: bool = False,
 ) -> list[Phase]:
     """Plan shared questions for a budget: phases after each of which the worst leave.
 
@@ -499,6 +507,7 @@ def phases(
         checkpoints: Number of checkpoints, K, without the reference.
         questions: Number of questions in all, N.
         budget: The most questions over all checkpoints, the reference included.
+        top: Number of best checkpoints wanted; one more is left at the end.
         kept: Whether all stay loaded.
         reference: Whether a reference is asked as well; it is in the first phase alone.
 
@@ -508,7 +517,7 @@ def phases(
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
         return []
-    sizes = _sizes(checkpoints, kept)
+    sizes = _sizes(checkpoints, top + 1, kept)
     shares = [(checkpoints / size) ** _DEEPER for size in sizes]
 
     def planned(unit: float) -> list[int]:
@@ -534,12 +543,12 @@ def phases(
     return [Phase(*step) for step in steps if step[1] > step[2]]
 
 
-def _sizes(checkpoints: int, kept: bool) -> list[int]:
-    """Numbers of checkpoints in the phases of a budget."""
+def _sizes(checkpoints: int, fewest: int, kept: bool) -> list[int]:
+    """Numbers of checkpoints in the phases of a budget, down to the ``fewest``."""
     sizes = [checkpoints]
     most = math.inf if kept else LOADS * checkpoints
     while True:
-        size = max(2, round(sizes[-1] / (_STAY_KEPT if kept else _STAY)))
+        size = max(fewest, round(sizes[-1] / (_STAY_KEPT if kept else _STAY)))
         if size >= sizes[-1] or sum(sizes) + size > most:
             return sizes
         sizes.append(size)
