@@ -3,6 +3,7 @@
 python -m benchmarks.validity.released_races explore FOLDER  # -> results/released-races-explore.jsonl
 python -m benchmarks.validity.released_races confirm FOLDER  # once: -> results/released-races-confirm.jsonl
 python -m benchmarks.validity.released_races own             # our own: -> results/released-races-own.jsonl
+python -m benchmarks.validity.released_races known           # bundled answers: -> released-races-known.jsonl
 python -m benchmarks.validity.released_races page            # -> docs/results/released-races.md
 """
 
@@ -42,6 +43,7 @@ from benchmarks.validity.released_play import (
 )
 from benchmarks.validity.siblings import Cell, first_for
 from benchmarks.validity.study import read_study
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.contest import MARGIN
 from lmeval_dispersion.racing.rule import SHARED
 
@@ -49,6 +51,7 @@ STUDY = Path(__file__).parent / "released_races.yaml"
 TINY = 1e-9  # of a difference of means
 LARGE = 32  # members of a family that siblings are drawn from
 OWN_ORDERS = 8
+KNOWN = {"orders": 30, "budget_orders": 30, "budgets": [0.05, 0.1, 0.2]}  # of the bundled answers
 WRONG, MORE, FEWER = 0.05, 0.001, 0.95  # the bounds of the claims
 KINDS = ("siblings", "top", "random", "near-equals", "copies", "partial credit")
 POOLED = ("siblings", "top", "random", "partial credit")  # of the claims on stakes and budget
@@ -252,6 +255,15 @@ def play_own(results: Path, out: Path) -> None:
             records.append(out, {"name": f"{cell.group} {cell.domain} {count}", **row, **origin})
 
 
+def play_known(out: Path) -> None:
+    """Race all models of the bundled answers to GSM8K, in more orders."""
+    study = yaml.safe_load(STUDY.read_text("utf-8")) | KNOWN
+    origin = records.provenance() | {"configuration": records.digest(STUDY)}
+    matrix = read_matrix(data_folder("released") / "gsm8k.npz")
+    row = played(Group("known", 0, matrix.scores), study, with_race=True)
+    records.append(out, {"name": "known", "matrix": matrix.name, **row, **origin})
+
+
 def own_row(cell: Cell, count: int) -> dict[str, Any]:
     """Questions by both rules, of all, over a few orders."""
     lines = np.arange(len(cell.accuracy))
@@ -402,7 +414,7 @@ def fine(estimate: Estimate) -> str:
 # --- the page -------------------------------------------------------------------------------------------
 
 
-def page(confirm: Rows, explore: Rows, own: Rows) -> Page:
+def page(confirm: Rows, explore: Rows, own: Rows, known: Rows) -> Page:
     """What the races of released models say."""
     parts = [("confirmed", confirm), ("built on", explore)]
     texts = [
@@ -434,7 +446,8 @@ def page(confirm: Rows, explore: Rows, own: Rows) -> Page:
             ["answers", "models", "budget", "lost", "SySRs", "more (95 %)", "margin"],
             [line for part, rows in parts for line in _budget_lines(part, rows)],
         ),
-        _provenance(confirm, explore, own),
+        *_known_texts(known),
+        _provenance(confirm, explore, own, known),
     ]
     return Page(_head(confirm), claims(confirm, own), texts)
 
@@ -470,6 +483,32 @@ def _beside(parts: Sequence[tuple[str, Rows]]) -> str:
         f"The race before asked more and lost less, inside the margin: today's loses {fine(more)} more. "
         f"On the boundary, by the answers: {'; '.join(edges)}."
     )
+
+
+def _known_texts(rows: Rows) -> list[str]:
+    """The bundled answers, which everybody can race."""
+    (row,) = rows
+    lines = [
+        [way, f"{100 * share:.1f} %", f"{lost:.4f}", f"{most:.3f}", str(wrong), "none"]
+        for way, (share, lost, most, wrong) in row["ways"].items()
+    ]
+    lines[0][-1] = _look_line(rows, "known")[-1].partition(" ")[0]
+    for budget, cell in row["budgets"].items():
+        for way in ("SySRs", "ours"):
+            share, lost, most, wrong = cell[way]
+            name = f"{way}, {100 * float(budget):.0f} %"
+            margin = f"{cell['margin'][0]:.3f}" if way == "ours" else "none"
+            figures = [f"{100 * share:.1f} %", f"{lost:.4f}", f"{most:.3f}", str(wrong), margin]
+            lines.append([name, *figures])
+    shown = _look_line(rows, "known")[1:]
+    looks = ", ".join(shown[:-1])
+    return [
+        "## Models that everybody knows",
+        f"All {row['models']} models of `dispersion race --demo released` on {row['questions']:,} questions of "
+        f"GSM8K, {len(row['looks'])} orders; the rule was built on these answers, too. The race shows a mean "
+        f"margin of {looks} after 10, 20, 30 and 50 % of the questions.",
+        markdown(["way", "questions", "lost", "most", "wrong", "margin"], lines),
+    ]
 
 
 def _way_lines(rows: Rows, kind: str) -> Iterator[list[str]]:
@@ -551,6 +590,7 @@ probability. With a folder that has `explore/` and `confirm/` (an .npz each: `bi
 ```bash
 python -m benchmarks.validity.released_races confirm FOLDER
 python -m benchmarks.validity.released_races own
+python -m benchmarks.validity.released_races known
 python -m benchmarks.validity.released_races page
 ```"""
 
@@ -561,7 +601,7 @@ def main() -> None:
         "python -m benchmarks.validity.released_races", description=__doc__
     )
     parser.formatter_class = argparse.RawTextHelpFormatter
-    parser.add_argument("job", choices=["explore", "confirm", "own", "page"])
+    parser.add_argument("job", choices=["explore", "confirm", "own", "known", "page"])
     parser.add_argument("folder", type=Path, nargs="?", help="folder of the answer matrices")
     parser.add_argument("--results", type=Path, default=records.FOLDER, help="folder for results")
     parser.add_argument(
@@ -570,7 +610,7 @@ def main() -> None:
     arguments = parser.parse_args()
     files = {
         part: arguments.results / f"released-races-{part}.jsonl"
-        for part in ("explore", "confirm", "own")
+        for part in ("explore", "confirm", "own", "known")
     }
     if arguments.job == "page":
         rows = {part: records.checked(file, STUDY) for part, file in files.items()}
@@ -581,6 +621,8 @@ def main() -> None:
         parser.error(f"{out} exists: it was played; remove it to play it again")
     if arguments.job == "own":
         play_own(arguments.results, out)
+    elif arguments.job == "known":
+        play_known(out)
     elif arguments.folder is None:
         parser.error("expected the folder of the answer matrices")
     else:
