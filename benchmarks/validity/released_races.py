@@ -55,6 +55,7 @@ KNOWN = {"orders": 30, "budget_orders": 30, "budgets": [0.05, 0.1, 0.2]}  # of t
 WRONG, MORE, FEWER = 0.05, 0.001, 0.95  # the bounds of the claims
 KINDS = ("siblings", "top", "random", "near-equals", "copies", "partial credit")
 POOLED = ("siblings", "top", "random", "partial credit")  # of the claims on stakes and budget
+SIZES = (8, 24, 32, 43, 100)
 OWN_KINDS = {**siblings.KINDS, "lora": "adapters"}
 TITLE = "Races of models that others made"
 Rows = Sequence[Mapping[str, Any]]
@@ -421,15 +422,16 @@ def page(confirm: Rows, explore: Rows, own: Rows, known: Rows) -> Page:
         "## Ways to the best",
         "Rivals may ask as many questions as the race (halving and SySRs leave a part of them), "
         "Hoeffding's race as many as it needs. *Lost*: the best score of the list, on all of its "
-        "questions, less that of the model named. *Wrong*: by more than 0.01.",
+        "questions, less that of the model named; near-equals have one score. *Wrong*: by more than 0.01.",
         markdown(
             ["models", "way", "questions", "lost", "most", "wrong"],
             [line for kind in KINDS for line in _way_lines(confirm, kind)],
         ),
         _beside(parts),
         "## Where a race is short",
+        "Share of the questions for lists of K models and N questions; by the race before in brackets.",
         markdown(
-            ["answers", "models", "K", "N", "groups", "questions", "before", "wrong"],
+            ["answers", "models", "N", *(f"K = {size}" for size in SIZES)],
             [line for part, rows in parts for line in _share_lines(part, rows)],
         ),
         "## The margin while it runs",
@@ -461,11 +463,12 @@ def _head(rows: Rows) -> list[str]:
     wrong = sum(row["ways"]["the race"][3] for row in raced)
     count = sum(len(row["looks"]) for row in raced)
     lost = float(np.mean([row["ways"]["the race"][1] for row in raced]))
+    fewest, most = (pick(row["questions"] for row in of) for pick in (min, max))
     return [
-        f"\nOver {len(of)} lists of released models (siblings, top, random, partial credit) the race "
-        f"asked {percent(asked)} of the questions, from {100 * low:.0f} to {100 * high:.0f} % in nine "
-        f"of ten lists; with near-equals and copies {wrong} of {count:,} races named a model worse by "
-        f"more than 0.01, and the mean loss was {lost:.4f}."
+        f"Over {len(of)} lists of released models (siblings, top, random, partial credit) the race "
+        f"asked {percent(asked)} of their {fewest} to {most} questions, from {100 * low:.0f} to "
+        f"{100 * high:.0f} % in nine of ten lists; with near-equals and copies {wrong} of {count:,} "
+        f"races named a model worse by more than 0.01, and the mean loss was {lost:.4f}."
     ]
 
 
@@ -526,21 +529,31 @@ def _way_lines(rows: Rows, kind: str) -> Iterator[list[str]]:
 
 
 def _share_lines(part: str, rows: Rows) -> Iterator[list[str]]:
-    """How many questions a race asked, by matrix, kind, number of models and of questions."""
-    cells: dict[tuple[str, str, int, int], list[Mapping[str, Any]]] = {}
+    """The share of questions by matrix, kind and number of questions, a cell for each number of models."""
+    cells: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
     for row in rows:
         if "ways" in row:
-            key = (row["matrix"], row["kind"], row["models"], row["questions"])
+            key = (row["matrix"], row["kind"], row["questions"])
             cells.setdefault(key, []).append(row)
-    for (matrix, kind, models, questions), each in sorted(cells.items()):
-        means = [
-            f"{100 * np.mean([row['ways'][way][0] for row in each]):.0f} %"
-            for way in ("the race", "the race before")
+    for (matrix, kind, questions), each in cells.items():
+        yield [
+            f"{matrix} ({part})",
+            kind,
+            f"{questions:,}",
+            *(_shares(each, size) for size in SIZES),
         ]
-        hits = sum(row["ways"]["the race"][3] for row in each)
-        wrong = f"{hits} of {sum(len(row['looks']) for row in each)}"
-        answers = f"{matrix} ({part})"
-        yield [answers, kind, str(models), f"{questions:,}", str(len(each)), *means, wrong]
+
+
+def _shares(rows: Rows, size: int) -> str:
+    """The mean share of questions of lists of a size, by the race and by the race before."""
+    ways = [row["ways"] for row in rows if row["models"] == size]
+    if not ways:
+        return ""
+    now, before = (
+        100 * float(np.mean([way[name][0] for way in ways]))
+        for name in ("the race", "the race before")
+    )
+    return f"{now:.0f} % ({before:.0f})"
 
 
 def _look_line(rows: Rows, kind: str) -> list[str]:

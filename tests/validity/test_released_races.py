@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.validity import earlier_rule, released_play
+from benchmarks.validity import earlier_rule, records, released_play
 from benchmarks.validity.analysis import FAILS, HOLDS, INCONCLUSIVE
 from benchmarks.validity.released_play import Matrix, race, read_matrix, with_budget
 from benchmarks.validity.released_races import (
@@ -229,6 +229,15 @@ def test_our_own_models_count_by_group():
     assert row["questions"] == 150
     assert len(row["new"]) == len(row["before"]) == 8
     assert 6 * 25 < min(row["new"]) <= max(row["new"]) <= 900
+
+
+def test_the_page_is_that_of_the_committed_rows():
+    parts = {
+        part: records.checked(records.FOLDER / f"released-races-{part}.jsonl", STUDY)
+        for part in ("confirm", "explore", "own", "known")
+    }
+    committed = records.ROOT / "docs" / "results" / "released-races.md"
+    assert page(**parts).written(TITLE) == committed.read_text("utf-8")
 
 
 def test_the_study_names_what_is_played():
