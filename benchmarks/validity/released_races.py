@@ -422,7 +422,7 @@ def page(confirm: Rows, explore: Rows, own: Rows, known: Rows) -> Page:
         "## Ways to the best",
         "Rivals may ask as many questions as the race (halving and SySRs leave a part of them), "
         "Hoeffding's race as many as it needs. *Lost*: the best score of the list, on all of its "
-        "questions, less that of the model named; near-equals have one score. *Wrong*: by more than 0.01.",
+        "questions, less that of the model named; near-equals hardly differ. *Wrong*: by more than 0.01.",
         markdown(
             ["models", "way", "questions", "lost", "most", "wrong"],
             [line for kind in KINDS for line in _way_lines(confirm, kind)],
