@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_folder(name: str) -> Path:
-    """Folder of bundled data: ``token_sets``, ``task_configs``, ``demo`` or ``demo_runs``.
+    """Folder of bundled data: ``token_sets``, ``task_configs``, ``demo``, ``demo_runs`` or ``released``.
 
     The wheel holds all under ``lmeval_dispersion/data/``, a checkout the first two at the top. Raises
     FileNotFoundError if it is missing.

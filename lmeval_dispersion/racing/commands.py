@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from lmeval_dispersion.arguments import add_options
@@ -35,13 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="finished evaluations, one a model: lm-eval's with --log_samples; stores; a race's folder; "
         "after --emit's folder, by its list (default: none)",
     )
+    demo = (
+        "race recorded answers: of the bundled tiny models, or of 43 released ones to GSM8K "
+        "(default: family)"
+    )
     recorded.add_argument(
-        "--demo", action="store_true", help="race the bundled models by recorded answers"
+        "--demo", nargs="?", const="family", choices=("family", "released"), help=demo
     )
     add_output(parser)
     add_examples(
         parser,
-        "--demo",
+        "--demo released",
         "myruns --tasks gsm8k --batch_size auto",
         "myruns --tasks gsm8k --batch_size auto --budget 10%",
         "'runs/*' --tasks my_task --include_path tasks -o race.html",
@@ -61,14 +66,25 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)
-    own = ("by", "budget", "metric") if args.demo else ()
+    own: tuple[str, ...] = ()
+    if args.demo:
+        own = ("by", "metric")
+    if args.demo == "family":
+        own = ("by", "budget", "metric")
     for name in (*_LIVE, *own):
         if getattr(args, name) is not None:
             raise _recorded(f"--{name}")
     if args.demo and args.checkpoints:
         raise _recorded(args.checkpoints[0])
     check_settings(_racing(args))
-    rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "top")}
+    rule: dict[str, Any] = {
+        name: getattr(args, name) for name in ("seed", "error", "margin", "top")
+    }
+    if args.demo == "released":
+        if args.budget is not None:
+            rule["budget"] = partial(questions_of, args.budget)
+        output.write(replay.released(**rule).document())
+        return 0
     if args.demo:
         output.write(replay.demo(**rule).document())
         return 0

@@ -560,3 +560,37 @@ def demo(seed: int = 0, **settings: Any) -> Race:
     entries = [Entry(k, {}, i, "rank" if i <= listed else None) for i, k in enumerate(labels, 1)]
     notes = ["The answers were recorded before; no model was loaded now."]
     return race_of(contest, entries, task="sums", metric="acc", notes=notes, margins=margins)
+
+
+def released(
+    seed: int = 0, *, budget: Callable[[int], int] | None = None, **settings: Any
+) -> Race:
+    """The race of 43 released models on their recorded answers to GSM8K, by shared questions.
+
+    ``budget`` gives the most questions of all together, from the number that there are.
+    """
+    with np.load(data_folder("released") / "gsm8k.npz") as file:
+        labels = file["names"].tolist()
+        right = np.unpackbits(file["right"], axis=1, count=int(file["questions"]))
+    unknown = np.full(right.shape[1], np.nan)
+    answers = {
+        label: Scores(row.astype(float), unknown) for label, row in zip(labels, right, strict=True)
+    }
+    if budget is not None:
+        settings["budget"] = budget(right.size)
+    margins = list[MarginAt]()
+    contest = raced(
+        answers,
+        seed=seed,
+        sharing=SHARED,
+        watch=lambda now: add_margin(margins, now, labels),
+        **settings,
+    )
+    entries = [Entry(label, {}, None, "block") for label in labels]
+    notes = [
+        "The answers were recorded by ZeroEval (github.com/WildEval/ZeroEval, Apache-2.0); no model "
+        "was loaded now."
+    ]
+    return race_of(
+        contest, entries, task="gsm8k", metric="exact_match", notes=notes, margins=margins
+    )

@@ -233,11 +233,23 @@ def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) <= 26
 
 
+def test_released_models_race_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with np.load(data_folder("released") / "gsm8k.npz") as file:
+        right = np.unpackbits(file["right"], axis=1, count=int(file["questions"]))
+        scores = dict(zip(file["names"].tolist(), right.mean(axis=1), strict=True))
+    assert main(["race", "--demo", "released", "--format", "json"]) == 0
+    race = json.loads(capsys.readouterr().out)
+    assert (race["of"], race["questions_all"]) == (43, 43 * 1319)
+    assert scores[race["best"]] >= max(scores.values()) - race["margin"]
+    assert race["questions"] < race["questions_all"] / 4
+    assert "ZeroEval" in " ".join(race["notes"])
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
         (["--metric", "f1"], "race what is recorded; leave out --metric"),
-        (["list"], "race what is recorded; leave out list"),
+        (["family", "list"], "race what is recorded; leave out list"),
         (["--seed", "-1"], "--seed: expected at least 0, got -1"),
     ],
 )
