@@ -562,9 +562,7 @@ def demo(seed: int = 0, **settings: Any) -> Race:
     return race_of(contest, entries, task="sums", metric="acc", notes=notes, margins=margins)
 
 
-def released(
-    seed: int = 0, *, budget: Callable[[int], int] | None = None, **settings: Any
-) -> Race:
+def released(seed: int = 0, *, budget: Callable[[int], int] | None = None, **settings: Any) -> Race:
     """The race of 43 released models on their recorded answers to GSM8K, by shared questions.
 
     ``budget`` gives the most questions of all together, from the number that there are.
