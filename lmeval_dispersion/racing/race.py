@@ -252,6 +252,7 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
         is_split = bool(plan.phases) and racing.answers is None
         kept["split"] = plan.checkpoints if is_split else 0
     if line.is_new:
+        kept.pop("margins", None)  # of the list before
         folder.keep(
             line.lineup,
             which=line.which,
