@@ -590,5 +590,11 @@ def released(seed: int = 0, *, budget: Callable[[int], int] | None = None, **set
         "was loaded now."
     ]
     return race_of(
-        contest, entries, task="gsm8k", metric="exact_match", notes=notes, margins=margins
+        contest,
+        entries,
+        task="gsm8k",
+        metric="exact_match",
+        notes=notes,
+        margins=margins,
+        budget=settings.get("budget"),
     )
