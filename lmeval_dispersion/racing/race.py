@@ -100,9 +100,8 @@ def raced(racing: Racing) -> Ended:
         )
     seconds = time.perf_counter() - start
     if racing.answers == "none" and stopped is None:
-        counts = {label: len(scores.score) for label, scores in contest.answered.items()}
-        counts.pop(contest.reference, None)
-        return Ended(folder.result(contest, seconds, agreed=agreed(folder.evaluation, counts)))
+        found = agreed(folder.evaluation, contest)
+        return Ended(folder.result(contest, seconds, agreed=found))
     return Ended(folder.result(contest, seconds), stopped)
 
 
