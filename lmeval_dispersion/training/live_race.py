@@ -268,7 +268,7 @@ class LiveRace:
         places: list[int] = []
         entrant: Entrant | None = None
         with ExitStack() as stack:
-            if rank() == 0:
+            if process_number() == 0:
                 try:
                     stack.enter_context(self.folder.alone())
                     entrant = self._joined(f"checkpoint-{step}")
@@ -363,7 +363,7 @@ def step_of(label: str) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def rank() -> int:
+def process_number() -> int:
     """This process's number in a distributed training, 0 without one."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
