@@ -102,9 +102,8 @@ def raced(racing: Racing) -> Ended:
         )
     seconds = time.perf_counter() - start
     if racing.answers == "none" and stopped is None:
-        counts = {label: len(scores.score) for label, scores in contest.answered.items()}
-        counts.pop(contest.reference, None)
-        return Ended(folder.result(contest, seconds, agreed=agreed(folder.evaluation, counts)))
+        found = agreed(folder.evaluation, contest)
+        return Ended(folder.result(contest, seconds, agreed=found))
     return Ended(folder.result(contest, seconds), stopped)
 
 
@@ -252,6 +251,7 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
         is_split = bool(plan.phases) and racing.answers is None
         kept["split"] = plan.checkpoints if is_split else 0
     if line.is_new:
+        kept.pop("margins", None)  # of the list before
         folder.keep(
             line.lineup,
             which=line.which,

@@ -616,7 +616,7 @@ def test_a_dry_run_says_what_would_be_loaded_and_keeps_nothing(
     given = words(tasks, tmp_path / "out", "sums-30", "sums-45", "sums-20")
     result = raced(capsys, *given, "--dry-run")
     assert (
-        result["plan"] == "Nothing was loaded (dry run): 3 would be, and asked 90 to 120 questions."
+        result["plan"] == "Nothing was loaded (dry run): 3 would be, and asked 60 to 120 questions."
     )
     assert result["answer"] == [result["plan"]]
     assert {c["status"] for c in result["checkpoints"]} == {"undecided"}
@@ -644,7 +644,7 @@ def test_after_the_first_block_a_line_says_what_the_race_takes(
 ) -> None:
     given = words(tasks, tmp_path / "out", "sums-45", "sums-30", "sums-20")
     given.remove("-q")
-    for said in (["3 loads, 90 to 120 questions, at most about 1 min"], []):
+    for said in (["3 loads, 60 to 120 questions, at most about 1 min"], []):
         assert main([*given]) == 0
         assert [line for line in capsys.readouterr().err.splitlines() if "loads" in line] == said
 
