@@ -23,6 +23,8 @@ from lmeval_dispersion.harness.adapters import downloaded
 # Settings of a LoRA that leave the base as it is, where they are empty.
 _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
 _LEAST_RANK = 16  # least LoRA rank for which vLLM makes room
+# Modules for which vLLM makes room in any case, as most adapters have them.
+_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -38,6 +40,7 @@ class SharedBase:
         self._lm: Any = None
         self._key, self._names = "", count()
         self._rank = _LEAST_RANK
+        self._modules = set(_MODULES)
 
     def release(self) -> None:
         """Free the held model's memory."""
@@ -89,14 +92,39 @@ class SharedBase:
     ) -> Any:
         """A vLLM engine of the base, which applies the adapter to the next requests.
 
-        Experimental: written by vLLM's source, and never run on it.
+        It has room for the modules that adapters change, and not for the head: with that, vLLM's
+        log-likelihoods of a prompt are wrong (its issue 51594), and on CPUs they fail.
+
+        Raises:
+            HarnessError: The adapter changes the head, or vLLM cannot leave the head alone.
         """
         from vllm.lora.request import LoRARequest
 
+        modules = _modules(adapter)
+        if "lm_head" in modules:
+            raise HarnessError(
+                "it changes lm_head, which vLLM leaves out of log-likelihoods; use the model hf, or merge it "
+                "into its base (merge_and_unload, save_pretrained)"
+            )
+        self._modules |= modules
         self._rank = max(self._rank, _rank(adapter))
-        room = {**plain, "enable_lora": True, "max_lora_rank": self._rank}
-        if (key := _key(room, settings)) != self._key:
-            self._load(key, "vllm", room, check, settings)
+        room = {
+            **plain,
+            "enable_lora": True,
+            "max_lora_rank": self._rank,
+            "lora_target_modules": sorted(self._modules),
+        }
+        key = _key(room, settings)
+        if key != self._key:
+            try:
+                self._load(key, "vllm", room, check, settings)
+            except TypeError as error:
+                if "lora_target_modules" not in str(error):
+                    raise
+                raise HarnessError(
+                    "this vLLM takes no lora_target_modules, without which it gives adapters wrong "
+                    "log-likelihoods; pip install -U vllm (0.32 does), or use the model hf"
+                ) from error
         number = next(self._names) + 1  # by which vLLM knows what it has loaded
         self._lm.lora_request = LoRARequest(adapter, number, adapter) if adapter else None
         return self._lm
@@ -127,6 +155,23 @@ def _rank(adapter: str) -> int:
     settings = json.loads((Path(adapter) / "adapter_config.json").read_text("utf-8"))
     most: int = max([settings.get("r", 1), *settings.get("rank_pattern", {}).values()])
     return max(_LEAST_RANK, 1 << (most - 1).bit_length())
+
+
+def _modules(adapter: str) -> set[str]:
+    """The last parts of the names of the modules that an adapter changes."""
+    if not adapter:
+        return set()
+    settings = json.loads((Path(adapter) / "adapter_config.json").read_text("utf-8"))
+    named = settings.get("target_modules") or ()
+    if (Path(adapter) / "adapter_model.safetensors").is_file():
+        tensors = _tensors(adapter)
+        named = [name.partition(".lora_")[0] for name in tensors if ".lora_" in name]
+    elif isinstance(named, str):
+        raise HarnessError(
+            f"its target_modules are a pattern, {named[:60]}, and its tensors no safetensors; save it with "
+            "safe_serialization=True"
+        )
+    return {name.rpartition(".")[2] for name in [*named, *(settings.get("modules_to_save") or ())]}
 
 
 def _leaves_the_base(folder: str) -> bool:

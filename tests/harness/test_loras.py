@@ -300,7 +300,11 @@ def test_on_vllm_adapters_share_an_engine_with_room_for_their_ranks(
 ) -> None:
     """By a stand-in for vLLM: each adapter has a number of its own, and a larger rank another engine."""
     places = []
-    ranks = {"a": {"r": 8}, "b": {"r": 4, "rank_pattern": {"q_proj": 16}}, "c": {"r": 40}}
+    ranks: dict[str, dict[str, Any]] = {
+        "a": {"r": 8, "target_modules": ["q_proj", "layers.0.mlp.up_proj"]},
+        "b": {"r": 4, "rank_pattern": {"q_proj": 16}},
+        "c": {"r": 40, "target_modules": ["c_attn"]},
+    }
     for name, settings in ranks.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(settings))
@@ -327,8 +331,36 @@ def test_on_vllm_adapters_share_an_engine_with_room_for_their_ranks(
         None,
         *((place, number, place) for number, place in enumerate([*places, places[0]], 2)),
     ]
-    room = [{"pretrained": "base", "enable_lora": True, "max_lora_rank": rank} for rank in (16, 64)]
+    common = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    lora = {"pretrained": "base", "enable_lora": True}
+    room = [
+        {**lora, "max_lora_rank": 16, "lora_target_modules": common},
+        {**lora, "max_lora_rank": 64, "lora_target_modules": ["c_attn", *common]},
+    ]
     assert engines == [("vllm", given, {"batch_size": "auto"}) for given in room]
+    (tmp_path / "a" / "adapter_config.json").write_text('{"modules_to_save": ["lm_head"]}')
+    with pytest.raises(HarnessError, match=r"changes lm_head, which vLLM leaves out.*model hf"):
+        models.loaded("vllm", {"pretrained": "base", "peft": places[0]}, lambda _: None)
+
+
+def test_a_vllm_that_cannot_leave_the_head_alone_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log-likelihoods of adapters would be wrong, or it fails (vLLM's issues 16668, 51594)."""
+    (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": "model.*q_proj"}')
+    for module in ("vllm", "vllm.lora", "vllm.lora.request"):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(LoRARequest=tuple))
+
+    def load(name: str, given: Any, check: Any, **settings: Any) -> Any:
+        raise TypeError("EngineArgs.__init__() got an unexpected argument 'lora_target_modules'")
+
+    monkeypatch.setattr(seams, "loaded_lm", load)
+    given = {"pretrained": "base", "peft": ""}
+    with pytest.raises(HarnessError, match=r"no lora_target_modules.*pip install -U vllm"):
+        SharedBase().loaded("vllm", given, lambda _: None)
+    given["peft"] = str(tmp_path)
+    with pytest.raises(HarnessError, match=r"a pattern, .*safe_serialization"):
+        SharedBase().loaded("vllm", given, lambda _: None)
 
 
 @pytest.fixture

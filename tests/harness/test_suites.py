@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from json_schemas import faults
 from lm_eval.api.group import Group
 
 from lmeval_dispersion.asking import Asking
+from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import seams
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.evaluation import Evaluation
 
 pytestmark = pytest.mark.usefixtures("named_tasks_alone")
@@ -296,3 +299,36 @@ def test_names_with_a_group_before_them_are_results_names() -> None:
     task = SimpleNamespace(task_name="x", _qualified_name="g::x")
     group._children["x"] = task  # type: ignore[assignment]
     assert seams.group_entries({"g": group}) == {"g": ("g", ["g::x"])}
+
+
+@pytest.mark.parametrize("budget", [["--budget", "50%"], []])
+def test_a_race_of_a_suite_weighs_its_units_and_is_judged_alike_by_its_folder(
+    budget: list[str], suite: Path, in_world: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """60 questions of one task count as much as 10 of another."""
+    models = [str(data_folder("demo") / name) for name in ("sums-00", "sums-80", "sums-30")]
+    given = ["--tasks", "long,short", "--include_path", str(suite), "--device", "cpu"]
+    given += ["--output_path", str(tmp_path / "out"), "--format", "json", "-q"]
+    assert main(["race", *models, "--all", *given, *budget]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert faults(result) == []
+    assert {row["unit"] for row in result["units"]} == {"long", "short"}
+    by_label = {row["label"]: row for row in result["checkpoints"]}
+    for label, row in by_label.items():
+        mine = [each for each in result["units"] if each["label"] == label]
+        assert sum(each["questions"] for each in mine) == row["questions"]
+        if row["questions"] == result["questions_each"]:
+            assert row["score"] == pytest.approx(np.mean([each["score"] for each in mine]))
+    if not budget:
+        assert by_label[result["best"]]["questions"] == result["questions_each"] == 70
+    assert main(["race", "--replay", str(tmp_path / "out"), "--format", "json"]) == 0
+    judged = json.loads(capsys.readouterr().out)
+    for key in ("best", "margin_shown", "questions"):
+        assert judged[key] == result[key]
+    for row in judged["checkpoints"]:
+        assert row["score"] == pytest.approx(by_label[row["label"]]["score"])
+        assert row["status"] == by_label[row["label"]]["status"]
+    other = [*given, "--weigh", "questions"]
+    assert main(["race", *models, "--all", *other]) == 2
+    assert "several tasks that count otherwise" in capsys.readouterr().err
