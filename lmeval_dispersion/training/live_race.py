@@ -11,8 +11,8 @@ have been chosen:
   error / (k - 1).
 - *Worse than the best*, which may end the run: save k has a share of the error, and each of its
   comparisons with the k - 1 earlier ones an equal part of it. The shares are error / K where K
-  saves are planned, else 6 error / (pi k)^2; they add up to the error at most, so all that is shown holds
-  together. It says nothing of saves after the end.
+  saves are planned, else 6 error / (pi k)^2; they add up to the error at most, so all that is
+  shown holds together. It says nothing of saves after the end.
 """
 
 from __future__ import annotations
@@ -227,12 +227,14 @@ class LiveRace:
 
     def forecast(self, pace: float) -> str:
         """The start in words: questions, what they show, their cost at ``pace`` seconds each."""
+        error = self.standings.contest.error
+        difference = shown_difference(self.questions, self.available, error)
         if self.questions == self.available:
             asked = f"all {self.questions:,} questions, which compare saves without an error"
         else:
             asked = (
                 f"{self.questions:,} of {self.available:,} questions, which show differences of "
-                f"about {self.power():.2f} between two saves"
+                f"about {difference:.2f} between two saves"
             )
         cost = ""
         if pace:
@@ -266,7 +268,7 @@ class LiveRace:
         places: list[int] = []
         entrant: Entrant | None = None
         with ExitStack() as stack:
-            if rank() == 0:
+            if process_number() == 0:
                 try:
                     stack.enter_context(self.folder.alone())
                     entrant = self._joined(f"checkpoint-{step}")
@@ -319,15 +321,6 @@ class LiveRace:
         )
         return from_first(place)
 
-    def power(self) -> float:
-        """Difference of two saves that so many questions show about four times in five.
-
-        Where the two answer one question in five differently; by simulation.
-        """
-        left = 1 - self.questions / self.available
-        variance = _DISAGREEMENT * left / self.questions
-        return math.sqrt(4 * math.log(1 / self.standings.contest.error) * variance)
-
     def _place(self, step: int) -> Path:
         return self.run / f"checkpoint-{step}"
 
@@ -355,13 +348,22 @@ class LiveRace:
         return entrant
 
 
+def shown_difference(questions: int, available: int, error: float) -> float:
+    """Difference of two saves that so many of the questions show about four times in five.
+
+    Where the two answer one question in five differently; by simulation.
+    """
+    variance = _DISAGREEMENT * (1 - questions / available) / questions
+    return math.sqrt(4 * math.log(1 / error) * variance)
+
+
 def step_of(label: str) -> int:
     """The step in the name of a save; -1 of another name."""
     number = label.removeprefix("checkpoint-")
     return int(number) if number.isdigit() else -1
 
 
-def rank() -> int:
+def process_number() -> int:
     """This process's number in a distributed training, 0 without one."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 

@@ -348,9 +348,9 @@ def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:
 
 
 def _say(text: str) -> None:
-    from lmeval_dispersion.training.live_race import rank
+    from lmeval_dispersion.training.live_race import process_number
 
-    if rank() == 0:
+    if process_number() == 0:
         say_above_progress(text)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lmeval_dispersion.racing.contest import Contest, Scores
-from lmeval_dispersion.training.live_race import Standings
+from lmeval_dispersion.racing.rule import Bets
+from lmeval_dispersion.training.live_race import Standings, shown_difference
 
 N = 200
 ASKED = 60
@@ -90,3 +91,18 @@ def test_of_equal_scores_the_more_probable_answers_count() -> None:
     for step, probability in enumerate((0.5, 0.6, 0.4)):
         taken.take(step, scores(np.full(ASKED, probability)))
     assert taken.best(taken.asked) == 1
+
+
+@pytest.mark.parametrize(("asked", "there"), [(100, 400), (100, 1319), (400, 1319)])
+def test_the_forecast_difference_is_shown_about_four_times_in_five(asked: int, there: int) -> None:
+    rng = np.random.default_rng(4)
+    difference = shown_difference(asked, there, 0.05)
+    shown = 0
+    for _ in range(100):
+        draws = rng.random(there)
+        better = (draws < (0.2 + difference) / 2).astype(float)
+        worse = ((draws >= (0.2 + difference) / 2) & (draws < 0.2)).astype(float)
+        bets = Bets(there)
+        bets.take((worse - better)[:asked])
+        shown += bets.refutes(0.0, 0.05)
+    assert 65 <= shown <= 95

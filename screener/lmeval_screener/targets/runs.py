@@ -39,6 +39,7 @@ _NO_MODEL = re.compile(
     r"|recipe_state|optimi[sz]er.*|(?:.+_)?generations?|.*samples",
     re.IGNORECASE,
 )
+_RACE = "race.json"  # in a folder of answers that `dispersion race` keeps
 # Results of a training in a model's own folder: what else lies in it, such as encoders, is a part.
 _RESULT = re.compile(
     r"(?:.*[-_])?merged(?:[-_].*)?|final(?:[-_].*)?|last-checkpoint", re.IGNORECASE
@@ -283,7 +284,10 @@ def _whole_run(
     whole = {**models, **with_model}
     if _holds_readable(top[1]):
         whole[folder] = top[1]
-    left_out = [place for place in places if place not in with_model]
+    left_out = list[str]()
+    for place, (_, files) in listed:
+        if place not in with_model and _RACE not in files:
+            left_out.append(place)
     return Run([*whole], left_out, _tokenizers(whole, [(folder, top), *listed]))
 
 
