@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lmeval_dispersion.laboratory.report import records
+from lmeval_dispersion.report.cells import shown
 from lmeval_dispersion.report.vega import (
     DASHED,
     FILLED,
@@ -73,24 +74,24 @@ def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
 
     ``rows`` have each study's ``model``, ``data``, ``layer`` and ``pearson``.
     """
-    shown = []
+    studies = []
     panels = []
     for row in rows:
         of_study = points["perplexity"] == "sequence"
         for name_of in ("model", "data", "layer"):
             of_study &= points[name_of] == row[name_of]
-        shown.append(points[of_study])
-        title = f"{row['model']}, {row['data']}: r {row['pearson']:+.2f}"
+        studies.append(points[of_study])
+        title = f"{row['model']}, {row['data']}: r {shown(row['pearson'], '+.2f')}"
         panels += [title] * int(of_study.sum())
-    frame = pd.concat(shown)
+    frame = pd.concat(studies)
     texts = len({row["data"] for row in rows})
     return _bins(frame, pd.Series(panels, index=frame.index), columns=texts if texts > 1 else 3)
 
 
 def _bins(points: pd.DataFrame, panels: pd.Series[str], columns: int) -> Spec:
     """A dot for every bin at its mean perplexity and dispersion, in its panel."""
-    shown = ["split", "bin", "mean_perplexity", "dispersion"]
-    frame = points[shown].assign(panel=panels, logarithm=np.log10(points["mean_perplexity"]))
+    fields = ["split", "bin", "mean_perplexity", "dispersion"]
+    frame = points[fields].assign(panel=panels, logarithm=np.log10(points["mean_perplexity"]))
     rows = records(frame.round(4))
     # Vega-Lite's logarithmic axis draws a line for every digit, most of a page's bytes.
     last = math.ceil(max(row["logarithm"] for row in rows))
@@ -104,7 +105,7 @@ def _bins(points: pd.DataFrame, panels: pd.Series[str], columns: int) -> Spec:
         {"type": "circle", "size": 40, "opacity": 0.8},
         x=numeric("logarithm", "Mean perplexity of a bin", axis={**ticks, "grid": False}),
         y=numeric("dispersion", "Dispersion", axis={"tickCount": 5}),
-        tooltip=tooltip(rows, *shown),
+        tooltip=tooltip(rows, *fields),
         **colour(rows, "split"),
     )
     panel = {**spec, "height": _HEIGHT}
@@ -129,8 +130,8 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
     """Mean similarity by layer fraction, one line per model, with its interval."""
-    shown = ["model", "fraction", "depth", "layer", "mean", "low", "high"]
-    rows = records(with_control(layers)[shown])
+    fields = ["model", "fraction", "depth", "layer", "mean", "low", "high"]
+    rows = records(with_control(layers)[fields])
     y = numeric("mean", "Mean similarity")
     band = span("y", {"field": "low", "type": "quantitative", "title": y["title"]}, "high")
     return {

@@ -246,8 +246,11 @@ def grid_sentences(
     negative: list[Mapping[str, Any]] = []
     positive: list[Mapping[str, Any]] = []
     unclear: list[Mapping[str, Any]] = []
+    undefined: list[Mapping[str, Any]] = []
     for row in rows:
-        if row["all_high"] < 0:
+        if row["reason"]:
+            undefined.append(row)
+        elif row["all_high"] < 0:
             negative.append(row)
         elif row["all_low"] > 0:
             positive.append(row)
@@ -263,6 +266,8 @@ def grid_sentences(
             parts.append(f"{word} in {len(found)} of {len(rows)} ({ends})")
     if unclear:
         parts.append(f"not clearly different from 0 in {_named(unclear)}")
+    if undefined:
+        parts.append(f"undefined in {_named(undefined)} ({undefined[0]['reason']})")
     where = f"{models} on {texts}, 95 % intervals counting all {tests} r"
     sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
     if positive and negative:

@@ -202,6 +202,18 @@ def test_a_law_of_models_and_texts_is_one_figure_with_a_panel_a_cell():
     assert [column.key for column in result.tables()["layers"].columns][:2] == ["model", "data"]
 
 
+def test_an_undefined_cell_of_a_law_is_said_so():
+    points = grid_result(np.random.default_rng(3), dict.fromkeys(CELLS, -1.5)).points
+    points.loc[points["model"] == "b", "dispersion"] = 0.3
+    result = law_of(points)
+    answer = result.answer()[0]
+    assert "is negative in 2 of 4 (r -0." in answer
+    assert "undefined in b on wiki and b on news (a correlation with a constant" in answer
+    (chart,) = result.charts().values()
+    titles = {row["panel"] for row in chart.specification()["data"]["values"]}
+    assert "b, wiki: r undefined" in titles
+
+
 def test_studies_of_a_law_are_resampled_independently():
     """The first as if it were alone; equal points have other resamples in the second."""
     result = law_result(np.random.default_rng(4), [-0.5])
