@@ -27,7 +27,7 @@ OF_WEIGHTS: dict[str, str] = {
     "ScatteredRows": "the rows are scattered: most of the matrix would have to be read",
     "QuantizedTensor": "the output projection is packed, or stored with separate scales",
     "SlicedTensor": "the output projection is stored in slices (torch's distributed checkpoint)",
-    "RandomWeights": "a loader would set some weights at random: a wrapper's names, a missing layer, placeholders",
+    "RandomWeights": "a loader would draw weights at random: a wrapper's names, a missing layer, placeholders",
     "NoOutputProjection": "the output projection is missing, or config.json contradicts the weights",
     "BadConfig": "config.json is not a JSON object",
     "BadIndex": "the index of the shards is broken, or does not fit the shards",

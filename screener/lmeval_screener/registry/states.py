@@ -80,7 +80,7 @@ CAUSES = (
     _GONE._replace(event="its branch or tag is gone", codes=frozenset({"RevisionNotFound"})),
     _GONE._replace(event="the list says that it has no weights any more"),
     Cause(
-        "it was renamed: its name is gone, and a new one has its commit (a new folder: its files and times)",
+        "it is gone, and a new name has its commit (or a new folder its files and times): it was renamed",
         "there",
         what="renamed",
         first="Renamed: {}.",
