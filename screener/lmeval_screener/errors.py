@@ -12,14 +12,14 @@ _OF_NAMES: dict[str, str] = {
     "RevisionNotFound": "the repository has no such branch, tag or commit",
     "FileNotFound": "a file that the checkpoint needs is not in the repository or folder",
     "FolderNotFound": "the folder does not exist, or it holds no checkpoint",
-    GONE: "a registry knows it, and it was deleted, renamed or made private since",
+    GONE: "it was deleted, renamed or made private since a registry last saw it",
     "TokenizerMismatch": "the tokenizer differs from that of the checkpoint's family",
     "Interrupted": "the run was stopped before this checkpoint was read",
 }
 #: Errors of the stored checkpoint: the same commit fails the same way again.
 OF_WEIGHTS: dict[str, str] = {
     "NoSafetensors": "the weights are missing, or stored in a format that is not supported",
-    "AdapterOnly": "an adapter without its base, or whose change of the head is not supported",
+    "AdapterOnly": "an adapter that has no base, or that changes the head in a way that is not supported",
     "SeveralFiles": "there are several GGUF models, and the name does not choose between them",
     "BadArchive": "a torch.save file is broken, or is not what its name says",
     "LegacyPickle": "the weights are a bare pickle, as torch wrote it before 1.6",
@@ -27,7 +27,7 @@ OF_WEIGHTS: dict[str, str] = {
     "ScatteredRows": "the rows are scattered: most of the matrix would have to be read",
     "QuantizedTensor": "the output projection is packed, or stored with separate scales",
     "SlicedTensor": "the output projection is stored in slices (torch's distributed checkpoint)",
-    "RandomWeights": "a loader starts weights at random: a wrapper's names, a missing layer, placeholders",
+    "RandomWeights": "a loader would draw weights at random: a wrapper's names, a missing layer, placeholders",
     "NoOutputProjection": "the output projection is missing, or config.json contradicts the weights",
     "BadConfig": "config.json is not a JSON object",
     "BadIndex": "the index of the shards is broken, or does not fit the shards",
@@ -40,7 +40,7 @@ OF_WEIGHTS: dict[str, str] = {
 #: Errors that say nothing about the weights: the checkpoint's last results still hold.
 NOT_OF_WEIGHTS: dict[str, str] = {
     "BaseNotFound": "an adapter's base does not exist, or the token does not open it",
-    "RowsOfBase": "an adapter that leaves the head to its base, which cannot be read: nothing to rank",
+    "RowsOfBase": "nothing to rank: the adapter leaves the head to its base, which cannot be read",
     "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
     "MissingExtra": "reading this format needs an optional package",
     "BadToken": "the Hub does not accept the token: it is expired, revoked or mistyped",

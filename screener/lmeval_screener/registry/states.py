@@ -42,7 +42,7 @@ class Cause(NamedTuple):
 
 
 _NEVER_READ = Cause(
-    "the same, of a checkpoint that was never read",
+    "the same, for a checkpoint that was never read",
     "unknown",
     _UNKNOWN,
     "failed",
@@ -51,8 +51,8 @@ _NEVER_READ = Cause(
     3,
 )
 _GONE = Cause(
-    "a folder that was read is not found in its storage, or on disk, and the folder above it, or the "
-    "next, has other entries",
+    "a folder that was read before is not found in its storage or on disk, and the folder above it, "
+    "or the one above that, has other entries",
     *("gone", frozenset({GONE}), "gone", "Gone: {}."),
 )
 CAUSES = (
@@ -69,7 +69,7 @@ CAUSES = (
     ),
     _NEVER_READ._replace(
         event="it is not found, or missing from a list, and was not known to be public when last seen; "
-        "a folder on disk is not found, and both above it are missing or empty, as of an unmounted disk",
+        "a folder on disk is not found, and the two above it are missing or empty, as if its disk is not mounted",
         first="Not readable now, ranked by older figures: {}.",
         codes=_MISSING,
     ),
@@ -80,7 +80,7 @@ CAUSES = (
     _GONE._replace(event="its branch or tag is gone", codes=frozenset({"RevisionNotFound"})),
     _GONE._replace(event="the list says that it has no weights any more"),
     Cause(
-        "it is gone, and a new name has its commit (a new folder its files with their times): renamed",
+        "it is gone, and a new name has its commit (or a new folder its files and times): it was renamed",
         "there",
         what="renamed",
         first="Renamed: {}.",

@@ -69,7 +69,13 @@ def _figures(metric: str) -> Iterator[CheckpointColumn]:
         yield _C(f"{path}.mean", kind, about, f"{place}.mean", csv)
         yield _C(f"{path}.se", kind, "jackknife over tokens", f"{place}.se", f"{csv}_se")
         if part != "gap":
-            yield _C(f"{path}.se_pairs", float, "over pairs, too small", f"{place}.se_pairs", None)
+            yield _C(
+                f"{path}.se_pairs",
+                float,
+                "the same over pairs, which is too small",
+                f"{place}.se_pairs",
+                None,
+            )
 
 
 def _dropped(c: Screened, group: Group) -> list[str]:
@@ -89,7 +95,7 @@ COLUMNS = (
     _C(
         "requested_revision",
         str | None,
-        "as asked for; null: the default branch",
+        "the revision that you asked for; null for the default branch",
         "target.revision",
     ),
     _C(
@@ -99,40 +105,49 @@ COLUMNS = (
         shown=Column("commit", "Commit", drop=3),
     ),
     _C("family", str, "family, or `tokenizer:<hash>` for checkpoints given by name"),
-    _C("scale", str, "size as the field names it"),
+    _C("scale", str, "size class, such as 7B"),
     _C(
         "rank",
         _Rank | None,
-        "place in the group, which equal ones share; null for the base, its rows, and those set aside",
+        "place in the group; equal rows share one; null for the base, its rows, and those set aside",
         lambda c, group: c.rank if group.has_place(c) else None,
     ),
     _C("ranked_by", RankBy, "the figure that ranks its group: `gap` (G) or `ratio`"),
-    _C("metric", Distance, "the distance of G that ranks, or is shown"),
+    _C("metric", Distance, "the distance of the G that ranks, or is shown"),
     _C(
         "holds_best",
         _Share | None,
-        "[chance](#chances), as among our own models or by `--slope`, that the places down to this one hold "
-        "the best; null where none is known",
+        "[chance](#chances) that the best is here or above, as among our own models or by `--slope`; null "
+        "where none is known",
         lambda c, group: group.holds_best(c),
     ),
     _C(
         "chance_to_next",
         _Share | None,
-        "chance that it is more accurate than one of the next place; null for the last",
+        "chance that it is more accurate than the next in rank; null for the last",
         _to_next,
     ),
     _C("copy_of", str | None, "label of its original, if it is a [copy](#copies); else null"),
     _C(
         "equal_rows_with",
         str | None,
-        "label of another with equal rows that it does not copy, or null",
+        "label of another checkpoint with equal rows of which it is no copy, or null",
     ),
     _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
     _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
     _C("ratio.se", float, "jackknife over tokens"),
-    _C("ratio.rounding", float, "three standard deviations of what storing moved", csv=None),
     _C(
-        "ratio.reason", str | None, "why there is none", lambda c, _: c.no_ratio or None, "no_ratio"
+        "ratio.rounding",
+        float,
+        "three standard deviations of the rounding by the stored type",
+        csv=None,
+    ),
+    _C(
+        "ratio.reason",
+        str | None,
+        "why there is no ratio",
+        lambda c, _: c.no_ratio or None,
+        "no_ratio",
     ),
     *(column for metric in METRICS for column in _figures(metric)),
     _C("is_base", bool, "whether it is the base", only="base"),
@@ -153,7 +168,7 @@ COLUMNS = (
         "against_base_side",
         only="base",
     ),
-    _C("accuracy", float, "supplied accuracy, or null"),
+    _C("accuracy", float, "the accuracy that you supplied, or null"),
     _C(
         "tensor.name",
         str,
@@ -178,16 +193,25 @@ COLUMNS = (
     _C(
         "tokens.dropped",
         list[str],
-        "words that are not a single token",
+        "words that were dropped, as they are not a single token",
         _dropped,
         "dropped",
         " ".join,
     ),
     _C(
-        "tokens.digit_scheme", str, "how numbers are cut", "resolution.digit_scheme", "digit_scheme"
+        "tokens.digit_scheme",
+        str,
+        "how the tokenizer splits numbers",
+        "resolution.digit_scheme",
+        "digit_scheme",
     ),
-    _C("bytes_read", int, "bytes that travelled; from a cache 0", shown=Col("Read", "bytes")),
-    _C("requests", int, "requests for it", shown=Col("Requests", "d")),
+    _C(
+        "bytes_read",
+        int,
+        "bytes that were transferred; 0 if all came from the cache",
+        shown=Col("Read", "bytes"),
+    ),
+    _C("requests", int, "requests that it took", shown=Col("Requests", "d")),
     _C(
         "seconds",
         _Seconds,
@@ -196,7 +220,12 @@ COLUMNS = (
     ),
     _C("notes", list[str], "remarks on its numbers", lambda c, _: list(c.notes), cell="; ".join),
     _C("chosen", Literal["rank", "audit", None], "why it is on the short list", only="list"),
-    _C("inclusion_probability", _Share, "with which it was to be on it", only="list"),
+    _C(
+        "inclusion_probability",
+        _Share,
+        "the probability with which it was to be chosen",
+        only="list",
+    ),
 )
 
 
