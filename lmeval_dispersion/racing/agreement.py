@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lmeval_screener.tokens.answers import first_known
@@ -20,7 +21,6 @@ from lmeval_dispersion.racing.rule import Array
 
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import Evaluation, More
-    from lmeval_dispersion.racing.folder import RaceFolder
 
 SEVERAL = 3  # fewest checkpoints whose mean answer is informative
 FEWEST = 5  # fewest questions
@@ -43,8 +43,10 @@ def answer_tokens(tasks: str) -> AnswerSet | UsageError:
     return UsageError(f"{reason}; name a file of `dispersion tokens` as the task")
 
 
-def asking_tokens(folder: RaceFolder, tasks: str) -> More:
-    """What adds the answer tokens' probabilities to a folder's answers.
+def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
+    """What adds the answer tokens' probabilities to the answers of the folder at ``path``.
+
+    ``kept`` is what the folder's ``race.json`` says; the set is added to it.
 
     Raises:
         UsageError: The folder has answers by another set of answer tokens.
@@ -53,12 +55,12 @@ def asking_tokens(folder: RaceFolder, tasks: str) -> More:
 
     answers = answer_tokens(tasks)
     given = "" if isinstance(answers, UsageError) else hashed(repr(answers.answers))
-    if folder.kept.get("answers", given) != given:
+    if kept.get("answers", given) != given:
         raise UsageError(
-            f"{folder.path} has answers by another set of answer tokens; name another folder",
+            f"{path} has answers by another set of answer tokens; name another folder",
             argument="tasks",
         )
-    folder.kept["answers"] = given
+    kept["answers"] = given
     return partial(complete, answers=answers)
 
 

@@ -246,7 +246,7 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
     """Write the list, and what is fixed before the first question, to the folder."""
     kept = folder.kept
     if racing.answers == "none":
-        folder.more = asking_tokens(folder, racing.tasks or "")
+        folder.more = asking_tokens(kept, folder.path, racing.tasks or "")
     if "drawn" not in kept:
         is_split = bool(plan.phases) and racing.answers is None
         kept["split"] = plan.checkpoints if is_split else 0
