@@ -46,7 +46,7 @@ def trained(kind: str, folder: Path, tasks: Path, *, with_race: bool = True) -> 
             optim="sgd",
             max_steps=8,
             save_only_model=True,
-            learning_rate=0.5,
+            learning_rate=0.1,
         ),
         train_dataset=rows(),
         processing_class=tiny_models.tokenizer(pad=True),
@@ -76,7 +76,7 @@ def test_two_ranks_ask_what_one_process_asks(kind: str, task: Path, tmp_path: Pa
         assert other.keys() == entry.keys()
         assert other["race/score"] == pytest.approx(entry["race/score"], abs=0.11)
         name = "geometry/dispersion"
-        assert other[name] == pytest.approx(entry[name], abs=0.01)
+        assert other[name] == pytest.approx(entry[name], abs=0.05)
     folders = {folder.name for folder in (tmp_path / "two" / "run" / "race-words").iterdir()}
     assert {f"checkpoint-{step}" for step in (3, 4, 6, 8)} <= folders
 
