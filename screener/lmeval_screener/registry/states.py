@@ -42,7 +42,7 @@ class Cause(NamedTuple):
 
 
 _NEVER_READ = Cause(
-    "the same, for a checkpoint that was never read",
+    "the same, of a checkpoint that was never read",
     "unknown",
     _UNKNOWN,
     "failed",
