@@ -7,7 +7,7 @@ how often the intervals hold the truth: no difference, AUROC 0.5, no correlation
 `--differences N`: how often `dispersion compare` claims a difference between N pairs of runs that differ by
 chance alone.
 
-`--calibrators N`: the worth of `dispersion calibrate` and `predict`, for N planted stores of each kind of
+`--calibrators N`: the worth of `dispersion calibrate` and of its estimates, for N planted stores of each kind of
 relation, of 40 labelled slices and 40 unlabelled ones of 30 to 60 documents (`tests/synthetic.py`):
 
     used       share of calibrators that beat knowing nothing on their own held-out slices
