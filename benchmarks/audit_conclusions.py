@@ -36,7 +36,7 @@ from synthetic import differences_of_equals, sliced_store, subjects_store
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.prediction import predict
-from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
+from lmeval_dispersion.auditing.mixtures.curves import Inside, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import errors_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.run import AuditRun, answers_of, labels_of, part_of, read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings

@@ -239,14 +239,12 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     with _opened(path, "rw" if free else "ro&immutable=1") as connection:
         if _layout_of(connection, path) < _LAYOUT:
             connection = _copied(connection, path)  # a reader changes no file
-        allowed = {
-            *(
-                sqlite3.SQLITE_SELECT,
-                sqlite3.SQLITE_READ,
-                sqlite3.SQLITE_FUNCTION,
-                sqlite3.SQLITE_RECURSIVE,
-            )
-        }
+        allowed = (
+            sqlite3.SQLITE_SELECT,
+            sqlite3.SQLITE_READ,
+            sqlite3.SQLITE_FUNCTION,
+            sqlite3.SQLITE_RECURSIVE,
+        )
         connection.set_authorizer(
             lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY
         )
@@ -255,12 +253,16 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
 
 def file_system(path: Path) -> str:
     """The type of file system at ``path``, as Linux names it; empty if unknown."""
-    place, kinds = path.resolve(), {}
+    place = path.resolve()
+    kinds = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
             mount, kind = line.split(" ")[1:3]
             kinds[Path(mount.replace("\\040", " "))] = kind
-    return next((kinds[folder] for folder in (place, *place.parents) if folder in kinds), "")
+    for folder in (place, *place.parents):
+        if folder in kinds:
+            return kinds[folder]
+    return ""
 
 
 @contextmanager
@@ -374,7 +376,8 @@ class Session:
         path: Path = Path(),
         since: str | None = None,
     ) -> None:
-        self.connection, self._path = connection, path
+        self.connection = connection
+        self._path = path
         # Everything that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[
             :32
@@ -382,12 +385,14 @@ class Session:
         self.run = (
             f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         )
-        self.reused, self.token = 0, ""
+        self.reused = 0
+        self.token = ""
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, Opened] = {}
         self._taken: set[Target] = set()
         self._recorded: set[Target] = set()
-        self.ended, self.since = "", since
+        self.ended = ""
+        self.since = since
         self.begun: str | None = None
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
@@ -496,7 +501,8 @@ class Session:
         except sqlite3.OperationalError as error:
             if self._full_since or not _is_full(error):
                 raise
-            self._full_since, self.connection = _now(), _copied(self.connection, self._path)
+            self._full_since = _now()
+            self.connection = _copied(self.connection, self._path)
             self._write(write)
 
     @property
@@ -565,13 +571,18 @@ class Session:
     def _keep_seen(self, target: Target, opened: Opened, error: ScreeningError | None) -> None:
         """Extend the checkpoint's last row if it is unchanged, or begin another."""
         identity, state, private = opened
-        now, row = self._moment(), self._last(target, identity)
+        now = self._moment()
+        row = self._last(target, identity)
         error = error and proven(error, identity, row, self.token)
         code = error and error.code
         last = dict.fromkeys(_KEPT) if row is None else dict(row)
-        first, runs = now, 1
+        first = now
+        runs = 1
         if row is not None and (row["state"], row["error"]) == (state, code):
-            first, runs = row["first"], row["runs"] + (row["run"] != self.run)
+            first = row["first"]
+            runs = row["runs"]
+            if row["run"] != self.run:
+                runs += 1
         private = last["private"] if private is None else private
         sighting = {
             "first": first,
@@ -851,15 +862,28 @@ def last_seen(
         reading = None if row["repo"] is None else _reading_of(row, target, resolutions)
         # An error of the weights, or their deletion, counts more than a later failure to look.
         kind = "" if row["error"] else "last_"
-        error, message, as_of = row[f"{kind}error"] or "", row[f"{kind}message"] or "", ""
+        error = row[f"{kind}error"] or ""
+        message = row[f"{kind}message"] or ""
+        as_of = ""
         if reading is not None and error:
             as_of = row["last"][:10]
             warning = f"figures as of {as_of}, as it could not be read since ({error})"
             reading = replace(reading, warnings=(*reading.warnings, warning))
         since = row["failing"][:10] if error else ""
-        known = row["looked"], row["private"], row["token"]
         latest.append(
-            Seen(target, identity, row["state"], error, message, reading, as_of, since, *known)
+            Seen(
+                target,
+                identity,
+                row["state"],
+                error,
+                message,
+                reading,
+                as_of,
+                since,
+                looked=row["looked"],
+                private=row["private"],
+                token=row["token"],
+            )
         )
     return latest
 
