@@ -7,7 +7,7 @@ how often the intervals hold the truth: no difference, AUROC 0.5, no correlation
 `--differences N`: how often `dispersion compare` claims a difference between N pairs of runs that differ by
 chance alone.
 
-`--calibrators N`: the worth of `dispersion calibrate` and `predict`, for N planted stores of each kind of
+`--calibrators N`: the worth of `dispersion calibrate` and of its estimates, for N planted stores of each kind of
 relation, of 40 labelled slices and 40 unlabelled ones of 30 to 60 documents (`tests/synthetic.py`):
 
     used       share of calibrators that beat knowing nothing on their own held-out slices
@@ -36,7 +36,7 @@ from synthetic import differences_of_equals, sliced_store, subjects_store
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.prediction import predict
-from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
+from lmeval_dispersion.auditing.mixtures.curves import Inside, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import errors_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.run import AuditRun, answers_of, labels_of, part_of, read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings

@@ -35,8 +35,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "tokens": (_HARNESS, "models", "list a task's answer tokens, for the screen's T"),
         "embed": (_HARNESS, "models", "make a run from plain texts, or from lm-eval's samples"),
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
-        "calibrate": (_AUDIT, "audit", "learn to estimate accuracy from a run's labels"),
-        "predict": (_AUDIT, "audit", "estimate the accuracy of unlabelled slices"),
+        "calibrate": (_AUDIT, "audit", "estimate unlabelled slices' accuracy from a run's labels"),
         "compare": (_AUDIT, "audit", "compare runs, with intervals"),
     },
     "look inside a model": {
@@ -49,6 +48,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
 }
 # Former commands -> what does their work.
 GONE = {
+    "predict": "`dispersion calibrate RUN --from FILE` estimates by FILE, a calibrator",
     "probe": "`dispersion race … --budget N` asks a few questions of all",
     "watch": "lmeval_dispersion.RaceCallback logs the same figures while the model trains",
 }

@@ -46,7 +46,7 @@ RESULTS = {
         "`dispersion calibrate`: docs/reference/audit.md"
     ),
     "lmeval_dispersion.auditing.calibrating.prediction:Predictions": (
-        "`dispersion predict`: docs/reference/audit.md"
+        "`dispersion calibrate RUN --from FILE`: docs/reference/audit.md"
     ),
     "lmeval_dispersion.racing.report:Race": "`dispersion race`: docs/reference/race.md",
     "lmeval_dispersion.racing.replay:Replay": "`dispersion race --replay`: docs/reference/race.md",

@@ -92,7 +92,7 @@ def _long_lived_objects_are_not_looked_through_again():
 @pytest.fixture(scope="module")
 def two_splits():
     """The paper's protocol with two splits of ten: its forests take most of an audit's time."""
-    from lmeval_dispersion.auditing.protocol import paper_protocol
+    from lmeval_dispersion.auditing.mixtures.protocol import paper_protocol
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

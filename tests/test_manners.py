@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lmeval_dispersion.cli import COMMANDS, JOBS, main, parser_of
+from lmeval_dispersion.cli import COMMANDS, GONE, JOBS, main, parser_of
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report.document import SITE
 
 # One spelling a meaning. A new metavar belongs here only where none of these says what is meant.
 METAVARS = {
-    *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "CALIBRATOR", "CHECKPOINT"),
+    *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "CHECKPOINT"),
     *("MANIFEST", "RESULTS", "SOURCE", "URL", "REVISION", "DATE", "DEVICE", "ARGUMENT", "EXPR"),
     *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "NAME,NAME", "K=V,K=V", "SET", "LAYER"),
     *("COLUMN", "FIELD", "[TASK=][FILTER/]METRIC", "N|N%"),
@@ -97,10 +97,10 @@ def test_a_suggestion_is_made_only_where_it_helps(words, hint, capsys):
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [("audit", "--layer"), ("predict", "--slice"), ("compare", "--layer"), ("screen", "--base")],
+    [("audit", "--layer"), ("calibrate", "--slice"), ("compare", "--layer"), ("screen", "--base")],
 )
 def test_what_holds_one_value_refuses_a_second(name, option, capsys):
-    parser, folders = parser_of(name)[0], ["x"] if name == "audit" else ["x", "y"]
+    parser, folders = parser_of(name)[0], ["x"] if name in ("audit", "calibrate") else ["x", "y"]
     with pytest.raises(SystemExit):
         parser.parse_args([option, "a", option, "b", *folders])
     assert f"expected {option} once" in capsys.readouterr().err
@@ -117,6 +117,19 @@ def test_the_overview_lists_every_command_under_its_job(capsys):
         assert [line[2:].split("  ")[0] for line in block.splitlines()] == list(commands)
     assert max(map(len, text.splitlines())) <= 90
     assert "  dispersion screen --demo" in text.partition("examples:")[2]
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_former_command_is_answered_by_what_does_its_work(name, capsys):
+    assert main([name, "a", "b"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    command = re.search("`dispersion ([a-z]+) ", line)
+    if command is None:
+        assert "lmeval_dispersion.RaceCallback" in line
+    else:
+        assert command[1] in COMMANDS
 
 
 @pytest.mark.parametrize("words", ["inspect --help", "help inspect", "help inspect law"])
@@ -167,7 +180,7 @@ def test_the_surface_stays_small():
     for name in COMMANDS:
         shown = [action.option_strings for action in parser_of(name)[0]._actions]
         entries.setdefault(name.split()[0], set()).update(names[-1] for names in shown if names)
-    assert len(entries) <= 15
+    assert len(entries) <= 12
     assert sum(map(len, entries.values())) <= 189
 
 

@@ -1,4 +1,4 @@
-"""The commands ``dispersion audit``, ``calibrate``, ``predict`` and ``compare``."""
+"""The commands ``dispersion audit``, ``calibrate`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -106,60 +106,72 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a finished run (its store), or of several of one model",
     )
+    parser.add_argument(
+        "--from",
+        dest="fitted",
+        type=Path,
+        metavar="FILE",
+        help="estimate RUN's accuracy by this calibrator, which -o wrote (default: fit one to its labels)",
+    )
+    parser.add_argument(
+        "--where",
+        metavar="EXPR",
+        help="take only these documents, such as \"subject in ('anatomy', 'virology')\" (default: all)",
+    )
+    add_one_slice(
+        parser,
+        default=None,
+        otherwise=f"subject, {CLUSTERS} where too few; with --from the calibrator's",
+    )
+    add_layer(parser)
     add_output(
         parser,
-        file="file of the calibrator, JSON (default: report its worth, write nothing)",
-        form="table",
+        file="file of the calibrator, JSON; with --from of the report (default: the report alone, on "
+        "standard output)",
+        form="table; with --from by the suffix of --output",
     )
-    _add_where(parser, "learn only from these documents")
-    add_one_slice(parser, default=None, otherwise=f"subject; {CLUSTERS} where too few")
-    add_layer(parser)
     add_examples(
         parser,
         "RUN",
-        "RUN -o calibrator.json",
         "RUN -o calibrator.json --where \"subject in ('anatomy', 'virology')\"",
+        "RUN --from calibrator.json",
+        "RUN --from calibrator.json --slice category -o estimated.csv",
+        more="\nexit status: 0 done, 1 failed or no slice has an estimate, 2 wrong usage, 3 some have none\n",
     )
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    """Run ``dispersion calibrate``; returns 0, also for a calibrator that does not beat labels."""
-    output, file = report_and_file(args, "json") if args.output else (Output.of(args), None)
+    """Run ``dispersion calibrate``; returns 0, also for a calibrator that does not beat labels.
+
+    With ``--from`` 3 if some slices have no estimate, 1 if none has.
+    """
+    if args.fitted is not None:
+        return _estimate(args)
+    file = None
+    if args.output:
+        output, file = report_and_file(args, "json")
+    else:
+        output = Output.of(args)
     calibration = calibrate(args.run, where=args.where, layer=args.layer, by=args.by)
     if file:
         file.write_text(calibration.calibrator.to_json())
     output.write(calibration.document())
     if file and calibration.better:
-        output.say(f"next: dispersion predict {args.output[0]} RUN")
+        output.say(f"next: dispersion calibrate RUN --from {args.output[0]}")
     return 0
 
 
-def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``dispersion predict``."""
-    parser.add_argument("calibrator", metavar="CALIBRATOR", help="file of `dispersion calibrate`")
-    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run to estimate")
-    _add_where(parser, "estimate only these documents")
-    add_one_slice(parser, default=None, otherwise="the calibrator's")
-    add_output(parser)
-    add_examples(
-        parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv"
-    )
-    # Optional only for argparse, which would name RUN when the calibrator is missing.
-    parser.usage = parser.format_usage().removeprefix("usage: ").replace("[RUN]", "RUN").rstrip()
-
-
-def run_predict(args: argparse.Namespace) -> int:
-    """Run ``dispersion predict``; 3 if some slices have no estimate, 1 if none has, else 0."""
+def _estimate(args: argparse.Namespace) -> int:
+    """Estimate the accuracy of a run's slices by a fitted calibrator."""
     output = Output.of(args)
-    if args.run is None:
-        lacking = "RUN" if Path(args.calibrator).is_file() else "CALIBRATOR"
-        raise UsageError(
-            f"expected CALIBRATOR and RUN, got no {lacking}; `dispersion calibrate` writes a calibrator"
-        )
-    result = predict(args.calibrator, args.run, where=args.where, by=args.by)
+    if args.layer is not None:
+        raise UsageError("the calibrator has its own layer; leave out --layer")
+    result = predict(args.fitted, args.run, where=args.where, by=args.by)
     output.write(result.document())
-    refused = [row.reason is not None for row in result.slices]
-    return 1 if all(refused) else 3 if any(refused) else 0
+    without = [row for row in result.slices if row.reason is not None]
+    if not without:
+        return 0
+    return 1 if len(without) == len(result.slices) else 3
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,17 +217,8 @@ def run_compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_where(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "--where",
-        metavar="EXPR",
-        help=f"{what}, such as \"subject in ('anatomy', 'virology')\" (default: all)",
-    )
-
-
 COMMANDS = {
     "audit": (add_audit_arguments, run_audit),
     "calibrate": (add_calibrate_arguments, run_calibrate),
-    "predict": (add_predict_arguments, run_predict),
     "compare": (add_compare_arguments, run_compare),
 }

@@ -16,8 +16,8 @@ import numpy as np
 
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration, calibrate
 from lmeval_dispersion.auditing.figures import RunReport, shortened
-from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
-from lmeval_dispersion.auditing.protocol import PaperProtocol, paper_protocol
+from lmeval_dispersion.auditing.mixtures.curves import Mixtures, mixture_curves, pools_sentence
+from lmeval_dispersion.auditing.mixtures.protocol import PaperProtocol, paper_protocol
 from lmeval_dispersion.auditing.ranking import (
     HardTail,
     Ranking,

@@ -9,8 +9,13 @@ from scipy.stats import spearmanr
 from sklearn.ensemble import RandomForestRegressor
 from synthetic import documents, planted_store, subjects_store, vectors, written
 
-from lmeval_dispersion.auditing.mixtures import Trend, mixture_curves, trend
-from lmeval_dispersion.auditing.protocol import Batches, fit_all, mixture_batches, paper_protocol
+from lmeval_dispersion.auditing.mixtures.curves import Trend, mixture_curves, trend
+from lmeval_dispersion.auditing.mixtures.protocol import (
+    Batches,
+    fit_all,
+    mixture_batches,
+    paper_protocol,
+)
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings
 from lmeval_dispersion.errors import UsageError

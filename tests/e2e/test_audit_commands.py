@@ -174,13 +174,13 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["audit", "TEXTS"], "is not a folder; `dispersion embed MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
         (
-            ["predict", "absent.json", "STORE"],
+            ["calibrate", "STORE", "--from", "absent.json"],
             "expected a calibrator (dispersion-calibrator/3), but absent.json does",
         ),
         (["audit", "STORE", "--worst", "0"], "expected --worst to be 1 or more"),
         (["audit"], "expected a RUN"),
-        (["predict", "STORE"], "expected CALIBRATOR and RUN, got no CALIBRATOR"),
-        (["predict", "TEXTS"], "expected CALIBRATOR and RUN, got no RUN"),
+        (["calibrate", "STORE", "--from", "TEXTS"], "expected a calibrator"),
+        (["calibrate", "STORE", "--from", "c.json", "--layer", "last"], "leave out --layer"),
         (["audit", "run", "--demo"], "got both: run"),
         (
             ["audit", "STORE", "--worst", "5", "--slice", "category"],
@@ -251,13 +251,13 @@ def test_an_audit_as_rows_and_as_a_page(dispersion_command, store, tmp_path):
         assert all(heading in page.read_text() for heading in shown)
 
 
-def test_calibrate_on_a_part_then_predict_the_rest(dispersion_command, tmp_path):
+def test_calibrate_on_a_part_then_estimate_the_rest(dispersion_command, tmp_path):
     sliced, file = sliced_store(tmp_path / "store"), tmp_path / "c.json"
     done = dispersion_command("calibrate", sliced, "-o", file, "--where", "part == 'labelled'")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Dispersion")
     assert "worth" in done.stdout.split("An estimate is about")[0]
-    result = dispersion_command("predict", file, sliced, "--format", "json")
+    result = dispersion_command("calibrate", sliced, "--from", file, "--format", "json")
     whole, *rows = json.loads(result.stdout)["slices"]
     refused = [row["slice"] for row in rows if row["reason"] is not None]
     assert result.returncode == (3 if refused else 0)
@@ -266,14 +266,19 @@ def test_calibrate_on_a_part_then_predict_the_rest(dispersion_command, tmp_path)
     assert whole["predicted"] == pytest.approx(whole["true"], abs=0.05)
     assert refused == [row["slice"] for row in rows if row["predicted"] is None]
     text = dispersion_command(
-        "predict", file, sliced, "--where", "subject in ('slice 050', 'slice 051')"
+        "calibrate", sliced, "--from", file, "--where", "subject in ('slice 050', 'slice 051')"
     )
     assert text.stdout.startswith("The accuracy of ")
     assert text.stdout.count("slice 05") == 2
     assert (
-        dispersion_command("predict", file, planted_store(tmp_path / "small", n=60)).returncode == 1
+        dispersion_command(
+            "calibrate", planted_store(tmp_path / "small", n=60), "--from", file
+        ).returncode
+        == 1
     )
-    same = sentence(dispersion_command("predict", file, sliced, "--where", "part == 'labelled'"))
+    same = sentence(
+        dispersion_command("calibrate", sliced, "--from", file, "--where", "part == 'labelled'")
+    )
     assert "calibrate on a part of this one" in same
 
 
@@ -283,4 +288,6 @@ def test_a_calibrator_of_noise_is_refused(dispersion_command, tmp_path):
     assert (calibrated.returncode, calibrated.stdout[:11]) == (0, "Do not use:")
     assert "next:" not in calibrated.stderr
     assert "worse than the labelled accuracy" in " ".join(calibrated.stdout.split())  # in any width
-    assert "n.json should not be used" in sentence(dispersion_command("predict", file, noise))
+    assert "n.json should not be used" in sentence(
+        dispersion_command("calibrate", noise, "--from", file)
+    )

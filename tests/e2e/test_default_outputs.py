@@ -30,9 +30,12 @@ LOOKS = {
     "audit": (40, ["audit --demo"]),
     "compare": (36, ["compare --demo"]),
     "calibrate": (30, ["calibrate demo_runs/sums-30 -o cal.json --where 'doc_id % 2 == 0'"]),
-    "predict": (
+    "estimate": (
         30,
-        ["calibrate sliced -o cal.json --where 'part == \"labelled\"'", "predict cal.json sliced"],
+        [
+            "calibrate sliced -o cal.json --where 'part == \"labelled\"'",
+            "calibrate sliced --from cal.json",
+        ],
     ),
     "worst": (40, ["audit --demo --worst 10"]),
 }
@@ -43,7 +46,7 @@ def test_a_default_output_fits_one_look(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     (tmp_path / "demo_runs").symlink_to(data_folder("demo_runs"))
-    if name == "predict":  # the bundled runs' calibrators are refused
+    if name == "estimate":  # the bundled runs' calibrators are refused
         sliced_store(tmp_path / "sliced")
     most, commands = LOOKS[name]
     for command in commands[:-1]:

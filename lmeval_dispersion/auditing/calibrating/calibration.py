@@ -114,7 +114,7 @@ class Calibration(RunReport):
         cautions: Why right and wrong answers support no conclusion; empty where they may.
         estimators, points: Errors and worth of every estimate; every slice with its estimate.
         enough_for_five_points: Number of random labels that put the run's accuracy within 5 points at 95 %.
-        calibrator: The fit, which ``dispersion predict`` reads from a file.
+        calibrator: The fit, which :func:`predict` and ``--from`` read from a file.
     """
 
     template = "calibration.jinja"
@@ -140,7 +140,7 @@ class Calibration(RunReport):
 
     @property
     def calibrator(self) -> Calibrator:
-        """The fitted calibrator, which ``dispersion predict`` reads from a file."""
+        """The fitted calibrator, which :func:`predict` and ``--from`` read from a file."""
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:

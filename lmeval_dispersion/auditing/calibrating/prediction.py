@@ -1,4 +1,4 @@
-"""The report of ``dispersion predict``: each slice's estimated accuracy, or why it has none."""
+"""The report of ``dispersion calibrate --from``: each slice's estimated accuracy, or why it has none."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def predict(
     where: str | None = None,
     by: str | None = None,
 ) -> Predictions:
-    """Estimate the accuracy of every slice from its dispersion, as ``dispersion predict`` does.
+    """Estimate the accuracy of every slice from its dispersion, as ``dispersion calibrate --from`` does.
 
     The calibrator's own documents are left out; a slice without an estimate has a reason.
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict
 import numpy as np
 
 from lmeval_dispersion.errors import DispersionError, UsageError, without_secrets
-from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.layouts import Form, Place, Text, checked
 from lmeval_screener.checkpoints.snapshot import COMMIT, LocalSnapshot, Snapshot
@@ -60,32 +59,57 @@ _NETWORK = re.compile(
 if TYPE_CHECKING:
     from lmeval_screener.selection import CompleteList
 
-_GAPS = [f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")]
-_FIGURES = [*_GAPS, "ratio", "ratio_se"]
-_MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, parameters, {", ".join(_FIGURES)},
-    warnings, bytes, requests, seconds"""
-# As a view shows it: the figure that ranks first.
-_SHOWN = _MEASURED.replace(", ".join(_FIGURES), ", ".join(["ratio", "ratio_se", *_GAPS]))
-# Columns of `results` that hold a field of a Reading unchanged. Name a new column here and in _CHANGES.
-_PLAIN = {
-    **{
-        name: name
-        for name in ("repo", "revision", "tokenizer", "tensor", "dtype", "tied", "parameters")
-    },
-    **{
-        "no_ratio": "no_ratio",
-        "tensor_file": "file",
-        "bytes": "bytes_read",
-        "requests": "requests",
-    },
-}
-_OF_RESULT = ", ".join(name for name in _PLAIN if name not in re.findall(r"\w+", _MEASURED))
+
+def _is_dtype(text: str) -> bool:
+    """Whether a text may name a type: its bits, of which a rounding error is made, have three digits."""
+    return 0 < len(text) <= 60 and re.search(r"\d{4}", text) is None
+
+
+class _Shown(TypedDict):
+    """What was measured, as columns of `results`; the view `checkpoints` shows them in this order.
+
+    A new column belongs here or in `_Result`, and in `_CHANGES`.
+    """
+
+    repo: Place
+    tokenizer: Place
+    tensor: Text | None
+    tensor_file: Text | None
+    dtype: Annotated[str, Form(_is_dtype, "a type of tensors")]
+    v_rows: Annotated[int, 1]
+    width: Annotated[int, 1]
+    tied: Literal[0, 1]
+    parameters: Annotated[int, 0] | None
+    ratio: float | None
+    ratio_se: float | None
+    gap_cosine: float | None
+    gap_cosine_se: float | None
+    gap_euclidean: float | None
+    gap_euclidean_se: float | None
+    warnings: Text
+    bytes: int
+    requests: int
+    seconds: float
+
+
+class _Result(_Shown):
+    """All columns of `results` that hold a reading: what is stored of it, and checked when it is read."""
+
+    revision: Place | None
+    split: int
+    numbers: bytes
+    no_ratio: Text | None
+    sketch: bytes | None
+    base: Text | None
+    body: bytes | None
+
+
 # The change that brings a registry to each layout from the previous; its header has its own. Files of every
 # released layout exist on users' disks: add changes here, edit none.
 # Absent texts in keys are '' and never NULL. A row of `seen` covers all consecutive runs that saw a
 # checkpoint unchanged.
 _CHANGES = {
-    1: f"""
+    1: """
 CREATE TABLE runs (
     run PRIMARY KEY, started, ended, command, version, domain, reference, metric, tokens, screened, failed,
     bytes, requests, seconds
@@ -93,7 +117,9 @@ CREATE TABLE runs (
 CREATE TABLE tokenizers (tokenizer, tokens, resolution, PRIMARY KEY (tokenizer, tokens));
 CREATE TABLE names (asked PRIMARY KEY, identity, stamp);
 CREATE TABLE results (
-    identity, file, state, tokens, method, run, stamp, repo, revision, {_MEASURED}, split, numbers, no_ratio,
+    identity, file, state, tokens, method, run, stamp, repo, revision, tokenizer, tensor, tensor_file,
+    dtype, v_rows, width, tied, parameters, gap_cosine, gap_cosine_se, gap_euclidean, gap_euclidean_se,
+    ratio, ratio_se, warnings, bytes, requests, seconds, split, numbers, no_ratio,
     PRIMARY KEY (identity, file, state, tokens, method)
 );
 CREATE TABLE seen (
@@ -122,15 +148,15 @@ _VIEWS = f"""
 DROP VIEW IF EXISTS checkpoints;
 DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
-SELECT s.*, domain, reference, {_MEASURED}, split, numbers, sketch, base, body, {_OF_RESULT}
+SELECT s.*, domain, reference, {", ".join(_Result.__annotations__)}
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
 LEFT JOIN (SELECT run, domain, reference FROM runs) u ON u.run = s.run;
 CREATE VIEW checkpoints AS
 SELECT s.identity, s.requested AS requested_revision, s.file, coalesce(revision, s.state) AS revision, domain,
-       reference, s.family, s.scale, l.last AS seen, s.last AS measured, l.run, l.error, l.message, repo,
-       {_SHOWN}
+       reference, s.family, s.scale, l.last AS seen, s.last AS measured, l.run, l.error, l.message,
+       {", ".join(_Shown.__annotations__)}
 FROM sightings s
 JOIN seen l USING (identity, requested, file, tokens)
 WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
@@ -213,14 +239,12 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     with _opened(path, "rw" if free else "ro&immutable=1") as connection:
         if _layout_of(connection, path) < _LAYOUT:
             connection = _copied(connection, path)  # a reader changes no file
-        allowed = {
-            *(
-                sqlite3.SQLITE_SELECT,
-                sqlite3.SQLITE_READ,
-                sqlite3.SQLITE_FUNCTION,
-                sqlite3.SQLITE_RECURSIVE,
-            )
-        }
+        allowed = (
+            sqlite3.SQLITE_SELECT,
+            sqlite3.SQLITE_READ,
+            sqlite3.SQLITE_FUNCTION,
+            sqlite3.SQLITE_RECURSIVE,
+        )
         connection.set_authorizer(
             lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY
         )
@@ -229,12 +253,16 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
 
 def file_system(path: Path) -> str:
     """The type of file system at ``path``, as Linux names it; empty if unknown."""
-    place, kinds = path.resolve(), {}
+    place = path.resolve()
+    kinds = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
             mount, kind = line.split(" ")[1:3]
             kinds[Path(mount.replace("\\040", " "))] = kind
-    return next((kinds[folder] for folder in (place, *place.parents) if folder in kinds), "")
+    for folder in (place, *place.parents):
+        if folder in kinds:
+            return kinds[folder]
+    return ""
 
 
 @contextmanager
@@ -348,7 +376,8 @@ class Session:
         path: Path = Path(),
         since: str | None = None,
     ) -> None:
-        self.connection, self._path = connection, path
+        self.connection = connection
+        self._path = path
         # Everything that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[
             :32
@@ -356,12 +385,14 @@ class Session:
         self.run = (
             f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         )
-        self.reused, self.token = 0, ""
+        self.reused = 0
+        self.token = ""
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, Opened] = {}
         self._taken: set[Target] = set()
         self._recorded: set[Target] = set()
-        self.ended, self.since = "", since
+        self.ended = ""
+        self.since = since
         self.begun: str | None = None
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
@@ -470,7 +501,8 @@ class Session:
         except sqlite3.OperationalError as error:
             if self._full_since or not _is_full(error):
                 raise
-            self._full_since, self.connection = _now(), _copied(self.connection, self._path)
+            self._full_since = _now()
+            self.connection = _copied(self.connection, self._path)
             self._write(write)
 
     @property
@@ -501,14 +533,14 @@ class Session:
         return None
 
     def _keep_result(self, reading: Reading, identity: str, file: str, state: str) -> None:
-        tokens, gaps, ratio = reading.resolution, reading.gaps, reading.ratio
         if reading.tokenizer not in self._resolutions:
-            of_tokens = {"tokens": self.tokens, "resolution": tokens.to_json()}
-            self._put("tokenizers", {"tokenizer": reading.tokenizer, **of_tokens})
-        values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
-        values += [math.nan, math.nan] if ratio is None else [ratio.mean, ratio.se]
-        figures = [value if math.isfinite(value) else None for value in values]
-        row = {
+            resolution = {
+                "tokenizer": reading.tokenizer,
+                "tokens": self.tokens,
+                "resolution": reading.resolution.to_json(),
+            }
+            self._put("tokenizers", resolution)
+        place = {
             "identity": identity,
             "file": file,
             "state": state,
@@ -516,19 +548,8 @@ class Session:
             "method": METHOD,
             "run": self.run,
             "stamp": _now(),
-            **{name: getattr(reading, field) for name, field in _PLAIN.items()},
-            "v_rows": reading.shape[0],
-            "width": reading.shape[1],
-            **dict(zip(_FIGURES, figures, strict=True)),
-            "warnings": json.dumps(reading.warnings),
-            "seconds": round(reading.seconds, 3),
-            "split": len(tokens.domain),
-            "numbers": numbers_of(gaps, ratio).astype("<f8").tobytes(),
-            "sketch": reading.sketch or None,
-            "base": reading.base or None,
-            "body": reading.body or None,
         }
-        self._put("results", row)
+        self._put("results", {**place, **_result_of(reading)})
 
     def _place(self, target: Target, identity: str) -> dict[str, str]:
         requested = storable(target.revision or "")
@@ -550,13 +571,18 @@ class Session:
     def _keep_seen(self, target: Target, opened: Opened, error: ScreeningError | None) -> None:
         """Extend the checkpoint's last row if it is unchanged, or begin another."""
         identity, state, private = opened
-        now, row = self._moment(), self._last(target, identity)
+        now = self._moment()
+        row = self._last(target, identity)
         error = error and proven(error, identity, row, self.token)
         code = error and error.code
         last = dict.fromkeys(_KEPT) if row is None else dict(row)
-        first, runs = now, 1
+        first = now
+        runs = 1
         if row is not None and (row["state"], row["error"]) == (state, code):
-            first, runs = row["first"], row["runs"] + (row["run"] != self.run)
+            first = row["first"]
+            runs = row["runs"]
+            if row["run"] != self.run:
+                runs += 1
         private = last["private"] if private is None else private
         sighting = {
             "first": first,
@@ -836,15 +862,28 @@ def last_seen(
         reading = None if row["repo"] is None else _reading_of(row, target, resolutions)
         # An error of the weights, or their deletion, counts more than a later failure to look.
         kind = "" if row["error"] else "last_"
-        error, message, as_of = row[f"{kind}error"] or "", row[f"{kind}message"] or "", ""
+        error = row[f"{kind}error"] or ""
+        message = row[f"{kind}message"] or ""
+        as_of = ""
         if reading is not None and error:
             as_of = row["last"][:10]
             warning = f"figures as of {as_of}, as it could not be read since ({error})"
             reading = replace(reading, warnings=(*reading.warnings, warning))
         since = row["failing"][:10] if error else ""
-        known = row["looked"], row["private"], row["token"]
         latest.append(
-            Seen(target, identity, row["state"], error, message, reading, as_of, since, *known)
+            Seen(
+                target,
+                identity,
+                row["state"],
+                error,
+                message,
+                reading,
+                as_of,
+                since,
+                looked=row["looked"],
+                private=row["private"],
+                token=row["token"],
+            )
         )
     return latest
 
@@ -863,30 +902,43 @@ def _target_of(row: sqlite3.Row) -> Target:
     )
 
 
-def _is_dtype(text: str) -> bool:
-    """Whether a text may name a type: its bits, of which a rounding error is made, have three digits."""
-    return 0 < len(text) <= 60 and re.search(r"\d{4}", text) is None
+def _result_of(reading: Reading) -> _Result:
+    """A reading as columns of `results`."""
+    cosine = reading.gaps["cosine"]
+    euclidean = reading.gaps["euclidean"]
+    ratio = reading.ratio
+    return {
+        "repo": reading.repo,
+        "tokenizer": reading.tokenizer,
+        "tensor": reading.tensor,
+        "tensor_file": reading.file,
+        "dtype": reading.dtype,
+        "v_rows": reading.shape[0],
+        "width": reading.shape[1],
+        "tied": 1 if reading.tied else 0,
+        "parameters": reading.parameters,
+        "ratio": _finite(ratio.mean) if ratio else None,
+        "ratio_se": _finite(ratio.se) if ratio else None,
+        "gap_cosine": _finite(cosine.mean),
+        "gap_cosine_se": _finite(cosine.se),
+        "gap_euclidean": _finite(euclidean.mean),
+        "gap_euclidean_se": _finite(euclidean.se),
+        "warnings": json.dumps(reading.warnings),
+        "bytes": reading.bytes_read,
+        "requests": reading.requests,
+        "seconds": round(reading.seconds, 3),
+        "revision": reading.revision,
+        "split": len(reading.resolution.domain),
+        "numbers": numbers_of(reading.gaps, ratio).astype("<f8").tobytes(),
+        "no_ratio": reading.no_ratio,
+        "sketch": reading.sketch or None,
+        "base": reading.base or None,
+        "body": reading.body or None,
+    }
 
 
-class _Row(TypedDict):
-    """The layout of a result, as a row of `last_seen` has it."""
-
-    repo: Place
-    revision: Place | None
-    tokenizer: Place
-    tensor: Text | None
-    tensor_file: Text | None
-    dtype: Annotated[str, Form(_is_dtype, "a type of tensors")]
-    tied: Literal[0, 1]
-    parameters: Annotated[int, 0] | None
-    no_ratio: Text | None
-    v_rows: Annotated[int, 1]
-    width: Annotated[int, 1]
-    warnings: Text
-    base: Text | None
-    numbers: bytes
-    sketch: bytes | None
-    body: bytes | None
+def _finite(figure: float) -> float | None:
+    return figure if math.isfinite(figure) else None
 
 
 def _resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolution]:
@@ -908,32 +960,41 @@ def _resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resol
 def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolution]) -> Reading:
     """A stored row as a reading; it cost nothing this time. UsageError for a damaged row."""
     place = f"the registry's row of {target.label}"
-    checked(_Row, dict(row), place, _ANEW)
-    resolution = resolutions.get(row["tokenizer"])
-    sketch = row["sketch"] or b""
-    body = row["body"] or b""
+    result = checked(_Result, dict(row), place, _ANEW)
+    resolution = resolutions.get(result["tokenizer"])
+    sketch = result["sketch"] or b""
+    body = result["body"] or b""
     try:
-        warnings = checked(Sequence[Text], json.loads(row["warnings"]), place, _ANEW)  # type: ignore[type-abstract]
+        warnings = checked(Sequence[Text], json.loads(result["warnings"]), place, _ANEW)  # type: ignore[type-abstract]
         if resolution is None:
             raise ValueError("its tokenizer is missing")
         if not (are_sketch(sketch) and are_body(body)):
             raise ValueError("its sketch or body is cut")
         sizes = map(len, (resolution.domain, resolution.reference, resolution.of_ratio))
-        gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), *sizes)
+        gaps, ratio = figures_of(np.frombuffer(result["numbers"], dtype="<f8"), *sizes)
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{place} is damaged ({error}); {_ANEW}") from error
-    fields = {field: row[name] for name, field in _PLAIN.items()} | {"tied": bool(row["tied"])}
-    free = {"bytes_read": 0, "requests": 0, "seconds": 0.0}
     return Reading(
-        **fields | free,
         target=target,
-        shape=(row["v_rows"], row["width"]),
+        repo=result["repo"],
+        revision=result["revision"],
+        tensor=result["tensor"] or "",
+        file=result["tensor_file"] or "",
+        dtype=result["dtype"],
+        shape=(result["v_rows"], result["width"]),
+        tied=bool(result["tied"]),
+        parameters=result["parameters"],
+        tokenizer=result["tokenizer"],
         resolution=resolution,
         gaps=gaps,
-        ratio=ratio,
         warnings=tuple(warnings),
+        bytes_read=0,
+        requests=0,
+        seconds=0.0,
+        ratio=ratio,
+        no_ratio=result["no_ratio"] or "",
         sketch=sketch,
-        base=row["base"] or "",
+        base=result["base"] or "",
         body=body,
     )
 

@@ -462,6 +462,15 @@ def test_a_folder_of_a_disk_that_is_not_mounted_is_not_gone(tmp_path):
         assert not folder_is_gone(f"file://{place}")
 
 
+def test_every_column_of_what_was_read_is_declared(tmp_path):
+    plant(tmp_path / "r.db", 1)
+    _, tables = schema(tmp_path / "r.db")
+    columns = [name for name, _ in tables["results"]]
+    place = ["identity", "file", "state", "tokens", "method", "run", "stamp"]
+    assert columns[: len(place)] == place
+    assert sorted(columns[len(place) :]) == sorted(database._Result.__annotations__)
+
+
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 from lmeval_dispersion.auditing.calibrating.calibrator import confidence_threshold, isotonic
-from lmeval_dispersion.auditing.mixtures import SEEDS, mixture_size, pools
+from lmeval_dispersion.auditing.mixtures.curves import SEEDS, mixture_size, pools
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
 from lmeval_dispersion.auditing.slices import by_value
 from lmeval_dispersion.errors import UsageError
