@@ -25,7 +25,6 @@ from lmeval_dispersion.laboratory.sublayer_choice import sublayers as sublayers
 from lmeval_dispersion.laboratory.token_condensation import condensation as condensation
 from lmeval_dispersion.model.capture import capture as capture
 from lmeval_dispersion.model.loading import load_model as load_model
-from lmeval_dispersion.probing.probe import probe as probe
 from lmeval_dispersion.racing.race import race as race
 from lmeval_dispersion.store import open_store as open_store
 from lmeval_dispersion.training import losses as losses

@@ -29,12 +29,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "registry": (_REGISTRY, "", "list recorded screenings and the changes between them"),
     },
     "evaluate with dispersion": {
-        "race": (_RACE, "", "find the best of a list, dropping clearly worse ones early"),
-        "probe": (
-            "lmeval_dispersion.probing.probe",
-            "models",
-            "order checkpoints by a few questions of a task",
-        ),
+        "race": (_RACE, "", "find the best of a list, for a budget or with a proof"),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
         "enable": (_HARNESS, "", "add the dispersion tasks to the stock lm_eval, or remove them"),
         "tokens": (_HARNESS, "models", "list a task's answer tokens, for the screen's T"),
@@ -59,6 +54,8 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
     },
 }
+# Former commands -> what does their work.
+GONE = {"probe": "`dispersion race … --budget N` asks a few questions of all"}
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
 
 
@@ -78,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] == "help":
         args = [*args[1:], "--help"]
     name, *rest = args
+    if name in GONE:
+        print(f"dispersion: there is no command {name!r} any more: {GONE[name]}", file=sys.stderr)
+        return 2
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=3)
         hint = (

@@ -11,7 +11,6 @@ os.environ["COLUMNS"] = "100"  # before argparse asks for the width
 
 from lmeval_dispersion.cli import JOBS, _overview, parser_of
 from lmeval_dispersion.options import add_output, command_parser
-from lmeval_dispersion.racing.commands import add_evaluation
 
 _OPTION = re.compile(r"^  -.*\n(?: {10,}.*\n)*", re.MULTILINE)
 _NONE = re.compile(r"\s+\(default: none\)")
@@ -20,22 +19,14 @@ _NONE = re.compile(r"\s+\(default: none\)")
 def every_help() -> Iterator[tuple[str, str]]:
     """Title and help of each command, in the order of the overview, after the options that several share."""
     yield "dispersion", _overview()
-    reports, asks = (command_parser("dispersion", "") for _ in range(2))
+    reports = command_parser("dispersion", "")
     add_output(reports)
-    add_evaluation(asks, "each command's own")
     known = _OPTION.findall(reports.format_help())
     yield "Options of every report (registry: no --details)", "".join(known).rstrip()
-    asked = [
-        text
-        for text in _OPTION.findall(asks.format_help())
-        if text not in known and "--task" not in text
-    ]
-    yield "Options of race and probe", _NONE.sub("", "".join(asked)).rstrip()
     for commands in JOBS.values():
         parsers = {name: parser_of(name)[0] for name in commands}
         for name, parser in parsers.items():
-            shared = [*known, *asked] if name in ("race", "probe") else known
-            yield f"dispersion {name}", _own(parser, shared)
+            yield f"dispersion {name}", _own(parser, known)
 
 
 def _own(parser: argparse.ArgumentParser, shared: list[str]) -> str:
@@ -65,7 +56,6 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
         "lmeval_screener": "Screen checkpoints",
         "lmeval_dispersion.geometry": "Geometry",
         "lmeval_dispersion.racing": "Find the best checkpoint",
-        "lmeval_dispersion.probing": "Find the best checkpoint",
         "lmeval_dispersion.harness": "Evaluate with dispersion",
         "lmeval_dispersion.auditing": "Judge a run",
         "lmeval_dispersion.store": "Judge a run",

@@ -48,7 +48,6 @@ RESULTS = {
     "lmeval_dispersion.auditing.calibrating.prediction:Predictions": (
         "`dispersion predict`: docs/reference/audit.md"
     ),
-    "lmeval_dispersion.probing.probe:Probe": "`dispersion probe`: docs/reference/probe.md",
     "lmeval_dispersion.racing.report:Race": "`dispersion race`: docs/reference/race.md",
     "lmeval_dispersion.racing.replay:Replay": "`dispersion race --replay`: docs/reference/race.md",
     "lmeval_dispersion.watching.report:Watched": "`dispersion watch`: docs/reference/watching.md",

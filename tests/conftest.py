@@ -70,7 +70,6 @@ FIRST = (
     "test_race",
     "test_loras",
     "test_guides",
-    "test_probe",
     "test_training_docs",
     "test_hub_study",
 )

@@ -1,6 +1,7 @@
 """The public surface: the names, where they come from, and which modules are nobody's to import."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import re
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import lmeval_dispersion
-from lmeval_dispersion.cli import COMMANDS
+from lmeval_dispersion.asking import Racing
+from lmeval_dispersion.cli import COMMANDS, parser_of
 from lmeval_dispersion.errors import UsageError
 
 ROOT = Path(lmeval_dispersion.__file__).parent
@@ -106,6 +108,21 @@ def test_functions_take_no_class_that_is_not_public():
         assert words <= known, name
 
 
+def test_what_the_race_takes_is_declared_once():
+    """The function's parameters and their help are those of the command's options."""
+    parser = parser_of("race")[0]
+    options = {action.dest: action for action in parser._actions if action.option_strings}
+    signature = inspect.signature(lmeval_dispersion.race)
+    assert list(signature.parameters) == [field.name for field in dataclasses.fields(Racing)]
+    text = inspect.getdoc(lmeval_dispersion.race)
+    for name, parameter in signature.parameters.items():
+        assert f"\n    {name}: " in text
+        if name not in ("checkpoints", "demo", "quiet"):
+            assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            assert parameter.default == options[name].default
+            assert "default:" in options[name].help or options[name].nargs == 0
+
+
 def test_a_name_without_its_library_says_what_to_install():
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'pandas'))); import lmeval_dispersion\n"
@@ -114,7 +131,7 @@ def test_a_name_without_its_library_says_what_to_install():
         "        getattr(lmeval_dispersion, name)\n"
         "    except ImportError as error:\n"
         "        print(error)\n"
-        "for call in (lmeval_dispersion.race, lmeval_dispersion.probe):\n"
+        "for call in (lmeval_dispersion.race,):\n"
         "    try:\n"
         "        call(['x'], tasks='gsm8k')\n"
         "    except ImportError as error:\n"
@@ -128,7 +145,7 @@ def test_a_name_without_its_library_says_what_to_install():
         "capture",
         "DispersionTrainer",
         "losses",
-        *"aa",
+        "a",
     ]
     assert all(line.endswith("run: pip install 'lmeval-dispersion[models]'") for line in lines)
     assert done.stderr.splitlines()[-1].endswith(lines[0])

@@ -26,7 +26,7 @@ from benchmarks.validity.siblings import ARRAYS, Cell, first_for
 from benchmarks.validity.texts import DOMAINS
 from lmeval_dispersion.racing.contest import MARGIN, Scores
 from lmeval_dispersion.racing.replay import raced
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 
 BASE = "base"
 
@@ -42,7 +42,9 @@ def race(
     contest = raced(answers, seed=seed, **settings)
     best, scores = int(str(contest.best)), cell.right[lanes].mean(1)
     again = (
-        sum(len(mine.score) > BLOCK for mine in contest.answered.values()) if contest.block else 0
+        sum(len(mine.score) > SHARED for mine in contest.answered.values())
+        if contest.sharing
+        else 0
     )
     wrong = bool(scores.max() > cell.right[best].mean() + MARGIN + 1e-9)
     return Named(best, contest.asked, len(answers) + again, wrong)
@@ -57,7 +59,7 @@ def ways(cell: Cell, rng: np.random.Generator, base: Cell | None) -> dict[str, N
     found = {
         "everything": all_asked(right, every, count),
         "a random third": all_asked(right, np.sort(rng.permutation(size)[:third]), count),
-        "25 labels": all_asked(right, every, BLOCK),
+        "25 labels": all_asked(right, every, SHARED),
         "successive halving": halved(right, every),
     }
     listed = every
@@ -65,8 +67,8 @@ def ways(cell: Cell, rng: np.random.Generator, base: Cell | None) -> dict[str, N
         listed = cell.order
         lanes = listed[: first_for(cell.kind, size)]
         found[RACE] = race(cell, lanes, seed)
-        found[BLOCK_ORDERS] = race(cell, lanes, seed, block=BLOCK)
-    found[BY_BLOCK] = race(cell, listed, seed, base=base, block=BLOCK, keep=third)
+        found[BLOCK_ORDERS] = race(cell, lanes, seed, sharing=SHARED)
+    found[BY_BLOCK] = race(cell, listed, seed, base=base, sharing=SHARED, cut=True)
     return found | {"a race of all": race(cell, listed, seed)}
 
 

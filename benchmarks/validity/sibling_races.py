@@ -26,7 +26,7 @@ from benchmarks.validity.page import HOME, Page, markdown, provenance
 from benchmarks.validity.siblings import KINDS, Cell, Population, below
 from benchmarks.validity.study import read_study
 from benchmarks.validity.texts import DOMAINS
-from lmeval_dispersion.racing.contest import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 
 TITLE = "How often the order is right, and how many questions a race needs"
 ORDERS, SHORT = 20, 400
@@ -74,7 +74,7 @@ def all_asked(right: Floats, among: Lanes, count: int) -> Named:
 
 def halved(right: Floats, among: Lanes) -> Named:
     """Successive halving: 25 questions, then twice as many of the better half, until one is left."""
-    count, asked, questions, loads = BLOCK, 0, 0, 0
+    count, asked, questions, loads = SHARED, 0, 0, 0
     while len(among) > 1:
         questions, loads = questions + (count - asked) * len(among), loads + len(among)
         better = among[np.argsort(-right[among, :count].sum(1), kind="stable")]

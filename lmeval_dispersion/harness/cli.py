@@ -7,6 +7,8 @@ import logging
 import sys
 from pathlib import Path
 
+from lmeval_dispersion.arguments import add_options
+from lmeval_dispersion.asking import LmEval
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.failures import sentences
@@ -19,7 +21,6 @@ from lmeval_dispersion.options import (
     add_examples,
     add_metric,
     add_model_args,
-    add_prompts,
     add_quiet,
     add_tasks,
 )
@@ -206,7 +207,8 @@ def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
     base.add_argument("--base", metavar="MODEL", help=about)
     add_data(base, "prompts: text, JSONL or parquet, or a Hub data set (default: the task's)")
     add_device(base)
-    add_prompts(parser.add_argument_group("as for lm_eval"))
+    prompts = ("num_fewshot", "include_path", "apply_chat_template")
+    add_options(parser.add_argument_group("as for lm_eval"), LmEval, *prompts, dashed=False)
     add_examples(
         parser,
         "gsm8k --tokenizer Qwen/Qwen2.5-0.5B",

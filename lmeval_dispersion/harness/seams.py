@@ -1,6 +1,6 @@
 """The seams to lm-eval: every workaround is here, and nowhere else.
 
-lm-eval has no public interface for twelve things that a dispersion task, a probe or a race needs. Each is
+lm-eval has no public interface for twelve things that a dispersion task or a race needs. Each is
 done here, once:
 
 ===================================  ==================================================  ==================

@@ -1,4 +1,4 @@
-"""Probabilities in a first block: of the right answer, and for a probe of the answer tokens.
+"""Probabilities of shared questions: of the right answer, and without labels of the answer tokens.
 
 lm-eval's samples of multiple choice hold the right answer's. For a generated answer the target's
 log-likelihood after the prompt is measured. The answer tokens' probabilities, where the answer begins, need
@@ -57,8 +57,8 @@ def complete(
     """Add ``block`` to each of lm-eval's samples: probabilities that lm-eval does not give.
 
     ``probability`` is the right answer's (the most probable target's, if several), where lm-eval's choices
-    do not give it. For a probe, ``tokens`` are the probabilities of the answer tokens: of the choices where
-    each is one token, else of the set ``answers``; or ``why`` gives the reason that there are none.
+    do not give it. With ``answers``, ``tokens`` are the probabilities of the answer tokens: of the choices
+    where each is one token, else of that set; or ``why`` gives the reason that there are none.
     """
     asked = {
         (task, sample["doc_id"]): sample

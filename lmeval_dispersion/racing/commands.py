@@ -3,99 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import Any
 
+from lmeval_dispersion.arguments import add_options
+from lmeval_dispersion.asking import How, LmEval, Questions, Racing, Which
 from lmeval_dispersion.errors import UsageError, require_extra
-from lmeval_dispersion.options import (
-    Once,
-    add_examples,
-    add_lm_eval,
-    add_metric,
-    add_output,
-    add_seed,
-    add_tasks,
-)
+from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
-from lmeval_dispersion.racing.contest import ERROR, MARGIN
 from lmeval_dispersion.racing.lineup import listed_results
-from lmeval_dispersion.racing.race import check_settings, race
-
-_ERROR = f"chance, at most, that the best of those raced is dropped (default: {ERROR})"
-_MARGIN = f"smallest difference in score that counts (default: {MARGIN})"
-
-
-def add_evaluation(parser: argparse.ArgumentParser, tasks: str, **more: Any) -> None:
-    """Add the options for an evaluation kept in a race's folder; ``tasks`` is the help of ``--tasks``."""
-    group = add_lm_eval(parser)
-    add_tasks(group, tasks, **more)
-    add = group.add_argument
-    add(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="the most questions of a checkpoint (default: all there are)",
-    )
-    add_metric(group)
-    folder = (
-        "keeps all answers: the same command goes on, more checkpoints join (default: race-TASKS)"
-    )
-    add("--output_path", metavar="FOLDER", help=folder)
-    add_seed(parser)
-
-
-def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
-    """A command's options, without those of its output, as keyword arguments."""
-    output = ("output", "format", "details", "command")
-    return {
-        name: value for name, value in vars(args).items() if name not in output and name[0] != "_"
-    }
+from lmeval_dispersion.racing.plan import questions_of
+from lmeval_dispersion.racing.race import check_settings, raced
+from lmeval_dispersion.racing.rule import SHARED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion race``."""
     named = "as `dispersion screen` has it, or --emit's folder"
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=named)
-    add = parser.add_argument_group("which race").add_argument
-    add("--family", metavar="NAME", help="all checkpoints of a family (default: none)")
-    add("--domain", metavar="SET", help="token set of the screen (default: the tasks' answers)")
-    add(
-        "--base",
-        action=Once,
-        metavar="CHECKPOINT",
-        help="that the others were trained from; it does not race (default: none)",
-    )
-    add("--all", action="store_true", help="race all, without a screen")
-    order = "what orders those that race (default: rows; a first block where rows are equal, and of --all)"
-    add("--by", choices=("rows", "block"), help=order)
-    sample = "random others of each group race as well (default: 0)"
-    add("--audit-sample", type=int, default=0, metavar="N", help=sample)
-    add = parser.add_argument_group("how").add_argument
-    add("--error", type=float, default=ERROR, metavar="X", help=_ERROR)
-    add("--margin", type=float, default=MARGIN, metavar="X", help=_MARGIN)
-    add(
-        "--top",
-        type=int,
-        default=1,
-        metavar="K",
-        help="how many of the best are wanted (default: 1)",
-    )
-    spend = "the most questions to ask now, of all together; the same command goes on (default: all needed)"
-    add("--budget", type=int, metavar="N", help=spend)
-    add(
-        "--hours",
-        type=float,
-        metavar="X",
-        help="the longest to go on, likewise (default: to the end)",
-    )
-    engine = (
-        "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
-    )
-    add("--engine", choices=("ray",), help=engine)
-    gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
-    add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
-    add("--dry-run", action="store_true", help="screen, and say what would be loaded and asked")
-    add_evaluation(parser, "tasks and groups, or a set's file (default: those of --emit)")
+    add_options(parser.add_argument_group("which race"), Which)
+    add_options(parser.add_argument_group("how"), How)
+    group = parser.add_argument_group("as for lm_eval")
+    add_options(group, Questions)
+    add_options(group, LmEval, dashed=False)
     recorded = parser.add_mutually_exclusive_group()
     recorded.add_argument(
         "--replay",
@@ -112,10 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--demo",
         "myruns --tasks gsm8k --batch_size auto",
+        "myruns --tasks gsm8k --batch_size auto --budget 10%",
         "'runs/*' --tasks my_task --include_path tasks -o race.html",
         "--replay results/MODEL_A results/MODEL_B",
         more="\nexit status: 0 raced, 1 none, 2 wrong usage, 3 some failed, 130 interrupted (run it again)\n",
     )
+
+
+def _racing(args: argparse.Namespace) -> Racing:
+    """The command's arguments as the function's."""
+    given = vars(args)
+    return Racing(**{field.name: given[field.name] for field in fields(Racing)})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,21 +65,22 @@ def run(args: argparse.Namespace) -> int:
         "family",
         "domain",
         "base",
-        "by",
         "tasks",
         "limit",
         "engine",
         "output_path",
-        "budget",
         "hours",
     )
     unused = [f"--{name}" for name in live if getattr(args, name) is not None]
-    if args.demo and args.metric is not None:
-        unused.append("--metric")
+    if args.demo:
+        own = ("by", "budget", "metric")
+        unused += [f"--{name}" for name in own if getattr(args, name) is not None]
     if unused := [*(args.checkpoints if args.demo else ()), *unused]:
         raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")
-    check_settings(args.error, args.margin, args.seed, top=args.top)
-    rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "top")}
+    check_settings(_racing(args))
+    rule: dict[str, Any] = {
+        name: getattr(args, name) for name in ("seed", "error", "margin", "top")
+    }
     if args.demo:
         output.write(replay.demo(**rule).document())
     elif (
@@ -153,10 +92,9 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     ):
-        if args.metric is not None:
-            raise UsageError(
-                "a race's folder is judged by the race's own metric; leave out --metric"
-            )
+        for name in ("metric", "by", "budget"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"a race's folder is judged by the race's own; leave out --{name}")
         output.write(race.document())
     else:
         recorded = replay.read_answers(args.replay, args.metric)
@@ -166,27 +104,32 @@ def run(args: argparse.Namespace) -> int:
         if listed and not {*listed} & {*answers}:
             raise UsageError("expected a listed checkpoint whose answers are finite, got none")
         listed = [name for name in listed if name in answers]
-        shuffled = not listed and len(args.replay) > 1 and args.replay == sorted(args.replay)
-        races = replay.replay(*recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
+        by = args.by or ("rows" if listed else "block")
+        is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)
+        shuffled = by == "rows" and not listed and is_sorted
+        if args.budget is not None:
+            first = next(iter(answers.values()))
+            everything = len(listed or answers) * len(first.score)
+            rule["budget"] = questions_of(args.budget, everything)
+        if by == "block":
+            rule["sharing"] = SHARED
+            rule["cut"] = bool(listed)
+        races = replay.replay(recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
         output.write(races.document())
     return 0
 
 
 def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
-    given = {
-        key: value for key, value in arguments_of(args).items() if key not in ("replay", "demo")
-    }
-    try:
-        with prints_to_stderr():
-            result = race(**given)
-    except KeyboardInterrupt as interrupt:
-        if not hasattr(interrupt, "race"):
-            raise
+    with prints_to_stderr():
+        result, stopped = raced(_racing(args))
+    if isinstance(stopped, KeyboardInterrupt):
         output.say("dispersion race: interrupted; the same command goes on")
-        output.write(interrupt.race.document())
-        return 130
     output.write(result.document())
+    if isinstance(stopped, KeyboardInterrupt):
+        return 130
+    if stopped is not None:
+        raise stopped
     return 3 if any(c.status == "failed" for c in result.checkpoints) else 0
 
 

@@ -1,39 +1,59 @@
-"""The contest: scores come in block by block, and a checkpoint that cannot be much better is dropped.
+"""The contest: scores come in, and a checkpoint that cannot be much better is dropped.
 
-The error of the whole race. Checkpoints come one after the other, each asked in a random order of its own,
-and are compared with a level: the best mean of those that were asked everything by then, plus the margin.
-When an order is drawn, all earlier answers are fixed, and with them the level and the predictions of the
-scores; so the best is lost only if it is dropped at its own turn, which has at most the error, however many
-checkpoints there are.
+**The error of the whole race.** Checkpoints come one after the other, each asked in a random order
+of its own, and are compared with a level: the best mean of those that were asked everything by
+then, plus the margin. When an order is drawn, all earlier answers are fixed, and with them the
+level and the predictions of the scores; so the best is lost only if it is dropped at its own turn,
+which has at most the error, however many checkpoints there are. Questions that several share before
+the turns count, by the argument of `rule`.
 
-A first block of questions that all are asked may order the turns, and count. Its bets know no answers of
-others, so those against the level that the best meets, which is below its mean, win at most as much as those
-against its mean; the later questions have an order of their own, in which all else is fixed.
+**The margin at any moment.** Let u of a checkpoint be the lowest level that its own bets refute (1
+where it was not asked), R the best of those asked everything, and m = max(0, the highest u - mean
+of R). If some checkpoint is better than R by more than m, the truly best one's mean is at or above
+its own u: its own bets failed, which has a chance of at most the error, at all moments together.
+The others' bets may fail as they like. For the best K of a list R is the last of K named ones; one
+of the K truly best is not named then, so each one's bets have error / K.
 
-Side by side all are asked in one order, and the level is unknown at first. Half of the error is for
-any two, compared question by question: each of the k - 1 comparisons that could drop the best has its share.
-The other half is for the level, once a checkpoint was asked everything: bets against the levels that the best
-meets win at most as much as bets against its own mean, whatever the others answered.
+Where R may be one that was not asked everything, that is fixed before the start: half of the error
+is for u, and of the other half each of the checkpoints has its share for a lower bound of its mean,
+by bets on 1 - score. To choose the form by whether R was asked everything would cost up to 1.5
+times the error.
+
+**Left out.** Of a long list only the first by their shared answers may go on. The error is then of
+those that went on; who is the best of them depends on the shared answers, so the bets on these do
+not count.
+
+**Side by side** all are asked in one order, and the level is unknown at first. Half of the error is
+for any two, compared question by question: each of the k - 1 comparisons that could drop the best
+has its share. The other half is for the level, once a checkpoint was asked everything, and for u:
+bets against the levels that the best meets win at most as much as bets against its own mean,
+whatever the others answered.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.racing.rule import BLOCK, Array, Bets
+from lmeval_dispersion.racing.rule import STEP, Array, Bets
 
 #: ``running``: asked on. ``complete``: was asked everything. ``not better``: clearly not better than the best
 #: so far by more than the margin. ``behind``: clearly worse than another, side by side. ``failed``: could not
-#: be asked on. ``left out``: not among the first by the first block.
+#: be asked on. ``left out``: not among the first by the shared questions.
 Standing = Literal["running", "complete", "behind", "not better", "left out", "failed"]
 
 ERROR, MARGIN = 0.05, 0.01
+LONG = 24  # from so many checkpoints on, shared questions with probabilities leave a third
+LEAST = 5  # at least so many go on
+LOADS = 1.5  # of each checkpoint, at most in the mean, in the phases of a budget
+_STAY, _STAY_KEPT = 3, 1.5  # one of so many stays after a phase
+_DEEPER = 0.9  # questions of a phase: the number of its checkpoints to this power less
 
 
 class Scores(NamedTuple):
@@ -54,8 +74,40 @@ class Scores(NamedTuple):
         """The scores of the questions at ``places``."""
         return Scores(*(part[places] for part in self))
 
+    def first(self, count: int) -> Scores:
+        """The scores of the first ``count`` questions."""
+        return Scores(self.score[:count], self.probability[:count])
+
 
 NOTHING = Scores(np.empty(0), np.empty(0))
+
+
+class Shown(NamedTuple):
+    """The best so far, and what is shown of all others.
+
+    Attributes:
+        labels: Those named, the best first; fewer than wanted where too few can be named yet.
+        margin: No other is better than the last of those named by more than this; None without them.
+        error: Chance, at most, that this is wrong or ever was, at all moments together.
+    """
+
+    labels: list[str]
+    margin: float | None
+    error: float
+
+
+class Phase(NamedTuple):
+    """A phase of shared questions: so many checkpoints are asked on, up to so many questions.
+
+    Attributes:
+        checkpoints: Number of checkpoints, the best so far.
+        questions: Number of shared questions of each when the phase ends.
+        after: Number of shared questions by which they are chosen.
+    """
+
+    checkpoints: int
+    questions: int
+    after: int
 
 
 @dataclass
@@ -65,14 +117,20 @@ class Contest:
     Args:
         questions: Most questions for each checkpoint, N.
         error: Chance, at most, that the best of those raced (over all N questions) is dropped and another is
-            named that is worse by more than ``margin``.
+            named that is worse by more than ``margin``; and that a margin shown is too small.
         margin: Smallest difference in score that counts.
         seed: Seed of the questions' orders.
         side_by_side: Number of checkpoints where several race at once, 0 where they come one after the other.
-        block: Number of first questions that all are asked, 0 where each has its own order from the start.
+        sharing: Number of first questions that all are asked before the turns, 0 where each has its own
+            order from the start.
         reference: A checkpoint that is asked everything and cannot be the best, as the base is.
         top: Number of best checkpoints wanted; each is compared with the last of them, with its part of the
             error.
+        step: Number of questions of a bet's step.
+        split: Number of checkpoints among which half of the error is split, so that a margin may be shown for a
+            best one that was not asked everything; 0 where it is not. Fixed before the first question.
+        weights: The questions' weights in the mean score, by question; None for equal ones. Shape (N,).
+        shared: Label -> number of first questions that it shares, where that is not ``sharing``.
 
     Attributes:
         answered: Label -> answers, in the checkpoint's own order.
@@ -85,53 +143,127 @@ class Contest:
     margin: float = MARGIN
     seed: int = 0
     side_by_side: int = 0
-    block: int = 0
+    sharing: int = 0
     reference: str = ""
     top: int = 1
+    step: int = STEP
+    split: int = 0
+    weights: Array | None = None
+    shared: dict[str, int] = field(default_factory=dict)
     answered: dict[str, Scores] = field(default_factory=dict)
     standing: dict[str, Standing] = field(default_factory=dict)
     levels: dict[str, float] = field(default_factory=dict)
     against: dict[str, list[str]] = field(default_factory=dict)
     _bets: dict[str, Bets] = field(default_factory=dict)
+    _by_question: dict[str, Array] = field(default_factory=dict)
+    _factors: dict[int, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and np.ptp(self.weights) == 0:
+            self.weights = None
+        if self.weights is not None:
+            self.weights = self.weights * (self.questions / self.weights.sum())
 
     def order(self, label: str) -> NDArray[np.int64]:
-        """Indices of the questions, (N,), in a checkpoint's order; side by side all have one order."""
-        common = self.questions if self.side_by_side else self.block
-        own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big")
-        order = np.random.default_rng([self.seed, own]).permutation(self.questions)
-        return np.concatenate([np.arange(common), order[order >= common]])
+        """Indices of the questions, (N,), in a checkpoint's order; the first ones are those that it shares.
 
-    def add(self, label: str, block: Scores) -> Standing:
+        With weights each next question is one of those left with a chance proportional to its weight.
+        """
+        count = self.questions if self.side_by_side else self.sharing_of(label)
+        own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big")
+        if self.weights is None:
+            common = np.arange(self.questions)  # drawn at random before
+            order = np.random.default_rng([self.seed, own]).permutation(self.questions)
+        else:
+            common = self._drawn(self.seed, 0, 0)
+            order = self._drawn(self.seed, own)
+        is_shared = np.zeros(self.questions, bool)
+        is_shared[common[:count]] = True
+        return np.concatenate([common[:count], order[~is_shared[order]]])
+
+    def _drawn(self, *seeds: int) -> NDArray[np.int64]:
+        """All questions, each drawn of those left with a chance proportional to its weight."""
+        assert self.weights is not None
+        times = np.random.default_rng(seeds).exponential(size=self.questions)
+        return np.argsort(times / self.weights, kind="stable")
+
+    def sharing_of(self, label: str) -> int:
+        """Number of first questions that a checkpoint shares with others."""
+        return self.shared.get(label, self.sharing)
+
+    def share(self, phase: Phase, labels: Sequence[str]) -> list[str]:
+        """Begin a phase of shared questions; returns the labels to ask on, up to ``phase.questions``.
+
+        They are the best by the questions that the phase before had; the reference is in the first phase
+        alone. Failed ones have no phase, and those whose turn began share no more questions.
+        """
+        going = [label for label in labels if self.standing.get(label) != "failed"]
+        if phase.after:
+            going = [label for label in going if label != self.reference]
+            going = [label for label in going if self._count(label) >= phase.after]
+            going.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
+            going = going[: phase.checkpoints]
+        for label in going:
+            if label not in self.against:
+                self.shared[label] = max(self.shared.get(label, 0), phase.questions)
+        return [label for label in going if label not in self.against]
+
+    def hold(self, label: str, answers: Scores) -> None:
+        """Take all of a checkpoint's answers so far, before its turn."""
+        self.answered[label] = answers
+        self.standing[label] = "complete" if self._count(label) == self.questions else "running"
+
+    def add(self, label: str, batch: Scores) -> Standing:
         """Take a checkpoint's answers to its next questions; returns its standing."""
-        self.answered[label] = mine = self.answered.get(label, NOTHING) + block
-        if len(mine.score) == self.questions:
+        self.answered[label] = self.answered.get(label, NOTHING) + batch
+        if self._count(label) == self.questions:
             standing: Standing = "complete"
         else:
             standing = self._beside(label) if self.side_by_side else self._at_its_turn(label)
         self.standing[label] = standing
         return standing
 
-    def hold(self, label: str, block: Scores) -> None:
-        """Take a checkpoint's answers to the first block before its turn."""
-        self.answered[label], self.standing[label] = block, "running"
-
-    def turns(self, labels: Sequence[str], keep: int | None = None) -> list[str]:
+    def turns(self, labels: Sequence[str], *, cut: bool = False) -> list[str]:
         """Labels in the order of their turns: those that began before, the reference, then the others.
 
-        After a first block the others follow by their mean probability of the right answer in it (else the
-        score); new ones past ``keep`` (None: none) become ``left out``. Failed ones, and those without the
-        block, have no turn.
+        After shared questions the others follow by these: those that share most, and the highest mean
+        probability of the right answer (else the score). Failed ones, and those without an answer to them,
+        have no turn.
+
+        Args:
+            labels: All that race.
+            cut: Whether the worst two thirds of a long list may be left out. They are where all have
+                probabilities, as few answers that are right or wrong do not tell who is best.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
-        going = [label for label in going if not self.block or label in self.answered]
+        shares = bool(self.sharing or self.shared)
+        going = [label for label in going if not shares or self._count(label)]
         others = [label for label in going if label != self.reference]
-        if self.block:
-            others.sort(key=lambda label: -_likely(self.answered[label])[: self.block].mean())
-            for label in () if keep is None else {*others[keep:]} - {*self.against}:
-                self.standing[label] = "left out"
-            others = others[:keep]
+        if shares:
+            others = self._by_shared(others, self._worth)
+            if cut and len(others) >= LONG and all(map(self._has_probabilities, others)):
+                others = self._cut(others)
         began = [label for label in self.against if label in going]
         return [*dict.fromkeys([*began, *({self.reference} & {*going}), *others])]
+
+    def _cut(self, labels: list[str]) -> list[str]:
+        """Leave out all but the first third by the questions that all share; those that began stay."""
+        count = min(map(self._count, labels))
+        best = sorted(labels, key=lambda label: self._worth(label, count), reverse=True)
+        going = {*best[: max(LEAST, math.ceil(len(labels) / 3))], *self.against}
+        for label in labels:
+            if label not in going:
+                self.standing[label] = "left out"
+        return [label for label in labels if label in going]
+
+    def _has_probabilities(self, label: str) -> bool:
+        shared = self.answered[label].first(self.sharing_of(label))
+        return bool(np.isfinite(shared.probability).any())
+
+    @property
+    def left_out(self) -> list[str]:
+        """Labels that were left out after the shared questions."""
+        return [label for label, standing in self.standing.items() if standing == "left out"]
 
     def begin(self, label: str) -> None:
         """Begin a checkpoint's turn: its rivals are those asked everything by now, and none later."""
@@ -152,28 +284,108 @@ class Contest:
             if standing != "failed":
                 self.add(label, NOTHING)
 
+    def shown(self, labels: Iterable[str]) -> Shown:
+        """The best of ``labels``, all that race, and the smallest margin that is shown by now."""
+        named = self.named
+        others = [label for label in dict.fromkeys([*labels, *self.answered]) if label not in named]
+        others = [label for label in others if self._counts(label)]
+        if not named or (others and len(named) < self.top):
+            return Shown(named, None, self.error)
+        least = min(map(self._at_least, named))
+        most = max(map(self._at_most, others), default=0.0)
+        return Shown(named, max(0.0, most - least), self.error)
+
+    def _counts(self, label: str) -> bool:
+        """Whether a checkpoint may be the best of those that the error is about."""
+        lost = ("failed", "left out", "behind")  # behind: by the half of the error for pairs
+        return label != self.reference and self.standing.get(label) not in lost
+
+    @property
+    def named(self) -> list[str]:
+        """Labels of the best so far, up to ``top``: of those asked everything, else by shared questions."""
+        named = self.ranked[: self.top]
+        if self.split and len(named) < self.top:
+            rest = [label for label in self.answered if label not in named and self._counts(label)]
+            named += self._by_shared(rest, self._score)[: self.top - len(named)]
+        return named
+
+    @property
+    def _part(self) -> float:
+        """The part of the error that a checkpoint's bets have."""
+        halves = 2 if self.side_by_side or self.split else 1
+        return self.error / halves / self.top
+
+    def _at_most(self, label: str) -> float:
+        """A checkpoint's mean is at most this, but for its part of the error."""
+        if self._count(label) == self.questions:
+            return self.mean(label)
+        if not self._count(label):
+            return 1.0
+        most = self._bets_of(label).lowest(self._part)
+        return min(most, self.levels[label]) if self.standing[label] == "not better" else most
+
+    def _at_least(self, label: str) -> float:
+        """A named checkpoint's mean is at least this, but for its share of the error's other half."""
+        if self._count(label) == self.questions:
+            return self.mean(label)
+        bets = self._bets_of(label)
+        columns = None if bets.columns is None else 1 - bets.columns
+        below = Bets(self.questions, columns, bets.shared, self._weights_of(label), self.step)
+        below.take(1 - self.answered[label].score)
+        return 1 - below.lowest(self.error / 2 / max(self.split, len(self.standing)))
+
+    def _bets_of(self, label: str) -> Bets:
+        """A checkpoint's bets, on all of its answers."""
+        if label not in self._bets:
+            weights = self._weights_of(label)
+            self._bets[label] = Bets(self.questions, weights=weights, step=self.step)
+        bets = self._bets[label]
+        if bets.columns is None and not self.side_by_side:
+            bets.shared = self.sharing_of(label)
+        bets.begin = bets.shared if self.left_out else 0
+        bets.take(self.answered[label].score[bets.taken :])
+        return bets
+
+    def _weights_of(self, label: str) -> Array | None:
+        return None if self.weights is None else self.weights[self.order(label)]
+
     def _at_its_turn(self, label: str) -> Standing:
         self.begin(label)
+        if label == self.reference:
+            return "running"
+        if label not in self._bets or self._bets[label].taken <= self.sharing_of(label):
+            self._meet(label)
+        if label not in self.levels:
+            return "running"
+        is_below = self._bets_of(label).refutes(self.levels[label], self._part)
+        return "not better" if is_below else "running"
+
+    def _meet(self, label: str) -> None:
+        """Fix the level that a checkpoint has to reach, and what predicts its scores."""
         whole = [other for other in self.against[label] if self.standing.get(other) == "complete"]
         rivals = sorted({*whole} - {self.reference}, key=self.mean, reverse=True)
-        if label == self.reference or len(rivals) < self.top:
-            return "running"
-        if label not in self._bets:
-            self.levels[label] = level = self.mean(rivals[self.top - 1]) + self.margin
-            columns = self._columns(rivals[0], whole)[self.order(label)]
-            self._bets[label] = Bets(self.questions, level, columns, self.block)
-        bets = self._bets[label]
-        bets.take(self.answered[label].score[bets.taken :])
-        return "not better" if bets.refutes(self.error / self.top) else "running"
+        if len(rivals) >= self.top:
+            self.levels[label] = self.mean(rivals[self.top - 1]) + self.margin
+        if whole and label not in self._bets:
+            self._bets[label] = Bets(
+                self.questions, weights=self._weights_of(label), step=self.step
+            )
+        if whole and self._bets[label].columns is None:
+            bets = self._bets[label]
+            bets.shared = self.sharing_of(label)
+            bets.columns = self._columns([*rivals, *whole][0], whole)[self.order(label)]
 
     def _columns(self, best: str, whole: Sequence[str]) -> Array:
         """Answers to each question by checkpoints asked everything: the best one's, and the mean."""
-        known = {
-            label: np.stack([mine.score, _likely(mine)], axis=1)[np.argsort(self.order(label))]
-            for label, mine in ((label, self.answered[label]) for label in whole)
-        }
-        first = known[best]
-        return first if len(known) == 1 else np.hstack([first, np.mean([*known.values()], axis=0)])
+        for label in whole:
+            if label not in self._by_question:
+                mine = self.answered[label]
+                columns = np.stack([mine.score, _likely(mine)], axis=1)
+                self._by_question[label] = columns[np.argsort(self.order(label))]
+        first = self._by_question[best]
+        if len(whole) == 1:
+            return first
+        return np.hstack([first, np.mean([self._by_question[label] for label in whole], axis=0)])
 
     def _beside(self, label: str) -> Standing:
         others = [
@@ -184,27 +396,71 @@ class Contest:
         mine = self.answered[label].score
         if self.best is not None:
             self.levels[label] = level = self.mean(self.best) + self.margin
-            if self._below(mine, level, self.error / 2):
+            if self._bets_of(label).refutes(level, self._part):
                 return "not better"
+        part = self.error / 2 / max(1, self.side_by_side - 1)
         for other in sorted(others, key=self.mean, reverse=True):
             theirs = self.answered[other].score
-            n = min(len(mine), len(theirs))
-            if self._below(
-                mine[:n] - theirs[:n], 0.0, self.error / 2 / max(1, self.side_by_side - 1)
-            ):
+            count = min(len(mine), len(theirs))
+            bets = Bets(self.questions, weights=self._weights_of(label), step=self.step)
+            bets.take(mine[:count] - theirs[:count])
+            if bets.refutes(0.0, part):
                 return "behind"
         return "running"
 
-    def _below(self, scores: Array, level: float, error: float) -> bool:
-        if len(scores) == self.questions:
-            return bool(scores.mean() < level)
-        bets = Bets(self.questions, level)
-        bets.take(scores)
-        return bets.refutes(error)
+    def _count(self, label: str) -> int:
+        return len(self.answered.get(label, NOTHING).score)
 
     def mean(self, label: str) -> float:
-        """A checkpoint's mean score so far."""
-        return float(self.answered[label].score.mean())
+        """A checkpoint's mean score so far; with weights an estimate, exact of all questions."""
+        return self._score(label, self._count(label))
+
+    def _score(self, label: str, count: int) -> float:
+        return self._estimate(label, self.answered[label].score[:count])
+
+    def _worth(self, label: str, count: int) -> float:
+        """The mean probability of the right answer, or else the score, in the first ``count`` answers."""
+        return self._estimate(label, _likely(self.answered[label].first(count)))
+
+    def _estimate(self, label: str, values: Array) -> float:
+        """The mean over all questions, by the ``values`` of the first ones in a checkpoint's order."""
+        if self.weights is None:
+            return float(values.mean())
+        factors = self._factors_of(len(values))[self.order(label)[: len(values)]]
+        return float(factors @ values / factors.sum())
+
+    def _factors_of(self, count: int) -> Array:
+        """Each question's weight by its chance to be among ``count`` drawn ones. Shape (N,).
+
+        Each is drawn by a time at which it comes, exponential with its weight as rate; the chance is to come
+        before the time by which ``count`` are expected.
+        """
+        assert self.weights is not None
+        if count == self.questions:
+            return self.weights
+        if count not in self._factors:
+            low, high = 0.0, 1.0
+            while -np.expm1(-self.weights * high).sum() < count:
+                high *= 2
+            for _ in range(60):
+                middle = (low + high) / 2
+                if -np.expm1(-self.weights * middle).sum() < count:
+                    low = middle
+                else:
+                    high = middle
+            self._factors[count] = self.weights / -np.expm1(-self.weights * high)
+        return self._factors[count]
+
+    def _by_shared(self, labels: Sequence[str], value: Callable[[str, int], float]) -> list[str]:
+        """Labels with an answer: those that share most questions first, then by the ``value`` in these."""
+        found = list[str]()
+        labels = [label for label in labels if self._count(label)]
+        for number in sorted({*map(self.sharing_of, labels)}, reverse=True):
+            alike = [label for label in labels if self.sharing_of(label) == number]
+            count = min(number, *map(self._count, alike)) if number else 0
+            values = {label: value(label, count or self._count(label)) for label in alike}
+            found += sorted(alike, key=lambda label: -values[label])
+        return found
 
     @property
     def asked(self) -> int:
@@ -230,19 +486,81 @@ def _likely(scores: Scores) -> Array:
     return np.where(np.isnan(scores.probability), scores.score, scores.probability)
 
 
+def phases(
+    checkpoints: int, questions: int, budget: int, *, kept: bool = False, reference: bool = False
+) -> list[Phase]:
+    """Plan shared questions for a budget: phases after each of which the worst leave.
+
+    A third stays each time, and each checkpoint is loaded 1.5 times in the mean at most; where all are
+    ``kept`` loaded two thirds stay, in as many phases as that takes. The fewer are left, the more questions
+    each one has been asked.
+
+    Args:
+        checkpoints: Number of checkpoints, K, without the reference.
+        questions: Number of questions in all, N.
+        budget: The most questions over all checkpoints, the reference included.
+        kept: Whether all stay loaded.
+        reference: Whether a reference is asked as well; it is in the first phase alone.
+
+    Returns:
+        The phases; none where the budget has no question for each.
+    """
+    first = checkpoints + reference
+    if checkpoints < 1 or budget < first:
+        return []
+    sizes = _sizes(checkpoints, kept)
+    shares = [(checkpoints / size) ** _DEEPER for size in sizes]
+
+    def planned(unit: float) -> list[int]:
+        return [min(questions, max(1, int(unit * share))) for share in shares]
+
+    def cost(counts: Sequence[int]) -> int:
+        more = np.diff(counts, prepend=0)
+        return int(np.array([first, *sizes[1:]]) @ more)
+
+    low = 0.0
+    high = float(questions)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if cost(planned(middle)) <= budget:
+            low = middle
+        else:
+            high = middle
+    counts = planned(low)
+    if cost(planned(high)) <= budget:
+        counts = planned(high)
+    befores = [0, *counts[:-1]]
+    steps = zip(sizes, counts, befores, strict=True)
+    return [Phase(*step) for step in steps if step[1] > step[2]]
+
+
+def _sizes(checkpoints: int, kept: bool) -> list[int]:
+    """Numbers of checkpoints in the phases of a budget."""
+    sizes = [checkpoints]
+    most = math.inf if kept else LOADS * checkpoints
+    while True:
+        size = max(2, round(sizes[-1] / (_STAY_KEPT if kept else _STAY)))
+        if size >= sizes[-1] or sum(sizes) + size > most:
+            return sizes
+        sizes.append(size)
+
+
 #: Answers of a checkpoint to the questions ``begin`` to ``end`` of its order.
 Ask = Callable[[int, int], Scores]
 
 
 def run(
-    contest: Contest, label: str, ask: Ask, block: int = BLOCK, known: Scores = NOTHING
+    contest: Contest, label: str, ask: Ask, batch: int = STEP, known: Scores = NOTHING
 ) -> Standing:
-    """Ask a checkpoint, after its ``known`` answers, until it is dropped or done; returns its standing."""
+    """Ask a checkpoint, after its ``known`` answers, until it is dropped or done; returns its standing.
+
+    ``batch`` questions are asked at once. The bets do not depend on it, only when they are looked at.
+    """
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))
     contest.begin(label)
     standing = contest.add(label, more) if begin or len(more.score) else "running"
     while standing == "running":
         begin = len(contest.answered.get(label, NOTHING).score)
-        standing = contest.add(label, ask(begin, min(begin + block, contest.questions)))
+        standing = contest.add(label, ask(begin, min(begin + batch, contest.questions)))
     return standing

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from glob import escape
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from lmeval_screener.shortlist.loading import with_base
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.files import hashed, remove_parts, write_whole
 from lmeval_dispersion.harness import seams
@@ -47,7 +48,8 @@ from lmeval_dispersion.judging import (
 from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.racing.kept import WRONG_CONTENT, RaceResults, not_as_left, race_results
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.plan import batch_of
+from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.store.groups import mean_score, question_weights, units_of
 from lmeval_dispersion.store.identity import SUFFIX, prompt_manifest, source_text
 from lmeval_dispersion.store.samples import Sample, by_filter, stock_name
@@ -97,14 +99,12 @@ class CheckpointError(DispersionError):
 class Evaluation:
     """Questions of one or several tasks, drawn at random.
 
-    ``seed`` draws them, ``limit`` is the most questions of a checkpoint, ``metric`` is
-    ``[TASK=][FILTER/]METRIC``, several with commas; the other arguments are lm-eval's.
-
     A *unit* is a task, or a group with one figure in lm-eval; a tag, or another group, stands for its
     members. The score is the mean over units, inside of a group as in lm-eval; ``weigh`` ``questions``
     makes it the mean over questions. A limit takes as many questions of each unit.
 
     Attributes:
+        asking: What is asked, and how.
         questions: (task, document) of each, as drawn; N of them.
         available: Number of questions in the tasks.
         weights: Of the questions, shape (N,), with mean 1: a checkpoint's score is the weighted mean of its
@@ -126,29 +126,21 @@ class Evaluation:
         UsageError: lm-eval has no such task, the task no metric to race by, or a limit leaves a unit out.
     """
 
-    def __init__(
-        self,
-        tasks: str,
-        *,
-        seed: int = 0,
-        limit: int | None = None,
-        metric: str | None = None,
-        weigh: Literal["units", "questions"] = "units",
-        num_fewshot: int | None = None,
-        include_path: str | None = None,
-        apply_chat_template: bool | str = False,
-        confirm_run_unsafe_code: bool = False,
-    ) -> None:
-        self.seed, self.chat = seed, apply_chat_template
-        self.tasks, groups = seams.loaded_suite(tasks, num_fewshot, include_path, stock=False)
+    def __init__(self, asking: Asking) -> None:
+        self.asking = asking
+        self.seed = asking.seed
+        self.chat = asking.apply_chat_template
+        self.tasks, groups = seams.loaded_suite(
+            asking.tasks or "", asking.num_fewshot, asking.include_path, stock=False
+        )
         self._group_entries = seams.group_entries(groups)
-        self._named = self._named_metrics(metric, seams.groups_above(groups))
+        self._named = self._named_metrics(asking.metric, seams.groups_above(groups))
         self.recorded = {name: t for name, t in self.tasks.items() if isinstance(t, DispersionTask)}
         for task in self.recorded.values():
             task.saves = False
         expected = {name: self._check_metric(name) for name in self.tasks}
         self.groups = seams.task_groups(groups, expected)
-        self._draw(limit, weigh)
+        self._draw(asking.limit, asking.weigh)
         self._place = {question: i for i, question in enumerate(self.questions)}
         names = np.array([name for name, _ in self.questions])
         self.places = {name: np.flatnonzero(names == name) for name in dict(self.questions)}
@@ -160,8 +152,11 @@ class Evaluation:
         self.not_finite = defaultdict[str, set[Question]](set)
         self.others = defaultdict[str, set[Question]](set)
         self._prompts = defaultdict[str | None, dict[Question, str]](dict)
-        self._options = {"apply_chat_template": self.chat, "fewshot_as_multiturn": bool(self.chat)}
-        self._options["confirm_run_unsafe_code"] = confirm_run_unsafe_code
+        self._options = {
+            "apply_chat_template": self.chat,
+            "fewshot_as_multiturn": bool(self.chat),
+            "confirm_run_unsafe_code": asking.confirm_run_unsafe_code,
+        }
         self._requests: dict[str, dict[int, list[Any]]] = {}
         self._built_for: Any = lambda: None
         self.models = SharedBase()
@@ -296,7 +291,7 @@ class Evaluation:
             if self.chat or not self._requests:
                 self._requests = {name: self._built(name, lm) for name in dict(self.questions)}
             documents = [found for each in self._requests.values() for found in each.values()]
-            most = BLOCK * max(sum(request.repeats for request in found) for found in documents)
+            most = SHARED * max(sum(request.repeats for request in found) for found in documents)
             seams.settle_batch(lm, chain.from_iterable(documents), most)
         chosen = sorted(self.questions[place] for place in places)
         requests = {
@@ -306,6 +301,16 @@ class Evaluation:
         for task in self.recorded.values():
             task.take()  # records of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
+
+    @property
+    def batch(self) -> int:
+        """Number of questions that are asked at once."""
+        counts = [
+            sum(request.repeats for request in requests)
+            for documents in self._requests.values()
+            for requests in documents.values()
+        ]
+        return batch_of(self.asking, max(counts, default=1))
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
         """A question's task, and its requests as the last model got them."""
@@ -453,10 +458,9 @@ def _commits(given: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
 class Entrant:
     """One checkpoint in a race, loaded when a question is new, and its folder, which keeps all answers.
 
-    The backend's ``arguments``, such as ``pretrained``, come before ``model_args``; ``settings`` are
-    ``batch_size`` and ``device``; ``date`` is in the files' names; ``order`` (N,) has the places of the
-    questions in its order. ``pinned``: whether the commit that gave the earlier answers is loaded again;
-    else the present one, which has to be the same.
+    The backend's ``arguments``, such as ``pretrained``, come before the command's ``model_args``; ``date`` is
+    in the files' names; ``order`` (N,) has the places of the questions in its order. ``pinned``: whether the
+    commit that gave the earlier answers is loaded again; else the present one, which has to be the same.
 
     Attributes:
         seconds: Time to load and ask it, earlier runs included.
@@ -477,17 +481,25 @@ class Entrant:
         arguments: Mapping[str, str],
         order: NDArray[np.int64],
         *,
-        model: str = "hf",
-        model_args: str = "",
         pinned: bool = True,
-        **settings: Any,
     ) -> None:
-        self.evaluation, self.label = evaluation, label
-        self.seconds = self.loading = 0.0
-        self._order, self._answers = order, evaluation.unasked()
-        self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
-        self._model, self._given = model, {**arguments, **seams.backend_arguments(model_args)}
-        self._settings = {key: value for key, value in settings.items() if value is not None}
+        asking = evaluation.asking
+        self.evaluation = evaluation
+        self.label = label
+        self.seconds = 0.0
+        self.loading = 0.0
+        self._order = order
+        self._answers = evaluation.unasked()
+        self._folder = folder
+        self._date = date
+        self._file = folder / f"results_{date}.json"
+        self._model = asking.model
+        self._given = {**arguments, **seams.backend_arguments(asking.model_args)}
+        self._settings: dict[str, Any] = {}
+        if asking.batch_size is not None:
+            self._settings["batch_size"] = asking.batch_size
+        if asking.device is not None:
+            self._settings["device"] = asking.device
         self._lm: Any = None
         self._pinned = pinned
         self._earlier: dict[str, Any] = {}  # arguments that gave the earlier answers

@@ -3,52 +3,55 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatch
 from functools import cached_property
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from filelock import FileLock, Timeout
 from lmeval_screener.checkpoints.snapshot import COMMIT
+from lmeval_screener.tokens.answers import tasks_in
 
+from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
-from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.racing.contest import Contest, Phase, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, base_of
-from lmeval_dispersion.racing.report import Race, race_of
-from lmeval_dispersion.racing.rule import BLOCK
-from lmeval_dispersion.report.declared import count as counted
+from lmeval_dispersion.racing.plan import Plan, may_cut
+from lmeval_dispersion.racing.report import MarginAt, Race, add_margin, race_of, unit_scores
+from lmeval_dispersion.racing.rule import SHARED, STEP
 from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:
+    from lmeval_dispersion.racing.agreement import Agreed
     from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation, More
 
 MANIFEST = "manifest.json"
 MANY = 2000  # questions from which a random part is enough
-LONG, LEAST = 24, 5  # from so many checkpoints on, a first block leaves a third, at least so many
 LINES = 30.0  # seconds between two lines of progress in a log
-_BACKEND = ("model", "model_args", "batch_size", "device")
 #: lm-eval's arguments that an entry of ``race.json`` may give; others come from the command line alone.
 KEPT_ARGUMENTS = ("pretrained", "model", "revision", "peft", "tokenizer", "gguf_file", "dtype")
 _OWN = ("pretrained", "model", "revision")  # keys of --model_args that differ by checkpoint
 _PARTS = {"prompts": "prompts or examples"}
-_SETTINGS = {"questions": "another number of questions", "lm_eval": "another lm-eval"}
+_SETTINGS = {
+    "questions": "another number of questions",
+    "lm_eval": "another lm-eval",
+    "weighing": "several tasks that count otherwise, see --weigh",
+}
 
 
 @dataclass
@@ -67,6 +70,18 @@ class Limits:
         return late or (self.questions is not None and self.asked >= self.questions)
 
 
+#: Shows questions asked, the most that there may be, and what is at work.
+Update = Callable[[int, int, str], None]
+
+
+class _Asking(NamedTuple):
+    """A checkpoint that is asked: its next answers, those known, and how many questions at once."""
+
+    ask: Callable[[int, int], Scores]
+    known: Scores
+    batch: int
+
+
 class Spent(Exception):
     """The next question has no answer yet, and is not asked: nothing is left, or the model is not named."""
 
@@ -75,9 +90,7 @@ class Spent(Exception):
 class RaceFolder:
     """A race and the folder that keeps it."""
 
-    tasks: str
-    options: Mapping[str, Any]  # arguments of the evaluation
-    backend: Mapping[str, Any]  # model, model_args, batch_size and device
+    asking: Asking  # its tasks are names, `NAME,NAME`
     path: Path
     lineup: Lineup
     date: str  # in the results files' names
@@ -98,30 +111,39 @@ class RaceFolder:
     )  # words of the command that could not be listed
     _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
     left_out: dict[str, str] = field(default_factory=dict)  # label -> name, unnamed by the command
+    #: Questions asked, and the margin shown then, as it became smaller.
+    margins: list[MarginAt] = field(default_factory=list)
+    budget: int | None = None  # of shared questions, by this command
+    _plan: Plan = field(default_factory=lambda: Plan((), 0))
 
     @classmethod
-    def opened(cls, tasks: str, path: str | Path | None, **options: Any) -> RaceFolder:
-        """Open the folder at ``path`` (None: ``race-TASKS``), new or with its answers to these tasks.
-
-        ``options`` are lm-eval's and those of :class:`Evaluation`.
+    def opened(cls, asking: Asking) -> RaceFolder:
+        """Open the folder that is asked for, new or with its answers to these tasks.
 
         Raises:
-            UsageError: The options cannot be used as given, or the answers belong to other tasks or settings.
+            UsageError: No task is named, the arguments cannot be used as given, or the answers belong to
+                other tasks or settings.
             HarnessError: The backend gives no hidden states, which a dispersion task needs.
         """
-        path = Path(path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
-        if own := [key for key in key_values(options["model_args"]) if key in _OWN]:
+        tasks = ",".join(tasks_in(asking.tasks or ""))
+        if not tasks:
             raise UsageError(
-                f"expected what all checkpoints share, got {own[0]}, which is each one's own; name the "
-                "checkpoints instead",
-                argument="model_args",
+                "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks",
+                argument="tasks",
             )
+        for key in key_values(asking.model_args):
+            if key in _OWN:
+                raise UsageError(
+                    f"expected what all checkpoints share, got {key}, which is each one's own; name the "
+                    "checkpoints instead",
+                    argument="model_args",
+                )
+        path = Path(asking.output_path or race_name(tasks)).expanduser()
         kept = kept_race(path)
         entries = kept.get("checkpoints", ())
         lineup = Lineup(entries, kept.get("notes", ()), by=kept.get("order", "rows"))
         date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-        backend = {key: options.pop(key) for key in _BACKEND}
-        folder = cls(tasks, options, backend, path, lineup, date, kept=kept, named={})
+        folder = cls(replace(asking, tasks=tasks), path, lineup, date, kept=kept, named={})
         folder._check()
         if recorded := folder.evaluation.recorded:
             from lmeval_dispersion.harness.recording import check_model
@@ -129,12 +151,17 @@ class RaceFolder:
             check_model(folder.kind, ",".join(recorded))
         return folder
 
+    @property
+    def tasks(self) -> str:
+        """The names of the tasks, `NAME,NAME`."""
+        return self.asking.tasks or ""
+
     @cached_property
     def kind(self) -> type:
         """lm-eval's class of the backend; UsageError for an unknown one."""
         from lmeval_dispersion.harness.seams import backend
 
-        return backend(self.backend["model"])
+        return backend(self.asking.model)
 
     @property
     def api(self) -> bool:
@@ -146,11 +173,14 @@ class RaceFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Everything on which the answers depend."""
-        given = {**self.options, **self.backend}
         return {
             "tasks": self.tasks,
             "questions": len(self.evaluation.questions),
-            **{key: given[key] for key in ("seed", "metric", "model", "model_args")},
+            "seed": self.asking.seed,
+            "metric": self.asking.metric,
+            "model": self.asking.model,
+            "model_args": self.asking.model_args,
+            "weighing": self.evaluation.weighing,
             "lm_eval": version("lm_eval"),
             "identity": self.evaluation.identity(),
         }
@@ -230,7 +260,7 @@ class RaceFolder:
 
     @property
     def _model_args(self) -> dict[str, str]:
-        return key_values(self.backend["model_args"])
+        return key_values(self.asking.model_args)
 
     @property
     def runs_code(self) -> bool:
@@ -260,7 +290,7 @@ class RaceFolder:
         """The race's questions; another process loads the tasks itself."""
         from lmeval_dispersion.racing.evaluation import Evaluation
 
-        return Evaluation(self.tasks, **self.options)
+        return Evaluation(self.asking)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "evaluation"}
@@ -280,7 +310,6 @@ class RaceFolder:
             arguments,
             order,
             pinned=not self.runs_code,
-            **self.backend,
         )
 
     @cached_property
@@ -296,67 +325,108 @@ class RaceFolder:
             names[entry.label] = name
         return names
 
-    def expected(self, questions: int) -> tuple[int, int]:
-        """Fewest and most questions in all, if each checkpoint may be asked ``questions``."""
-        raced = sum(entry.chosen != "base" for entry in self.raced)
-        going = (going_on(self.raced) if self.lineup.by == "block" else None) or raced
-        block, base = min(BLOCK, questions), (len(self.raced) - raced) * questions
-        fewest = questions + block * (raced - 1)
-        return base + fewest, base + questions * going + block * (raced - going)
-
-    def forecast(self, questions: int, load: float, ask: float) -> str:
-        """Cost in words: at most ``questions`` a checkpoint, ``load`` seconds a load, ``ask`` a question."""
-        few, many = self.expected(questions)
-        loads = len(self.raced)
-        shares = ""
-        if self.lineup.by == "block":
-            shared = bool(
-                self.lineup.reference
-            )  # adapters share their base, others are loaded again
-            whole = sum(
-                not (shared and (e.chosen == "base" or base_of(e.arguments))) for e in self.raced
-            )
-            again = min(whole, going_on(self.raced) or whole)
-            loads = (whole + again) * (1 + shared) + shared  # after each of them the base is, too
-            if shared:
-                raced = sum(e.chosen != "base" for e in self.raced)
-                shares = f" for {counted(raced, 'checkpoint')}, as adapters share their base"
-        seconds = loads * load + many * ask
-        most = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-        return (
-            f"{counted(loads, 'load')}{shares}, {few:,} to {many:,} questions, at most about {most}"
+    def contest(self, *, error: float, margin: float, top: int, engine: bool) -> Contest:
+        """The contest that judges the folder's answers, with what is kept of its turns."""
+        count = len(self.evaluation.questions)
+        contest = Contest(
+            count,
+            error,
+            margin,
+            self.evaluation.seed,
+            side_by_side=len(self.raced) if engine else 0,
+            top=top,
+            step=self.kept.get("step", STEP),
+            split=self.kept.get("split", 0),
+            weights=self.evaluation.weights,
+            shared=dict(self.kept.get("shared", {})),
+            against=dict(self.kept.get("turns", {})),
         )
+        if self.lineup.by == "block" and not engine:
+            contest.sharing = min(SHARED, count)
+            contest.reference = self.lineup.reference
+        return contest
 
-    def run(self, contest: Contest, *, quiet: bool, probed: Sequence[Entry] | None = None) -> None:
-        """Race one checkpoint after the other; a first block that orders them is asked of all before.
+    def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
+        """Race one checkpoint after the other; shared questions are asked of all before.
 
-        ``probed`` entries are asked that block alone. DispersionError if all fail alike, or on a full disk.
+        Where the plan has phases of a budget, they are all that is asked.
+
+        Raises:
+            DispersionError: All fail alike, or the disk refuses.
         """
-        self.forecast_said = quiet or probed is not None
-        entries = {entry.label: entry for entry in (self.raced if probed is None else probed)}
+        self.forecast_said = quiet
+        self._plan = plan
+        if self.kept.get("error") == contest.error:
+            self.margins = [MarginAt(*pair) for pair in self.kept.get("margins", ())]
+        entries = {entry.label: entry for entry in self.raced}
+        phases = plan.phases
+        if contest.sharing and not phases:
+            phases = [Phase(len(entries), contest.sharing, 0)]
         try:
             with progress_bar(hidden=quiet, every=LINES) as update:
-                for label in entries if contest.block else ():
-                    self._ask(contest, entries[label], update, contest.block)
-                for label in (
-                    contest.turns([*entries], going_on(self.raced)) if probed is None else ()
-                ):
-                    self._ask(contest, entries[label], update)
+                self._hold_known(contest, entries)
+                for phase in phases:
+                    labels = contest.share(phase, [*entries])
+                    if contest.shared != self.kept.get("shared", {}):
+                        self.write(shared=dict(contest.shared))
+                    for label in labels:
+                        self._share(contest, entries[label], update, phase.questions)
+                    if self.allowance.spent:
+                        self._keep_margins()
+                        return
+                turns = (
+                    contest.turns([*entries], cut=may_cut(self.raced)) if not plan.phases else ()
+                )
+                for label in turns:
+                    self._at_its_turn(contest, entries[label], update)
         finally:
             self.evaluation.models.release()
+        self._keep_margins()
 
-    def _ask(
-        self,
-        contest: Contest,
-        entry: Entry,
-        update: Callable[[int, int, str], None],
-        block: int = 0,
-    ) -> None:
-        """Ask a checkpoint the first ``block``, or on until it is dropped or was asked everything."""
+    def _hold_known(self, contest: Contest, entries: Mapping[str, Entry]) -> None:
+        """Take the answers to shared questions that the folder has of an earlier command."""
+        for label, entry in entries.items():
+            count = contest.sharing_of(label)
+            if count and self._has_answers(entry):
+                known = self.entrant(entry, contest).known.first(count)
+                if len(known.score):
+                    contest.hold(label, known)
+
+    def _share(self, contest: Contest, entry: Entry, update: Update, count: int) -> None:
+        """Ask a checkpoint its first ``count`` questions, which others are asked as well."""
         from lmeval_dispersion.racing.block import complete
+
+        with self._asking(contest, entry, update, self.more or complete) as asking:
+            known = asking.known.first(count)
+            while len(known.score) < count:
+                begin = len(known.score)
+                known += asking.ask(begin, min(begin + asking.batch, count))
+                contest.hold(entry.label, known)
+                self._watch(contest)
+            contest.hold(entry.label, known)
+        self._watch(contest)
+
+    def _at_its_turn(self, contest: Contest, entry: Entry, update: Update) -> None:
+        """Ask a checkpoint on until it is dropped or was asked everything."""
+        with self._asking(contest, entry, update) as asking:
+
+            def ask(begin: int, end: int) -> Scores:
+                if entry.label not in self.kept["turns"]:
+                    self.write(turns=dict(contest.against))
+                self._watch(contest)
+                return asking.ask(begin, end)
+
+            run_checkpoint(contest, entry.label, ask, asking.batch, asking.known)
+        self._watch(contest)
+
+    @contextmanager
+    def _asking(
+        self, contest: Contest, entry: Entry, update: Update, more: More | None = None
+    ) -> Iterator[_Asking]:
+        """A checkpoint that is asked; a race goes on where it fails, or nothing may be asked any more."""
         from lmeval_dispersion.racing.evaluation import CheckpointError
 
-        entrant, more = self.entrant(entry, contest), (self.more or complete) if block else None
+        entrant = self.entrant(entry, contest)
 
         def ask(begin: int, end: int) -> Scores:
             update(*progress(contest, len(self.raced), entrant.label))
@@ -365,24 +435,18 @@ class RaceFolder:
                 raise Spent
             if self.allowance.spent:
                 raise Spent
-            if entry.label not in self.kept["turns"] and not block:
-                self.write(turns=dict(contest.against))
             self.allowance.asked += end - begin
-            start, new = time.perf_counter(), not contest.answered
+            start = time.perf_counter()
+            is_first = not contest.answered
             scores = entrant.ask(begin, end, more)
-            if new and not self.forecast_said:
+            if is_first and not self.forecast_said:
                 asking = (time.perf_counter() - start - entrant.loading) / (end - begin)
-                say_above_progress(self.forecast(contest.questions, entrant.loading, asking))
+                say_above_progress(self._plan.forecast(entrant.loading, asking))
             self.forecast_said = True
             return scores
 
-        known = entrant.known
         try:
-            if block:
-                first = known.at(np.arange(block)) if len(known.score) >= block else ask(0, block)
-                contest.hold(entry.label, first)
-            else:
-                run_checkpoint(contest, entry.label, ask, known=known)
+            yield _Asking(ask, entrant.known, self.evaluation.batch)
         except Spent:
             pass  # it is undecided
         except CheckpointError as error:
@@ -391,6 +455,15 @@ class RaceFolder:
             self.ended(entrant)
             entrant.close()
             entrant.store()
+
+    def _keep_margins(self) -> None:
+        margins = [[at.questions, at.margin] for at in self.margins]
+        if margins != self.kept.get("margins", []):
+            self.write(margins=margins)
+
+    def _watch(self, contest: Contest) -> None:
+        """Record the margin that is shown by now, where it has become smaller."""
+        add_margin(self.margins, contest, [entry.label for entry in self.raced])
 
     def ended(self, entrant: Entrant) -> None:
         """Record an entrant's time, and whether it answers as its base, once it is asked no more."""
@@ -436,10 +509,14 @@ class RaceFolder:
         self.kept |= {"schema": SCHEMA, **more}
         write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
 
-    def keep(self, lineup: Lineup, **more: Any) -> None:
-        """Write the list, its manifest and the drawn questions to the folder; raises as :meth:`write`."""
+    def take(self, lineup: Lineup) -> None:
+        """Race this list from now on."""
         self.lineup = lineup
         vars(self).pop("_names", None)  # of the list before
+
+    def keep(self, lineup: Lineup, **more: Any) -> None:
+        """Write the list, its manifest and the drawn questions to the folder; raises as :meth:`write`."""
+        self.take(lineup)
         if lineup.manifest is not None:
             write_whole(self.path / MANIFEST, json.dumps(lineup.manifest, indent=1).encode())
         samples: dict[str, list[int]] = {}  # as lm-eval's --samples takes them
@@ -448,7 +525,10 @@ class RaceFolder:
             samples.setdefault(task, []).append(i)
         write_whole(self.path / "samples.json", json.dumps(samples).encode())
         if "drawn" not in self.kept:
-            more |= self.settings | {"drawn": self.evaluation.questions, "turns": {}}
+            weights = self.evaluation.weights
+            more |= self.settings
+            more |= {"drawn": self.evaluation.questions, "turns": {}, "step": STEP}
+            more["weights"] = None if weights is None else weights.tolist()
         self.write(
             date=self.date, checkpoints=lineup.entries, notes=lineup.notes, order=lineup.by, **more
         )
@@ -474,8 +554,14 @@ class RaceFolder:
             f"`dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
         ]
 
-    def result(self, contest: Contest, wall: float, plan: str = "") -> Race:
-        """The race so far; ``plan`` is a dry run's forecast."""
+    def result(
+        self,
+        contest: Contest,
+        wall: float,
+        plan: str = "",
+        agreed: Mapping[str, Agreed] | None = None,
+    ) -> Race:
+        """The race so far; ``plan`` is a dry run's forecast, ``agreed`` an order without labels."""
         return race_of(
             contest,
             self.entries,
@@ -495,27 +581,29 @@ class RaceFolder:
                 *self.evaluation.notes(),
             ],
             plan=plan,
+            margins=self.margins,
+            budget=self.budget,
+            agreed=agreed or {},
+            units=unit_scores(contest, self.evaluation.by_unit),
         )
 
 
-def going_on(entries: Sequence[Entry]) -> int | None:
-    """Number of a long list's checkpoints that go on after a first block; None for all."""
-    why = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
-    if len(why) < LONG or "named" in why or "audit" in why:
-        return None
-    return max(LEAST, math.ceil(len(why) / 3))
+def race_name(tasks: str) -> str:
+    """The name of the folder of a race on tasks, ``NAME,NAME``."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", tasks)
+    return f"race-{plain}"
 
 
 def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:
-    """Notes on settings that changed since the race began, and on checkpoints that joined."""
-    found = []
+    """Notes on an error that changed since the race began, and on checkpoints that joined."""
+    found = list[str]()
     if kept.get("times", 1) > 1:
         found.append("Checkpoints joined this race later; the error holds for each time by itself.")
-    for name, now in (("margin", contest.margin), ("error", contest.error)):
-        if now != (before := kept.get(name, now)):
-            found.append(
-                f"The {name} of {now:g} was chosen after the answers were seen (first {before:g})."
-            )
+    before = kept.get("error", contest.error)
+    if before != contest.error:
+        found.append(
+            f"The error of {contest.error:g} was chosen after the answers were seen (first {before:g})."
+        )
     return found
 
 

@@ -17,7 +17,10 @@ from lmeval_dispersion.layouts import Label, Place, PlainName, Text, checked
 from lmeval_dispersion.racing.lineup import Entry
 
 T = TypeVar("T")
-SETTINGS, SCHEMA = "race.json", "dispersion-race-folder/1"
+SETTINGS = "race.json"
+SCHEMA = "dispersion-race-folder/2"
+#: Of one number of shared questions for all; read as this version's.
+_FORMER = "dispersion-race-folder/1"
 #: What reading samples and states raises whose values are of other types.
 WRONG_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: Errors of the system for a file that is not there any more, or is of another kind.
@@ -45,6 +48,13 @@ class _RaceFile(_NeededKeys, total=False):
     error: Annotated[float, 0, 1]
     margin: Annotated[float, 0, 1]
     answers: Text
+    shared: Mapping[Label, Annotated[int, 0]]  # number of shared questions of a checkpoint
+    weights: Sequence[Annotated[float, 0]] | None  # of the drawn questions, where they differ
+    step: Annotated[int, 1]  # questions of a bet's step
+    margins: Sequence[
+        tuple[Annotated[int, 0], Annotated[float, 0, 1]]
+    ]  # questions asked, margin shown
+    split: Annotated[int, 0]  # checkpoints among which half of the error is split
 
 
 class _OlderFile(TypedDict):
@@ -70,7 +80,7 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(f"expected a race in {path}, got {error}; name another folder") from error
-    if content.get("schema") == SCHEMA:
+    if content.get("schema") in (SCHEMA, _FORMER):
         kept: dict[str, Any] = {**checked(_RaceFile, content, file, _REPAIR)}
         labels = Counter(entry.label for entry in kept["checkpoints"])
         twice = [label for label, number in labels.items() if number > 1]

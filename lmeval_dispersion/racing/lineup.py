@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from lmeval_screener.result.result import Result
@@ -27,6 +29,7 @@ from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in
 from lmeval_screener.tokens.sets import AnswerSet
 from lmeval_screener.weights.tensors import DTYPE_BITS
 
+from lmeval_dispersion.asking import Which
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import json_in
 from lmeval_dispersion.layouts import Form, Label, Text
@@ -124,32 +127,70 @@ class Lineup(NamedTuple):
         )
 
 
-def named_arguments(
-    named: Sequence[str] | Result, family: str | None, *, taken: bool
-) -> dict[str, dict[str, str]]:
-    """lm-eval's arguments of all named checkpoints by name, before a screen.
+class Named(NamedTuple):
+    """The checkpoints that a command names: words, a screening, or a folder with a manifest.
 
-    ``taken``: the names in ``named`` are a server's, as they are.
+    ``words`` are the labels where they are a screening's; ``manifest`` is empty without one.
     """
-    if isinstance(named, Result):
-        screened = [
-            (c, c.target if c.target.local else replace(c.target, repo=c.repo))
-            for c in named.checkpoints
-        ]
-        return {c.target.name: target.arguments(c.revision) for c, target in screened}
-    if content := manifest_in(named):
-        candidates = shortlist_manifest(content, str(Path(named[0]))).candidates
-        return {c.target.name: _arguments(c, named) for c in candidates}
-    if taken:
-        return {name: {"model": name} for name in named}
-    return {str(target.name): target.arguments() for target in select(named, family=family).targets}
+
+    words: Sequence[str]
+    screened: Result | None = None
+    manifest: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, checkpoints: str | Path | Iterable[str | Path] | Result) -> Named:
+        """What is named; UsageError for a manifest that cannot be read."""
+        if isinstance(checkpoints, Result):
+            return cls([c.label for c in checkpoints.checkpoints], checkpoints)
+        if isinstance(checkpoints, str | os.PathLike):
+            checkpoints = [checkpoints]
+        words = [os.fspath(place) for place in checkpoints]
+        return cls(words, None, _manifest_in(words))
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The candidates of the manifest: the best of its groups first, its random sample last."""
+        return _in_order(self.manifest) if self.manifest else []
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """The tasks in the manifest; none without one."""
+        return shortlist_manifest(self.manifest, self.words[0]).tasks if self.manifest else ()
+
+    def arguments(self, family: str | None, *, taken: bool) -> dict[str, dict[str, str]]:
+        """lm-eval's arguments of all checkpoints by name, before a screen.
+
+        ``taken``: the words are a server's names, as they are.
+        """
+        if self.screened is not None:
+            screened = dict[str, dict[str, str]]()
+            for c in self.screened.checkpoints:
+                target = c.target if c.target.local else replace(c.target, repo=c.repo)
+                screened[c.target.name] = target.arguments(c.revision)
+            return screened
+        if self.manifest:
+            return {c.target.name: self.arguments_of(c) for c in self.candidates}
+        if taken:
+            return {name: {"model": name} for name in self.words}
+        targets = select(self.words, family=family).targets
+        return {str(target.name): target.arguments() for target in targets}
+
+    def arguments_of(self, candidate: Candidate) -> dict[str, str]:
+        """lm-eval's arguments of a candidate; an adapter that a list's script downloaded is a folder."""
+        if self.manifest:
+            place = Path(self.words[0]).expanduser()
+            folder = place.parent if place.name == FILE else place
+            downloaded = folder / DOWNLOADED / candidate.target.name
+            if (downloaded / "adapter_config.json").is_file():
+                return {"pretrained": str(downloaded.resolve())}
+        return candidate.target.arguments(candidate.revision)
 
 
-def manifest_in(named: Sequence[str] | Result) -> dict[str, Any]:
+def _manifest_in(words: Sequence[str]) -> dict[str, Any]:
     """The manifest in a single named folder, of ``--emit`` or of a race; else empty."""
-    if isinstance(named, Result) or len(named) != 1:
+    if len(words) != 1:
         return {}
-    path = Path(named[0]).expanduser()
+    path = Path(words[0]).expanduser()
     file = path if path.name == FILE else path / FILE
     try:
         content = json_in(file) if file.is_file() else {}
@@ -161,15 +202,10 @@ def manifest_in(named: Sequence[str] | Result) -> dict[str, Any]:
 
 
 def lineup(
-    named: Sequence[str] | Result,
+    named: Named,
     tasks: str,
+    which: Which,
     *,
-    family: str | None,
-    domain: str | None,
-    base: str | None,
-    all: bool,
-    by: str | None,
-    audit_sample: int,
     api: bool,
     count: Callable[[], tuple[Counter[str], int]],
 ) -> Lineup:
@@ -177,65 +213,90 @@ def lineup(
 
     Of checkpoints with equal rows, and of those that a block will order, all are taken.
 
-    With ``api``, a server knows ``all`` by their names. ``count`` gives the tasks' answers, and the number of
+    With ``api``, a server knows all by their names. ``count`` gives the tasks' answers, and the number of
     their documents.
 
     Raises:
         UsageError: Nothing is named, or the tasks' answers have no tokens to screen by.
     """
-    content, notes, failed = manifest_in(named), list[str](), list[str]()
-    unscreened = content or (all and not isinstance(named, Result))
-    of_screen = {"base": base, "domain": domain, "audit_sample": audit_sample}
-    if unscreened and (unused := [name for name, value in of_screen.items() if value]):
-        raise UsageError(
-            "needs a screen, which a list and all checkpoints go without; leave it out",
-            argument=unused[0],
-        )
-    if not content and all and not isinstance(named, Result):
-        return all_named(named, family, api=api)
-    if not content:
-        if not isinstance(named, Result):
-            task = first_known(tasks)[0].removesuffix(SUFFIX) or (
-                None if domain else _counted(tasks, count)
+    if named.manifest:
+        _check_unscreened(which)
+        return Lineup(_entries(named, named.candidates, which), manifest=dict(named.manifest))
+    if which.all and named.screened is None:
+        _check_unscreened(which)
+        return all_named(named.words, which.family, api=api)
+    notes = list[str]()
+    screened = named.screened
+    if screened is None:
+        screened, notes = _screened(named, tasks, which, count)
+    notes += _set_aside(screened)
+    failed = [f.target.name for f in screened.failed]
+    if not screened.checkpoints and screened.of_base:
+        # Adapters whose rows say nothing, even if their base cannot be read here: all are asked.
+        taken = all_named([f.target.name for f in screened.of_base], None, api=api)
+        return taken._replace(failed=failed)
+    if not screened.checkpoints:
+        raise UsageError(notes[0])
+    chosen = screened.chosen or shortlist(screened.groups, audit_sample=which.audit_sample)
+    content = manifest_dict(
+        screened.head(), chosen, tasks=tasks_in(tasks), command="dispersion race"
+    )
+    entries = _entries(named, _in_order(content), which)
+    return Lineup(entries, notes, content, failed=failed, bytes=_bytes(entries, screened))
+
+
+def _check_unscreened(which: Which) -> None:
+    """Raise UsageError for an argument of a screen, where none is made."""
+    for name in ("base", "domain", "audit_sample"):
+        if getattr(which, name):
+            raise UsageError(
+                "needs a screen, which a list and all checkpoints go without; leave it out",
+                argument=name,
             )
-            with progress_bar() as update:
-                run = prepared(domain, task, base=base)
-                run.on_done = lambda outcome, done, count: update(done, count, outcome.label)
-                named = run.result(select(named, family=family))
-            if isinstance(task, AnswerSet) and named.checkpoints:
-                tokens = [token.text.strip() for token in named.checkpoints[0].resolution.of_ratio]
-                notes.append(
-                    f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}."
-                )
-        notes += [f"Not screened, so not raced: {f.label} ({f.message})." for f in named.failed]
+
+
+def _screened(
+    named: Named, tasks: str, which: Which, count: Callable[[], tuple[Counter[str], int]]
+) -> tuple[Result, list[str]]:
+    """The screening of the named checkpoints, and a note on tokens that the tasks' documents gave."""
+    task: str | AnswerSet | None = first_known(tasks)[0].removesuffix(SUFFIX)
+    if not task:
+        task = None if which.domain else _counted(tasks, count)
+    with progress_bar() as update:
+        run = prepared(which.domain, task, base=which.base)
+        run.on_done = lambda outcome, done, count: update(done, count, outcome.label)
+        screened = run.result(select(named.words, family=which.family))
+    if not isinstance(task, AnswerSet) or not screened.checkpoints:
+        return screened, []
+    tokens = [token.text.strip() for token in screened.checkpoints[0].resolution.of_ratio]
+    return screened, [f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}."]
+
+
+def _set_aside(screened: Result) -> list[str]:
+    """Notes on the checkpoints that the screen does not rank."""
+    notes = [f"Not screened, so not raced: {f.label} ({f.message})." for f in screened.failed]
+    for group in screened.groups:
         notes += [
             f"Set aside by the screen, so not raced: {c.label} (no ratio: {c.no_ratio})."
-            for group in named.groups
             for c in group.set_aside
         ]
-        failed = [f.target.name for f in named.failed]
-        notes += [f"Not screened, so not raced: {f.label} ({f.message})." for f in named.of_base]
-        if not named.checkpoints and named.of_base:
-            # Adapters whose rows say nothing, even if their base cannot be read here: all are asked.
-            taken = all_named([f.target.name for f in named.of_base], None, api=api)
-            return taken._replace(failed=failed)
-        if not named.checkpoints:
-            raise UsageError(notes[0])
-        chosen = named.chosen or shortlist(named.groups, audit_sample=audit_sample)
-        content = manifest_dict(
-            named.head(), chosen, tasks=tasks_in(tasks), command="dispersion race"
-        )
-
-    def why(c: Candidate) -> str | None:
-        of_block = by == "block" or (c.equal_rows and by is None)
-        return "named" if all else "block" if of_block else c.chosen
-
-    entries = [
-        Entry(c.target.label, _arguments(c, named), c.rank, why(c)) for c in _in_order(content)
+    return notes + [
+        f"Not screened, so not raced: {f.label} ({f.message})." for f in screened.of_base
     ]
-    size = _bytes(entries, named) if isinstance(named, Result) else 0
+
+
+def _entries(named: Named, candidates: Sequence[Candidate], which: Which) -> list[Entry]:
+    """A list's entries: those that race first, each with the reason why it does."""
+    entries = list[Entry]()
+    for c in candidates:
+        why = c.chosen
+        if which.all:
+            why = "named"
+        elif which.by == "block" or (c.equal_rows and which.by is None):
+            why = "block"
+        entries.append(Entry(c.target.label, named.arguments_of(c), c.rank, why))
     entries.sort(key=lambda entry: entry.chosen is None)
-    return Lineup(entries, notes, content, failed=failed, bytes=size)
+    return entries
 
 
 def _bytes(entries: Sequence[Entry], screened: Result) -> int:
@@ -268,11 +329,11 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
     Raises:
         UsageError: No manifest is named, a model is not in it, or a listed one was not evaluated.
     """
-    if not (content := manifest_in(named)):
+    candidates = Named.of(named).candidates
+    if not candidates:
         raise UsageError(
             f"expected a short list's folder or a race's to replay, got {', '.join(named)}"
         )
-    candidates = _in_order(content)
     # Matched like supplied accuracies; the number in place of an accuracy is the model's position.
     rated = [
         Rated(model, None, position, FILE, label=model.rpartition(f"{DOWNLOADED}/")[2])
@@ -293,16 +354,6 @@ def _in_order(content: Mapping[str, Any]) -> list[Candidate]:
     last = {"audit": 1, None: 2}
     candidates = shortlist_manifest(content, FILE).candidates
     return sorted(candidates, key=lambda c: (last.get(c.chosen, 0), c.rank))
-
-
-def _arguments(c: Candidate, named: Sequence[str] | Result) -> dict[str, str]:
-    """lm-eval's arguments of a candidate; an adapter that the list's script downloaded is a folder."""
-    if not isinstance(named, Result):
-        place = Path(named[0]).expanduser()
-        folder = (place.parent if place.name == FILE else place) / DOWNLOADED / c.target.name
-        if (folder / "adapter_config.json").is_file():
-            return {"pretrained": str(folder.resolve())}
-    return c.target.arguments(c.revision)
 
 
 def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> AnswerSet:

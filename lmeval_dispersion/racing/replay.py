@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.judging import correctness
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, run
-from lmeval_dispersion.racing.folder import going_on, said_of
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Phase, Scores, phases, run
+from lmeval_dispersion.racing.folder import said_of
 from lmeval_dispersion.racing.kept import (
     SETTINGS,
     WRONG_CONTENT,
@@ -27,10 +29,12 @@ from lmeval_dispersion.racing.kept import (
     race_results,
 )
 from lmeval_dispersion.racing.lineup import Entry, Lineup
-from lmeval_dispersion.racing.report import Race, race_of
-from lmeval_dispersion.racing.rule import BLOCK, Array
+from lmeval_dispersion.racing.plan import may_cut
+from lmeval_dispersion.racing.report import MarginAt, Race, add_margin, race_of
+from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.store import Store, read_store
+from lmeval_dispersion.store.groups import TaskGroup, document_weights
 from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.joining import JoinedRun, check_judges, join
 from lmeval_dispersion.store.samples import by_filter, is_logged, known_probabilities, read_logged
@@ -66,39 +70,72 @@ class Replayed:
 
 @dataclass(frozen=True, repr=False)
 class Replay(Report):
-    """Races on finished evaluations over random orders of the questions; highest score first."""
+    """A race on finished evaluations, and its distribution over random orders; highest score first."""
 
     template: ClassVar[str] = "replay.jinja"
     schema: ClassVar[str] = "dispersion-replay/1"
     libraries: ClassVar[Sequence[str]] = ("numpy",)
     guide: ClassVar[str] = "docs/reference/race.md"
 
+    best: str  # that the race of ``seed`` names, as do the keys up to ``seed``
+    top: Sequence[str]
     tasks: Sequence[str]
-    questions: int  # that all models answered
-    orders: int
+    error: float
+    margin: float
+    margin_shown: (
+        float | None
+    )  # no other is better by more; None where too few were asked everything
     loaded: int  # checkpoints that a screen lists, or all
+    of: int
+    questions: int  # questions asked, over all checkpoints
+    questions_all: int
+    questions_each: int  # that all models answered
+    by: str  # rows: in the order of the list; block: by shared questions
+    budget: int | None
+    left_out: Sequence[str]  # labels that did not go on after the shared questions
+    seed: int
+    orders: int
     same: int  # orders in which the best was named, or another of its score
     lost: float  # largest loss of score, where another was named
     share: Sequence[float]  # asked share of all questions: median, 5th and 95th percentile
     shuffled: bool  # whether the checkpoints' order is random as well
-    seed: int
     checkpoints: Sequence[Replayed]
     notes: Sequence[str]
     failed: Mapping[str, str]  # by name, why a checkpoint does not race
 
     def tables(self) -> dict[str, Table]:
         """``checkpoints``: the highest score first."""
-        caption = f"{self.questions:,} questions, {self.orders} orders"
+        caption = f"{self.questions_each:,} questions, {self.orders} orders"
         return {"checkpoints": Table.of(self.checkpoints, caption)}
+
+    def context(self) -> dict[str, Any]:
+        """Template values: the best one's score, and the margin in words, never below what is shown."""
+        margin = self.margin_shown or 0.0
+        digits = math.ceil(round(1000 * margin, 6)) / 1000
+        score = next(row.score for row in self.checkpoints if row.label == self.best)
+        return {"amount": score, "margin": f"{digits:g}" if digits else ""}
 
 
 class Recorded(NamedTuple):
-    """Finished evaluations: answers by model, tasks, notes, and by model why it does not race."""
+    """Finished evaluations of several models.
 
-    answers: dict[str, Scores]
-    tasks: list[str]
-    notes: list[str]
-    failed: dict[str, str]
+    Attributes:
+        answers: Model -> answers, in one order of the questions.
+        tasks: Names of the tasks.
+        notes: Sentences on what was read, and left out.
+        failed: Model -> why it does not race.
+        weights: Of the questions, so that the mean is that over tasks; None where all are equal. Shape (N,).
+    """
+
+    answers: Mapping[str, Scores]
+    tasks: Sequence[str]
+    notes: Sequence[str] = ()
+    failed: Mapping[str, str] = _NONE
+    weights: Array | None = None
+
+    def mean(self, label: str) -> float:
+        """A model's mean score over all questions."""
+        return float(np.average(self.answers[label].score, weights=self.weights))
 
 
 def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
@@ -136,9 +173,9 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     ]
     rows, joined = join(runs)
     count = len(rows[0])
-    if count < 2 * BLOCK:
+    if count < 2 * SHARED:
         raise UsageError(
-            f"expected {2 * BLOCK} or more questions with a score in all results, got {count} of "
+            f"expected {2 * SHARED} or more questions with a score in all results, got {count} of "
             f"{most}; name results of the same tasks"
         )
     manifests = {store.model: store.manifest for store in stores}
@@ -162,7 +199,15 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
         notes.append(
             f"{count:,} of {most:,} questions are in all results; the others are left out."
         )
-    return Recorded(answers, tasks, list(dict.fromkeys(notes)), failed)
+    groups = stores[0].manifest.get("groups") or {}
+    weights = _weights_of(shared[0]["task"].tolist(), groups)
+    return Recorded(answers, tasks, list(dict.fromkeys(notes)), failed, weights)
+
+
+def _weights_of(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> Array | None:
+    """The questions' weights (N,) with a mean of 1, by their tasks (N,); None where all are equal."""
+    weights = document_weights(tasks, groups) * len(tasks)
+    return None if np.allclose(weights, 1.0, rtol=0, atol=1e-9) else weights
 
 
 def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence[str]) -> None:
@@ -246,10 +291,21 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     entries = kept["checkpoints"]
     places = {(task, i): n for n, (task, i) in enumerate(map(tuple, kept["drawn"]))}
     contest = Contest(
-        len(places), error, margin, kept["seed"], against=dict(kept["turns"]), top=top
+        len(places),
+        error,
+        margin,
+        kept["seed"],
+        against=dict(kept["turns"]),
+        top=top,
+        step=kept.get("step", STEP),
+        split=kept.get("split", 0),
+        shared=dict(kept.get("shared", {})),
+        weights=np.array(kept["weights"]) if kept.get("weights") else None,
     )
-    if (lineup := Lineup(entries, by=kept["order"])).by == "block":
-        contest.block, contest.reference = min(BLOCK, len(places)), lineup.reference
+    lineup = Lineup(entries, by=kept["order"])
+    if lineup.by == "block":
+        contest.sharing = min(SHARED, len(places))
+        contest.reference = lineup.reference
     known = dict[str, Scores]()
     seconds = dict[str, float]()
     metrics = dict[str, None]()
@@ -276,20 +332,25 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         if len(asked):
             known[label] = Scores(*scores).at(asked)
             seconds[label] = race["seconds"]
-    for label in known if contest.block else ():
-        contest.hold(label, known[label].at(np.arange(min(contest.block, len(known[label].score)))))
     labels = [entry.label for entry in entries if entry.label in known]
-    for label in contest.turns(labels, going_on(entries)):
-        contest.add(label, known[label].at(np.arange(len(contest.answered.get(label, NOTHING).score),
-                                                     len(known[label].score))))  # fmt: skip
+    for label in labels:
+        if contest.sharing_of(label):
+            contest.hold(label, known[label].first(contest.sharing_of(label)))
+    cut = may_cut(entries)
+    for label in contest.turns(labels, cut=cut) if kept["turns"] else ():
+        begin = len(contest.answered.get(label, NOTHING).score)
+        contest.add(label, known[label].at(np.arange(begin, len(known[label].score))))
     notes = [
         *kept["notes"],
         *said_of(kept, contest),
         "Judged by the folder's answers; no model was loaded.",
     ]
+    margins = [
+        MarginAt(*pair) for pair in kept.get("margins", ()) if kept.get("error") == contest.error
+    ]
     return race_of(
         contest, entries, task=kept["tasks"], metric=", ".join(metrics), seconds=seconds, failed=failed,
-        notes=notes,
+        notes=notes, margins=margins,
     )  # fmt: skip
 
 
@@ -336,60 +397,142 @@ def _asked_everything(place: str) -> list[str] | None:
 
 
 def replay(
-    answers: Mapping[str, Scores], tasks: Sequence[str], notes: Sequence[str] = (),
-    failed: Mapping[str, str] = _NONE, *, orders: int = ORDERS,
-    listed: Sequence[str] = (), shuffled: bool = False, seed: int = 0, quiet: bool = True, **settings: Any,
+    recorded: Recorded, *, orders: int = ORDERS, listed: Sequence[str] = (), shuffled: bool = False,
+    seed: int = 0, quiet: bool = True, **settings: Any,
 ) -> Replay:  # fmt: skip
-    """Race on answers over random orders of the questions; ``settings`` are the contest's.
+    """Race on finished evaluations as the race of ``seed`` would, and over random orders.
 
     Checkpoints that a screen has ``listed`` race in its order, without the others; by default all race.
+    ``settings`` are :func:`raced`'s.
     """
-    rng, labels = np.random.default_rng(seed), list(listed or answers)
-    count = len(answers[labels[0]].score)
-    means = {label: float(scores.score.mean()) for label, scores in answers.items()}
-    best, races = max(means.values()), list[Contest]()
+    answers = recorded.answers
+    labels = list(listed or answers)
+
+    def race(order: int) -> Contest:
+        going = {label: answers[label] for label in labels}
+        return raced(going, seed=order, weights=recorded.weights, **settings)
+
+    first = race(seed)
+    races = list[Contest]()
+    rng = np.random.default_rng(seed)
     with progress_bar(hidden=quiet) as update:
         for i in range(orders):
             update(i, orders, "races")
             if shuffled:
                 rng.shuffle(labels)
-            order = int(rng.integers(2**32))
-            races.append(raced({label: answers[label] for label in labels}, seed=order, **settings))
-    named = Counter(str(contest.best) for contest in races)
-    shares = [contest.asked / (count * len(answers)) for contest in races]
-    asked = {
-        k: sum(len(race.answered[k].score) for race in races) / (count * orders) for k in labels
-    }
-    rows = [
-        Replayed(k, means[k], named[k], asked.get(k, 0.0))
-        for k in sorted(answers, key=lambda label: (-means[label], -named[label], label))
-    ]
+            races.append(race(int(rng.integers(2**32))))
+    shown = first.shown(labels)
+    everything = first.questions * len(answers)
+    shares = [contest.asked / everything for contest in races]
+    rows = _rows(recorded, races)
+    best = rows[0].score
     return Replay(
-        tasks, count, orders, len(labels), sum(n for label, n in named.items() if means[label] == best),
-        max(best - means[label] for label in named), np.quantile(shares, (0.5, 0.05, 0.95)).tolist(),
-        shuffled, seed, rows, notes, failed,
-    )  # fmt: skip
+        best=shown.labels[0],
+        top=shown.labels,
+        tasks=recorded.tasks,
+        error=first.error,
+        margin=first.margin,
+        margin_shown=shown.margin,
+        loaded=len(labels),
+        of=len(answers),
+        questions=first.asked,
+        questions_all=everything,
+        questions_each=first.questions,
+        by="block" if first.sharing or first.shared else "rows",
+        budget=settings.get("budget"),
+        left_out=first.left_out,
+        seed=seed,
+        orders=orders,
+        same=sum(row.named for row in rows if row.score == best),
+        lost=max(best - row.score for row in rows if row.named),
+        share=np.quantile(shares, (0.5, 0.05, 0.95)).tolist(),
+        shuffled=shuffled,
+        checkpoints=rows,
+        notes=recorded.notes,
+        failed=recorded.failed,
+    )
+
+
+def _rows(recorded: Recorded, races: Sequence[Contest]) -> list[Replayed]:
+    """The checkpoints, the highest score first, then the most often named."""
+    named = Counter(contest.named[0] for contest in races)
+    rows = []
+    for label, mine in recorded.answers.items():
+        asked = [len(contest.answered.get(label, NOTHING).score) for contest in races]
+        share = float(np.mean(asked)) / len(mine.score)
+        rows.append(Replayed(label, recorded.mean(label), named[label], share))
+    return sorted(rows, key=lambda row: (-row.score, -row.named, row.label))
 
 
 def raced(
-    answers: Mapping[str, Scores], *, seed: int = 0, keep: int | None = None, **settings: Any
-) -> Contest:
-    """A contest on recorded answers, one checkpoint after the other; ``keep`` go on after a first block."""
-    count = len(next(iter(answers.values())).score)
-    contest, drawn = Contest(count, seed=seed, **settings), np.arange(count)
-    if contest.block:  # the first block's questions are random too
-        drawn = np.random.default_rng(seed).permutation(count)
-    mine = {label: scores.at(drawn[contest.order(label)]) for label, scores in answers.items()}
-    for label in answers if contest.block else ():
-        contest.hold(label, mine[label].at(np.arange(contest.block)))
-    for label in contest.turns([*answers], keep):
+    answers: Mapping[str, Scores], *, seed: int = 0, cut: bool = False, budget: int | None = None,
+    goes_on: bool = False, kept: bool = False, weights: Array | None = None,
+    watch: Callable[[Contest], object] = id, **settings: Any,
+) -> Contest:  # fmt: skip
+    """A contest on recorded answers, one checkpoint after the other, as a race asks them.
 
-        def ask(begin: int, end: int, label: str = label) -> Scores:
-            return mine[label].at(np.arange(begin, end))
+    Args:
+        answers: Label -> answers, in one order of the questions.
+        seed: The race's seed, which draws the questions and their orders.
+        cut: Whether a long list may be cut after shared questions.
+        budget: The most questions, asked as shared ones of fewer and fewer; None for the race to its end.
+        goes_on: Whether a race without a budget follows.
+        kept: Whether all checkpoints stay loaded, as the phases of a budget ask.
+        weights: The questions' weights in the mean. Shape (N,).
+        watch: Is called whenever something was answered.
+        settings: Those of :class:`Contest`.
+
+    Raises:
+        UsageError: The budget has no question for each checkpoint.
+    """
+    labels = list(answers)
+    count = len(answers[labels[0]].score)
+    drawn = np.random.default_rng(seed).permutation(count)
+    if weights is not None:
+        weights = weights[drawn]
+    contest = Contest(count, seed=seed, weights=weights, **settings)
+
+    def hold(label: str) -> None:
+        shared = contest.order(label)[: contest.sharing_of(label)]
+        contest.hold(label, answers[label].at(drawn[shared]))
+        watch(contest)
+
+    if budget is not None:
+        for phase in _planned(contest, labels, budget, kept):
+            for label in contest.share(phase, labels):
+                hold(label)
+        if not goes_on:
+            return contest
+    elif contest.sharing:
+        for label in labels:
+            hold(label)
+    for label in contest.turns(labels, cut=cut):
+        order = drawn[contest.order(label)]
+
+        def ask(
+            begin: int, end: int, label: str = label, order: NDArray[np.int64] = order
+        ) -> Scores:
+            watch(contest)
+            return answers[label].at(order[begin:end])
 
         # The first checkpoint to answer everything is not compared.
-        run(contest, label, ask, BLOCK if contest.best else count)
+        run(contest, label, ask, STEP if contest.best else count)
+        watch(contest)
     return contest
+
+
+def _planned(contest: Contest, labels: Sequence[str], budget: int, kept: bool) -> list[Phase]:
+    """The phases of a budget, for which the contest splits its error; UsageError for too small a one."""
+    others = [label for label in labels if label != contest.reference]
+    has_reference = len(others) < len(labels)
+    found = phases(len(others), contest.questions, budget, kept=kept, reference=has_reference)
+    if not found:
+        raise UsageError(
+            f"expected at least {len(labels)}, a question of each checkpoint, got {budget}",
+            argument="budget",
+        )
+    contest.split = len(others)
+    return found
 
 
 def demo(seed: int = 0, **settings: Any) -> Race:
@@ -403,7 +546,10 @@ def demo(seed: int = 0, **settings: Any) -> Race:
         labels[i]: Scores(np.array(score[i], float), np.array(probability[i]))
         for i in range(listed)
     }
-    contest = raced(answers, seed=seed, **settings)
+    margins = list[MarginAt]()
+    contest = raced(
+        answers, seed=seed, watch=lambda now: add_margin(margins, now, [*answers]), **settings
+    )
     entries = [Entry(k, {}, i, "rank" if i <= listed else None) for i, k in enumerate(labels, 1)]
     notes = ["The answers were recorded before; no model was loaded now."]
-    return race_of(contest, entries, task="sums", metric="acc", notes=notes)
+    return race_of(contest, entries, task="sums", metric="acc", notes=notes, margins=margins)

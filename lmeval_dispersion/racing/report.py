@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lmeval_dispersion.evidence import LOST
+from lmeval_dispersion.evidence import CUT, LOST
 from lmeval_dispersion.harness.failures import as_their_base
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
 from lmeval_dispersion.racing.lineup import Entry
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
-from lmeval_dispersion.report.declared import listed
+from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import Mark
 from lmeval_dispersion.report.vega import mark, names_apart, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 from lmeval_dispersion.store.sanity import alike
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.racing.agreement import Agreed
 
 #: ``undecided``: was still in, or not asked yet, when the race was interrupted.
 #: ``left out``: not among the best after a first block. ``base``: the adapters' base, cannot be the best.
@@ -43,6 +48,7 @@ _COLOURS: Mapping[Status, str] = {
 }
 _MARKS: Mapping[Status, Mark] = {"best": "pick", "base": "control"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_NAMED = 3  # undecided checkpoints that the first sentence names
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,29 @@ class Raced:
     outcome: Annotated[str, Col("Status")]  # the same in words
     seconds: float | None  # time to load and ask it
     message: str  # why it failed
+    agreement: Annotated[
+        float | None,
+        Col("Agreement", ".3f", error="agreement_se", hint="with the mean answer of all; no label"),
+    ] = None
+    agreement_se: float | None = None
+
+
+@dataclass(frozen=True)
+class MarginAt:
+    """The margin that was shown when so many questions were asked, of all together."""
+
+    questions: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class UnitScore:
+    """A checkpoint's mean score over the questions of one unit that it was asked."""
+
+    unit: Annotated[str, Col("Task")]
+    label: Annotated[str, Col("Checkpoint")]
+    questions: Annotated[int, Col("Questions", "d", short="Asked")]
+    score: Annotated[float, Col("Score", ".3f", dots="both")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,24 +111,31 @@ class Race(Report):
     guide: ClassVar[str] = "docs/reference/race.md"
     each: ClassVar[str] = "checkpoints"
 
-    best: str | None  # None: no checkpoint was asked everything
-    top: Sequence[str]  # the best that were wanted, of those asked everything
+    best: str | None  # None: none can be named yet
+    top: Sequence[str]  # the best that were wanted
     task: str
     metric: str
     error: float  # chance, at most, that a checkpoint better by more than the margin was dropped
     margin: float
+    margin_shown: (
+        float | None
+    )  # no other is better by more, with that error; None: nothing is shown
+    by: Literal["score", "agreement"]  # agreement: without labels, with neither margin nor error
+    budget: int | None  # shared questions of all together; None for a race to its end
     loaded: int  # checkpoints loaded, out of ``of`` on the list
     of: int
     questions: int  # questions asked, over all checkpoints
     questions_all: int  # most questions for all on the list and the base
     questions_each: int  # most questions for one checkpoint
     questions_there: int  # questions in the tasks; more than ``questions_each`` with --limit
-    tasks: int  # number of tasks; the score is the mean over all their questions
+    tasks: int  # number of tasks
     seconds: float | None
     seed: int  # seed of the questions' orders
     checkpoints: Sequence[Raced]
     audit_sample: Sequence[str]  # labels of random others, raced with the list
     notes: Sequence[str]
+    units: Sequence[UnitScore] = ()  # of several tasks, by task and falling score
+    margins: Sequence[MarginAt] = ()  # as it became smaller
     plan: str = ""  # a dry run's forecast, in a sentence
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
@@ -112,14 +148,41 @@ class Race(Report):
             for place, row in enumerate(self.checkpoints)
             if row.status in _MARKS
         }
+        excerpt = range(shown) if len(table.rows) > shown else ()
         return {
-            "race": replace(
-                table, excerpt=range(shown) if len(table.rows) > shown else (), marks=marks
-            )
+            "race": replace(table, excerpt=excerpt, marks=marks),
+            "units": Table.of(self.units, "By task"),
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``race``: running mean score against questions, a line a checkpoint; no chart without answers."""
+        """``race``: running mean score against questions; ``margin``: the margin shown against all asked."""
+        charts = self._running_means()
+        if len(self.margins) > 1:
+            charts["margin"] = self._margins()
+        return charts
+
+    def _margins(self) -> Chart:
+        last = MarginAt(self.questions, self.margins[-1].margin)
+        rows = [{"questions": at.questions, "margin": at.margin} for at in (*self.margins, last)]
+        x = numeric("questions", "Questions asked, of all together")
+        x["scale"] = {"zero": True}
+        y = numeric("margin", "Margin shown")
+        y["scale"] = {"zero": True}
+        line = {"type": "line", "interpolate": "step-after"}
+        drawn = {
+            "data": {"values": rows},
+            "height": 220,
+            "encoding": {"x": x, "y": y},
+            "mark": line,
+        }
+        numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
+        meaning = (
+            f"No other is better than the best so far by more, with an error of {self.error:g}."
+        )
+        return Chart(drawn, "Margin shown against questions asked", numbers, meaning)
+
+    def _running_means(self) -> dict[str, Chart]:
+        """A line for each checkpoint; none without answers."""
         asked = [row for row in self.checkpoints if row.label in self._answered]
         if not asked:
             return {}
@@ -127,7 +190,7 @@ class Race(Report):
         for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
             scores = self._answered[row.label].score
             for n in sorted(
-                {*range(BLOCK, len(scores), max(BLOCK, len(scores) // 60)), len(scores)}
+                {*range(SHARED, len(scores), max(SHARED, len(scores) // 60)), len(scores)}
             ):
                 so_far = {"questions": n, "score": scores[:n].mean()}
                 values.append({"name": name, "status": row.status, **so_far})
@@ -178,31 +241,113 @@ class Race(Report):
         return {"race": Chart(drawn, "Score against questions asked", numbers, meaning)}
 
     def context(self) -> dict[str, Any]:
-        """Template values: the parts of the sentences."""
-        best = self._answered[self.best].score if self.best else np.zeros(1)
-        right = bool(np.isin(best, (0, 1)).all())
+        """Template values: the first sentence, and the parts of the others."""
         rivals = [row for row in self._judged() if row.label != self.best]
-        near = [row for row in rivals if row.status == "within"]  # the highest score first
-        left_out = [row for row in rivals if row.status == "left out"]
         unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
         base = next((row.score for row in self.checkpoints if row.status == "base"), None)
         whole = [row.score or 0.0 for row in rivals if row.questions == self.questions_each]
-        whole += [best.mean()] if self.best else []
+        best = next((row for row in self.checkpoints if row.label == self.best), None)
+        if best is not None and best.questions == self.questions_each:
+            whole.append(best.score or 0.0)
+        has_scores = self.by == "score"
         return {
-            "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
-            "rivals": {row.status for row in rivals} - {"left out"},
-            "others": "that went on" if left_out else "raced",
-            "nearest": near and f"{near[0].label}, {near[0].score:.3f}",
-            "undecided": [row.label for row in self.checkpoints if row.status == "undecided"],
-            "sample": self._sampled(),
-            "lost": LOST if unread and not self.plan else None,
-            "left_out": len(left_out),
-            "block": min((row.questions for row in left_out), default=0),
-            "base": base,
+            "first": self.first_sentence(),
+            "sample": self._sampled() if has_scores else "",
+            "lost": LOST if unread and not self.plan and has_scores else None,
+            "base": base if has_scores else None,
             "saved": self._saved(),
             "whole": len(whole),
             "above": sum(score > (base or 0.0) for score in whole),
         }
+
+    def first_sentence(self) -> str:
+        """The answer: the best, and what is shown of the others."""
+        if self.plan:
+            return self.plan
+        undecided = [
+            row.label
+            for row in self.checkpoints
+            if row.status == "undecided" and row.label != self.best
+        ]
+        row = next((row for row in self.checkpoints if row.label == self.best), None)
+        if row is None:
+            return self._no_best(bool(undecided))
+        if self.by == "agreement":
+            return (
+                f"Best by agreement: {row.label}, {row.agreement or 0.0:.3f} with the mean answer of all over "
+                f"{count(row.questions, 'question')} of {self.task}; without labels this has no margin and "
+                "no error."
+            )
+        is_whole = row.questions == self.questions_each
+        so_far = "" if is_whole and not undecided else " so far"
+        return (
+            f"Best{so_far}: {row.label}, {self._amount(row)}; {self._others(undecided)}."
+            f"{self._left_to_do(undecided)}"
+        )
+
+    def _no_best(self, is_undecided: bool) -> str:
+        questions = f"{self.questions_each:,} drawn questions"
+        if self.questions_each == self.questions_there:
+            questions = count(self.questions_each, "question")
+        goes_on = "; the same command goes on" if is_undecided else ""
+        return f"No best yet: no checkpoint was asked all {questions} of {self.task}{goes_on}."
+
+    def _amount(self, row: Raced) -> str:
+        """The best one's score, and over which questions."""
+        scores = self._answered[row.label].score
+        score = f"{self.metric} {row.score or 0.0:.3f}"
+        if np.isin(scores, (0, 1)).all():
+            score = f"{100 * (row.score or 0.0):.1f} %"
+        there = count(self.questions_there, "question")
+        each = f"{self.questions_each:,} of {there}"
+        if row.questions < self.questions_each:
+            return f"{score} of {row.questions:,} of {there} of {self.task}"
+        is_part = self.questions_each < self.questions_there
+        if self.tasks > 1:
+            over = each if is_part else there
+            return f"{score} of {self.task} ({over})"
+        return f"{score} of {self.task} ({each})" if is_part else f"{score} of {self.task}"
+
+    def _others(self, undecided: Sequence[str]) -> str:
+        """What is shown of the others, with its error."""
+        rivals = [row for row in self._judged() if row.label != self.best]
+        left_out = [row for row in rivals if row.status == "left out"]
+        going = [row for row in rivals if row.status != "left out"]
+        if not going and not undecided:
+            return "no other was raced"
+        error = f"(error ≤ {100 * self.error:.3g} %)"
+        if self.margin_shown is None or self.margin_shown >= 1:
+            shown = "nothing is shown of the others yet"
+        elif not undecided and {row.status for row in going} == {"behind"}:
+            shown = f"better than all others {'that went on' if left_out else 'raced'} {error}"
+        else:
+            who = "of those that went on no other" if left_out else "no other raced"
+            margin = margin_words(self.margin_shown)
+            by = f" by more than {margin}" if margin else ""
+            shown = f"{who} is better{by} {error}"
+        near = next((row for row in going if row.status == "within"), None)
+        if near is not None and not undecided:
+            shown += f"; nearest: {near.label}, {near.score:.3f}"
+        if left_out:
+            loss, low, high, data = CUT
+            answers = min(row.questions for row in left_out)
+            shown += (
+                f"; {len(left_out)} others were left out by {answers} answers, which in our studies cost "
+                f"{loss:g} of accuracy ({low:g} to {high:g}, {data})"
+            )
+        return shown
+
+    def _left_to_do(self, undecided: Sequence[str]) -> str:
+        """Who is undecided, and how the race goes on."""
+        if not undecided:
+            return ""
+        names = listed(undecided)
+        if len(undecided) > _NAMED:
+            names = f"{len(undecided)} of {self.loaded}"
+        goes_on = "The same command goes on."
+        if self.budget is not None:
+            goes_on = "The same command without --budget goes on to the proof."
+        return f" Undecided: {names}. {goes_on}"
 
     def _saved(self) -> float:
         """Seconds that the unasked questions would have taken, by the asked ones' time."""
@@ -245,52 +390,148 @@ class Race(Report):
         return f"None of {n} random others did better{more}; {of}."
 
 
+def add_margin(margins: list[MarginAt], contest: Contest, labels: Sequence[str]) -> None:
+    """Add the margin that is shown by now of ``labels``, all that race, where it has become smaller."""
+    margin = contest.shown(labels).margin
+    if margin is not None and (not margins or margin < margins[-1].margin):
+        margins.append(MarginAt(contest.asked, margin))
+
+
+def margin_words(margin: float) -> str:
+    """A margin as a sentence has it, never below what is shown; empty for none.
+
+    >>> margin_words(0.04213), margin_words(0.05), margin_words(0.0)
+    ('0.043', '0.05', '')
+    """
+    digits = math.ceil(round(1000 * margin, 6)) / 1000
+    return f"{digits:g}" if digits else ""
+
+
 def race_of(
     contest: Contest, entries: Sequence[Entry], *, task: str, metric: str, wall: float | None = None,
     seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE, there: int | None = None,
     tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (), plan: str = "",
+    margins: Sequence[MarginAt] = (), units: Sequence[UnitScore] = (),
+    agreed: Mapping[str, Agreed] = _NONE, budget: int | None = None,
 ) -> Race:  # fmt: skip
     """Build the Race from a contest, finished or interrupted, over some of a list's ``entries``.
 
-    By label, ``seconds`` is the time to load and ask, and ``failed`` a sentence on the failure. ``there``
-    is the number of questions in the ``tasks`` tasks, by default the contest's; ``as_base`` are adapters
-    that answer as their base. The other arguments are named as the Race's attributes.
+    By label, ``seconds`` is the time to load and ask, ``failed`` a sentence on the failure, and ``agreed``
+    the agreement that orders without labels. ``there`` is the number of questions in the ``tasks`` tasks, by
+    default the contest's; ``as_base`` are adapters that answer as their base. The other arguments are named
+    as the Race's attributes.
     """
-    best, rows, answered = contest.best, [], contest.answered
-    for entry in entries:
-        label, scores = entry.label, answered.get(entry.label, NOTHING).score
-        n, mean = len(scores), float(scores.mean()) if len(scores) else None
-        se = float(scores.std(ddof=1)) / n**0.5 if n > 1 else None
-        status: Status = "undecided" if entry.chosen else "not loaded"
-        words = _status(contest, label, best) if n else (status, str(status))
-        if label in failed and label != best:
-            words = "failed", "failed"
-        times = (seconds.get(label), failed.get(label, ""))
-        rows.append(
-            Raced(entry.rank, label, n, mean, se, _best_there(contest, label, n), *words, *times)
-        )
+    raced = [entry.label for entry in entries if entry.chosen]
+    shown = contest.shown(raced)
+    top = shown.labels
+    margin = shown.margin
+    if agreed:
+        top = sorted(agreed, key=lambda label: -agreed[label].mean)[: contest.top]
+        margin = None
+    best = top[0] if top else None
+    rows = [_row(contest, entry, best, seconds, failed, agreed) for entry in entries]
     last = ["failed", "not loaded"]
-    rows.sort(
-        key=lambda row: (
-            (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0))
-        )
-    )
+
+    def place(row: Raced) -> tuple[int, float]:
+        if row.status in last:
+            return 1 + last.index(row.status), 0.0
+        return 0, -(row.agreement if agreed and row.agreement is not None else row.score or 0.0)
+
+    rows.sort(key=place)
     rows.sort(key=lambda row: row.label != best)
-    of, loaded = (sum(label != contest.reference for label in each) for each in (
-        [entry.label for entry in entries], answered))  # fmt: skip
-    audit_sample = [entry.label for entry in entries if entry.chosen == "audit"]
+    of = sum(entry.label != contest.reference for entry in entries)
     return Race(
-        best, contest.ranked[: contest.top], task, metric, contest.error, contest.margin, loaded, of,
-        contest.asked, (of + bool(contest.reference)) * contest.questions, contest.questions,
-        there or contest.questions, tasks, wall, contest.seed, rows, audit_sample,
-        [*notes, *as_their_base(as_base), *_alike(answered, as_base)], plan, dict(answered),
-    )  # fmt: skip
+        best=best,
+        top=top,
+        task=task,
+        metric=metric,
+        error=contest.error,
+        margin=contest.margin,
+        margin_shown=margin,
+        by="agreement" if agreed else "score",
+        budget=budget,
+        loaded=sum(label != contest.reference for label in contest.answered),
+        of=of,
+        questions=contest.asked,
+        questions_all=(of + bool(contest.reference)) * contest.questions,
+        questions_each=contest.questions,
+        questions_there=there or contest.questions,
+        tasks=tasks,
+        seconds=wall,
+        seed=contest.seed,
+        checkpoints=rows,
+        audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
+        notes=[*notes, *as_their_base(as_base), *_alike(contest.answered, as_base)],
+        units=units,
+        margins=margins,
+        plan=plan,
+        _answered=dict(contest.answered),
+    )
+
+
+def _row(
+    contest: Contest,
+    entry: Entry,
+    best: str | None,
+    seconds: Mapping[str, float],
+    failed: Mapping[str, str],
+    agreed: Mapping[str, Agreed],
+) -> Raced:
+    """One checkpoint of a list."""
+    label = entry.label
+    scores = contest.answered.get(label, NOTHING).score
+    asked = len(scores)
+    status: Status = "undecided" if entry.chosen else "not loaded"
+    words = (status, str(status))
+    if asked:
+        words = _status(contest, label, best)
+    if label in agreed and label != best:
+        words = ("undecided", "by agreement")
+    if label in failed and label != best:
+        words = ("failed", "failed")
+    mean = contest.mean(label) if asked else None
+    se = float(scores.std(ddof=1)) / asked**0.5 if asked > 1 else None
+    own = agreed.get(label)
+    if own is not None:  # without labels a score says nothing
+        mean = None
+        se = None
+    return Raced(
+        rank=entry.rank,
+        label=label,
+        questions=asked,
+        score=mean,
+        se=se,
+        best_there=None if agreed else _best_there(contest, label, best),
+        status=words[0],
+        outcome=words[1],
+        seconds=seconds.get(label),
+        message=failed.get(label, ""),
+        agreement=own.mean if own else None,
+        agreement_se=own.se if own else None,
+    )
+
+
+def unit_scores(
+    contest: Contest, by_unit: Callable[[NDArray[np.float64]], Mapping[str, tuple[int, float]]]
+) -> list[UnitScore]:
+    """The scores by unit of all that were asked, of several units; ``by_unit`` takes (N,), NaN unasked."""
+    rows = list[UnitScore]()
+    for label, answers in contest.answered.items():
+        scores = np.full(contest.questions, np.nan)
+        scores[contest.order(label)[: len(answers.score)]] = answers.score
+        for unit, (number, score) in by_unit(scores).items():
+            if number:
+                rows.append(UnitScore(unit, label, number, score))
+    units = list(dict.fromkeys(row.unit for row in rows))
+    if len(units) < 2:
+        return []
+    return sorted(rows, key=lambda row: (units.index(row.unit), -row.score))
 
 
 def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str]:
     """Notes on checkpoints whose probabilities are the same to the last bit, beyond 0 and 1."""
     first = {
-        label: scores.probability[:BLOCK]
+        label: scores.probability[:SHARED]
         for label, scores in answered.items()
         if label not in explained
     }
@@ -301,20 +542,25 @@ def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str
     ]
 
 
-def _best_there(contest: Contest, label: str, count: int) -> float | None:
-    """The best one's mean over the first ``count`` questions that another was asked; None for the best."""
-    if contest.best in (None, label) or not count:
+def _best_there(contest: Contest, label: str, best: str | None) -> float | None:
+    """The best one's mean over those of another's questions that it was asked; None for the best itself."""
+    asked = len(contest.answered.get(label, NOTHING).score)
+    if best in (None, label) or not asked:
         return None
-    scores = contest.answered[str(contest.best)].score
-    by_question = scores[np.argsort(contest.order(str(contest.best)))]
-    return float(by_question[contest.order(label)[:count]].mean())
+    scores = contest.answered[str(best)].score
+    by_question = np.full(contest.questions, np.nan)
+    by_question[contest.order(str(best))[: len(scores)]] = scores
+    there = by_question[contest.order(label)[:asked]]
+    there = there[~np.isnan(there)]
+    return float(there.mean()) if len(there) else None
 
 
 def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:
     """The status of a checkpoint that was asked something, and its words."""
     standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
-        return "undecided", "undecided"
+        asked = f"after {len(contest.answered[label].score):,}"
+        return ("best", f"best {asked}") if label == best else ("undecided", f"undecided {asked}")
     if standing == "not better" and best and contest.levels[label] < contest.mean(best):
         standing = "behind"
     if label == contest.reference:

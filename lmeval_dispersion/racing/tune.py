@@ -21,7 +21,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
 from lmeval_dispersion.racing.folder import LINES, progress, take_out
-from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.racing.rule import SHARED
 
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.folder import RaceFolder
@@ -151,7 +151,7 @@ def _trial(folder: RaceFolder, contest: Contest) -> Callable[[dict[str, Any]], N
             with contextlib.closing(folder.entrant(entries[config["label"]], asked)) as entrant:
                 begin = 0
                 while begin < asked.questions:
-                    scores = entrant.ask(begin, min(begin + BLOCK, asked.questions))
+                    scores = entrant.ask(begin, min(begin + SHARED, asked.questions))
                     tune.report({"begin": begin, "scores": scores})
                     begin += len(scores.score)
         except DispersionError as error:

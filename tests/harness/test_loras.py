@@ -1,4 +1,4 @@
-"""Adapters raced, probed, emitted and verified: PEFT's own folders, loaded by lm-eval on their base."""
+"""Adapters raced, emitted and verified: PEFT's own folders, loaded by lm-eval on their base."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.adapters import answers_as_base
 from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.racing.evaluation import Evaluation
-from lmeval_dispersion.racing.folder import RaceFolder, going_on
 from lmeval_dispersion.racing.lineup import all_named
+from lmeval_dispersion.racing.plan import Plan, may_cut
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # PEFT's, of transformers and torch
@@ -202,22 +202,6 @@ def test_one_that_answers_as_its_base_is_named_and_one_that_does_not_reach_it_is
             "other.layers.0.mlp.down_proj, the base has model.layers.0.mlp.down_proj; write the base that it "
             "was trained on into adapter_config.json, or save it again"
         )
-    given = (
-        "probe",
-        adapters,
-        "--task",
-        "sums",
-        "--include_path",
-        tasks,
-        "--format",
-        "json",
-        *QUIET,
-    )
-    shutil.rmtree(adapters / "untrained-2")
-    probed = answer(capsys, [*map(str, given)], 3)
-    assert {c["label"] for c in probed["checkpoints"]} == {"far", "near", "untrained"}
-    assert probed["notes"][-1] == f"untrained {UNTRAINED}"
-    assert [c["message"] for c in probed["failed"]] == [failed["message"]]
 
 
 def test_a_base_that_is_there_takes_the_next_adapter_without_a_word(
@@ -285,10 +269,10 @@ def test_arguments_are_the_bases_with_the_adapter_as_peft(adapters: Path, tmp_pa
         seams.loaded_lm("dummy", plain, lambda _: None)
 
 
-def test_those_that_were_probed_race_by_their_block_with_their_base_once(adapters: Path) -> None:
+def test_a_block_of_adapters_has_their_base_once(adapters: Path) -> None:
     near, far = (str(adapters / name) for name in ("near", "far"))
-    probed = all_named([near, far], api=False, chosen="block")
-    raced = probed.joined(all_named([near], api=False)).ordered(probed.by, shared=True)
+    listed = all_named([near, far], api=False, chosen="block")
+    raced = listed.joined(all_named([near], api=False)).ordered(listed.by, shared=True)
     assert raced.by == "block"
     assert [(e.label, e.chosen) for e in raced.entries] == [
         ("sums-20 (base)", "base"), ("near", "named"), ("far", "block"),
@@ -301,10 +285,14 @@ def test_those_that_were_probed_race_by_their_block_with_their_base_once(adapter
         (raced, "1 load for 2 checkpoints,"),
         (merged, "5 loads for 3 checkpoints,"),
     ):  # the merge twice, then the base again
-        assert (
-            RaceFolder("sums", {}, {}, Path(), lineup, "").forecast(40, 1.0, 0.0).startswith(loads)
-        )
-    assert going_on([*probed.entries] * 12) == 8
+        plan = Plan.of(lineup, lineup.entries, 40, budget=None, api=False)
+        assert plan.forecast(1.0, 0.0).startswith(loads)
+    spent = Plan.of(raced, raced.entries, 40, budget=60, api=False)
+    assert spent.resident  # the base and its adapters: two thirds stay in each phase
+    assert spent.expected == (60, 60)
+    assert "1 load, and asked 60 questions" in spent.words()
+    assert may_cut([*listed.entries] * 12)
+    assert not may_cut([*raced.entries] * 12)  # some were named
 
 
 def test_on_vllm_adapters_share_an_engine_with_room_for_their_ranks(

@@ -27,6 +27,7 @@ from lm_eval.models.huggingface import HFLM
 from test_next_lm_eval import NEXT
 
 import lmeval_dispersion
+from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, HarnessError
 from lmeval_dispersion.harness import records, seams
@@ -93,6 +94,11 @@ def standing(result: dict[str, Any]) -> list[tuple[Any, ...]]:
         tuple(c[key] for key in ("label", "questions", "score", "status"))
         for c in result["checkpoints"]
     ]
+
+
+def asked_of(task: str, folder: Path, **more: Any) -> Evaluation:
+    """The questions of a task in a folder of tasks."""
+    return Evaluation(Asking(tasks=task, include_path=str(folder), **more))
 
 
 def samples(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -659,7 +665,7 @@ def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not
     (out / "race.json").write_text(json.dumps(content))
     monkeypatch.setattr(seams, "loaded_lm", None)
     found = raced(capsys, "race", "--replay", str(out), "--format", "json", "-q")
-    assert (found["loaded"], found["questions"], found["shuffled"]) == (2, 80, False)
+    assert (found["loaded"], found["questions_each"], found["shuffled"]) == (2, 80, False)
     assert [Path(row["label"]).name for row in found["checkpoints"]] == ["sums-80", "a twin"]
     assert found["notes"][0] == "Raced by acc, exact_match."
     assert found["notes"][1] == "Of the race, the checkpoints that were asked everything."
@@ -951,7 +957,7 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
             "other: the chat template gave 25 questions other prompts than the checkpoints before it had, as "
             "one with the date does."
         ]
-    evaluation = Evaluation("sums_written", include_path=str(tasks), limit=25)  # without a template
+    evaluation = asked_of("sums_written", tasks, limit=25)  # without a template
 
     def score(label: str) -> None:
         text = next((tmp_path / "out" / label).glob("samples_*")).read_text()
@@ -988,9 +994,8 @@ def failures(result: dict[str, Any]) -> dict[str, str]:
     return {c["label"]: c["message"] for c in result["checkpoints"] if c["status"] == "failed"}
 
 
-@pytest.mark.parametrize("command", ["race", "probe"])
 def test_one_whose_weights_would_be_random_fails(
-    command: str, in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """https://github.com/pytorch/pytorch/issues/101107: saved from a compiled model, and half of a save."""
     compiled = changed(
@@ -1001,27 +1006,9 @@ def test_one_whose_weights_would_be_random_fails(
         "sums-80",
         lambda name, tensor: None if "layers.1." in name else (name, tensor),
     )
-    if command == "race":
-        result = raced(capsys, *words(tasks, tmp_path / "out", compiled, "sums-00", half), code=3)
-        assert result["best"] == "sums-00"
-        sentences = failures(result)
-    else:
-        places = (compiled, DEMO / "sums-00", DEMO / "sums-30", half)
-        given = (
-            "--include_path",
-            tasks,
-            "--output_path",
-            tmp_path / "out",
-            "--format",
-            "json",
-            "-q",
-        )
-        assert (
-            main([*map(str, ("probe", *places, "--task", "sums", *given, "--device", "cpu"))]) == 3
-        )
-        result = json.loads(capsys.readouterr().out)
-        sentences = {row["label"]: row["message"] for row in result["failed"]}
-        assert {row["label"] for row in result["checkpoints"]} == {"sums-00", "sums-30"}
+    result = raced(capsys, *words(tasks, tmp_path / "out", compiled, "sums-00", half), code=3)
+    assert result["best"] == "sums-00"
+    sentences = failures(result)
     assert sentences.keys() == {"compiled", "half"}
     assert "30 of its 30 tensors" in sentences["compiled"]
     assert "_orig_mod.model.embed_tokens.weight" in sentences["compiled"]
@@ -1110,7 +1097,7 @@ def test_who_is_right_by_a_rule_of_the_tasks_own_has_no_probability(
         first_is_right(tasks, tmp_path)
         with (tmp_path / "first.yaml").open("a") as file:
             file.write(text)
-        evaluation = Evaluation("first", limit=25, include_path=str(tmp_path))
+        evaluation = asked_of("first", tmp_path, limit=25)
         results = evaluation.ask(lm, range(25))
         scores = evaluation.scores("a", None, seams.logged_lines(results), results["configs"])
         found[rule] = scores
@@ -1189,7 +1176,7 @@ def test_choices_that_a_task_shuffles_as_it_is_loaded_are_the_same_each_time(
     )
     content = (tmp_path / "sums.yaml").read_text()
     (tmp_path / "sums.yaml").write_text(content + "\nprocess_docs: !function shuffled.docs\n")
-    again = [Evaluation("sums", include_path=str(tmp_path)).identity() for _ in range(2)]
+    again = [asked_of("sums", tmp_path).identity() for _ in range(2)]
     assert again[0] == again[1]
 
 
@@ -1198,9 +1185,9 @@ def test_a_tasks_template_is_compiled_once(in_world: Path, tasks: Path) -> None:
     from jinja2 import Environment
     from lm_eval.utils import apply_template, env
 
-    requests = Evaluation("sums", include_path=str(tasks)).identity()
+    requests = asked_of("sums", tasks).identity()
     before = env.from_string.cache_info()
-    assert Evaluation("sums", include_path=str(tasks)).identity() == requests
+    assert asked_of("sums", tasks).identity() == requests
     assert env.from_string.cache_info().misses == before.misses
     for template in ("{{q}} ", "{{q}}"):
         assert apply_template(template, {"q": "7+5"}) == Environment().from_string(template).render(

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from lm_eval.api.group import Group
 
+from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import seams
 from lmeval_dispersion.racing.evaluation import Evaluation
@@ -86,7 +87,7 @@ def evaluation(suite: Path, in_world: Path) -> Any:
     """Makes an Evaluation of the suite's tasks."""
 
     def made(tasks: str, **options: Any) -> Evaluation:
-        return Evaluation(tasks, include_path=str(suite), **options)
+        return Evaluation(Asking(tasks=tasks, include_path=str(suite), **options))
 
     return made
 
@@ -160,7 +161,7 @@ def test_units_and_questions_name_different_bests(evaluation: Any) -> None:
 
 @pytest.mark.parametrize("tasks", ["alike", "nested", "nested_alike", "by_size"])
 def test_a_group_has_lm_evals_own_figure(tasks: str, suite: Path, in_world: Path) -> None:
-    made = Evaluation(tasks, include_path=str(suite))
+    made = Evaluation(Asking(tasks=tasks, include_path=str(suite)))
     _, groups = seams.loaded_suite(tasks, None, str(suite))
     scores = scores_of(made, ON_LONG)
     figures = {

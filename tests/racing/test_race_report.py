@@ -11,10 +11,11 @@ import pytest
 from json_schemas import faults
 
 from lmeval_dispersion.racing import report
+from lmeval_dispersion.racing.agreement import Agreed
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.lineup import Entry
 from lmeval_dispersion.racing.replay import raced
-from lmeval_dispersion.racing.report import Race, race_of
+from lmeval_dispersion.racing.report import Race, UnitScore, race_of
 from lmeval_dispersion.report import render
 
 N = 200
@@ -23,21 +24,27 @@ WON = {"a": (190, N, "complete"), "b": (40, 50, "behind"), "c": (30, 75, "behind
 CLOSE = WON | {"b": (189, N, "complete")}
 LEFT = WON | {"d": (10, 25, "left out"), "e": (5, 25, "left out")}
 BASED = WON | {"d": (150, N, "complete"), "base": (160, N, "complete")}
-DROPPED = WON | {"b": (140, 150, "not better")}
+DROPPED = WON | {"b": (145, 150, "not better")}
 EQUAL = WON | {"b": (190, N, "complete")}
 STOPPED = WON | {"b": (40, 50, "running")}
 NEVER = {"b": (40, 50, "running")}
+SPENT = {
+    label: (right, 50, "running") for label, right in zip("abcde", (40, 33, 15, 10, 5), strict=True)
+}
+AGREED = {label: Agreed(0.812 - i / 10, 0.02) for i, label in enumerate(SPENT)}
 RANKS = {label: rank for rank, label in enumerate("abcdefghi", 1)}
 LISTED: dict[str, Any] = {"not_loaded": list("defghi"), "ranks": RANKS}
 
 
 def race(
     planted: dict[str, tuple[int, int, str]], *, options: Any = None, choices: bool = True,
-    scale: float = 1.0, **more: Any,
+    scale: float = 1.0, mixed: bool = False, **more: Any,
 ) -> Race:  # fmt: skip
     contest = Contest(N, **(options or {}))
     for label, (right, asked, standing) in planted.items():
         score = scale * (np.arange(asked) < right)
+        if mixed:
+            score = np.random.default_rng(right).permutation(score)
         contest.answered[label] = Scores(score, score if choices else np.full(asked, np.nan))
         contest.standing[label] = standing  # type: ignore[assignment]
         contest.levels[label] = 0.96
@@ -81,6 +88,11 @@ ALL = {
     "drawn": race(WON, there=1319), "group": race(WON, tasks=3), "both": race(CLOSE, there=1319, tasks=3),
     "nobody": race(NEVER, there=1319),
     "sampled": race(WON, **LISTED, audit_sample=["c"]),
+    "cut_near": race(LEFT | {"b": DROPPED["b"]}),
+    "budget": race(SPENT, options={"split": 5, "sharing": 50}, budget=250, mixed=True),
+    "vague": race({"a": WON["a"]}, options={"top": 2}, waiting=["b"]),
+    "agreed": race(SPENT, options={"sharing": 50}, budget=250, agreed=AGREED),
+    "several": race(WON, units=[UnitScore("x", "a", 100, 0.9), UnitScore("y", "a", 100, 1.0)]),
     "missed": race({**WON, "z": (200, N, "complete")}, **LISTED, audit_sample=["c", "z"]),
 }  # fmt: skip
 
@@ -93,27 +105,39 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
     [
         ("Best: a, 95.0 % of gsm8k; better than all others raced (error ≤ 5 %).",
          "won listed timed short failed noted sampled groups single worse "
-         "based below above three slow slower"),
-        ("better than all others that went on (error ≤ 5 %).", "cut"),
+         "based below above three slow slower several"),
+        ("better than all others that went on (error ≤ 5 %); 2 others were left out by 25 answers, which "
+         "in our studies cost 0.002 of accuracy (-0.004 to 0.009, adapters).", "cut"),
+        ("left out by", "cut cut_near"),
+        ("of those that went on no other is better by more than 0.01 (error ≤ 5 %); 2 others", "cut_near"),
         ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); better than all others raced", "drawn"),
-        ("Best: a, 95.0 % of gsm8k (mean over 200 questions); better than all others raced", "group"),
-        ("Best: a, 95.0 % of gsm8k (mean over 200 of 1,319 questions); no other", "both"),
+        ("Best: a, 95.0 % of gsm8k (200 questions); better than all others raced", "group"),
+        ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); no other", "both"),
         ("No best yet: no checkpoint was asked all 200 drawn questions of gsm8k; the same", "nobody"),
         ("better than all others raced (error ≤ 5 %).",
          "won listed timed short failed noted sampled groups missed partial drawn group "
-         "single worse based below above three slow slower"),
+         "single worse based below above three slow slower several"),
         ("Best: z, 100.0 % of gsm8k; better than all others raced (error ≤ 5 %).", "missed"),
         ("Best: a, exact_match 0.475 of gsm8k; better than all others raced (error ≤ 5 %).", "partial"),
-        ("no other raced is better by more than 0.01 (error ≤ 5 %); nearest: b, 0.945.", "close both"),
+        ("no other raced is better (error ≤ 5 %); nearest: b, 0.945.", "close both"),
         ("no other raced is better by more than 0.01 (error ≤ 5 %).", "dropped"),
         ("Best: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %); nearest: b, 0.950.", "equal"),
         ("Best: a, 95.0 % of gsm8k; no other was raced.", "alone"),
-        ("Best so far: a, 95.0 % of gsm8k; undecided: b. The same command goes on.", "stopped"),
-        ("Best so far: a, 95.0 % of gsm8k; undecided: b and c. The same command goes on.", "early"),
+        ("Best so far: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %). "
+         "Undecided: b. The same command goes on.", "stopped"),
+        ("Best so far: a, 95.0 % of gsm8k; no other raced is better by more than 0.05 (error ≤ 5 %). "
+         "Undecided: b and c. The same command goes on.", "early"),
+        ("Best so far: a, 80.0 % of 50 of 200 questions of gsm8k; no other raced is better by more than",
+         "budget"),
+        ("Undecided: 4 of 5. The same command without --budget goes on to the proof.", "budget"),
+        ("Best so far: a, 95.0 % of gsm8k; nothing is shown of the others yet. Undecided: b.", "vague"),
+        ("Best by agreement: a, 0.812 with the mean answer of all over 50 questions of gsm8k; without labels "
+         "this has no margin and no error.", "agreed"),
+        ("## By task", "several"),
         ("1 of 9 checkpoints loaded, 200 of 1,800 questions asked (11 %).", "early"),
         ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command", "never"),
         ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %).",
-         "won stopped noted partial drawn group slow slower"),
+         "won stopped noted partial drawn group slow slower several"),
         ("3 of 4 checkpoints loaded, 325 of 800 questions asked (41 %).", "failed"),
         ("3 of 9 checkpoints loaded, 325 of 1,800 questions asked (18 %).", "listed sampled groups"),
         ("questions asked (54 %), 4 min.", "timed"),
@@ -125,8 +149,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("The best 2: a and base.", "three"),
         ("Asking everything would take about 46 min more.", "slow"),
         ("Asking everything would take about 7 h more.", "slower"),
-        ("2 of 5 were left out by their first 25 questions: the error does not cover this cut", "cut"),
-        ("left out after 25 |", "cut"),
+        ("left out after 25 |", "cut cut_near"),
         ("a scores higher than the base (0.800).", "single"),
         ("a does not score higher than the base (0.995).", "worse"),
         ("of the 1 asked", ""),
@@ -136,12 +159,12 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("4 of 4 checkpoints loaded, 725 of 1,000 questions asked (72 %).", "based below above"),
         ("Recorded.", "noted"),
         ("within 0.01 |", "close both"),
-        ("not better after 150", "dropped"),
+        ("not better after 150", "dropped cut_near"),
         ("equal |", "equal"),
         ("a, b and c answered alike to the last digit: copies, or a server that", "partial"),
         ("behind after 50",
          "won listed timed short failed noted partial sampled missed groups drawn group "
-         "cut single worse based below above three slow slower"),
+         "cut single worse based below above three slow slower several"),
     ],
 )  # fmt: skip
 def test_a_sentence_stands_on_its_data_and_on_no_other(sentence: str, races: str) -> None:
@@ -199,7 +222,7 @@ def test_statuses_are_those_of_the_whole_list_best_first() -> None:
     assert result.checkpoints[2].se == pytest.approx(np.sqrt(score.var(ddof=1) / 75))
 
 
-@pytest.mark.parametrize(("last", "status"), [(0.9, "behind"), (0.51, "not better")])
+@pytest.mark.parametrize(("last", "status"), [(0.9, "behind"), (0.54, "not better")])
 def test_what_was_below_a_level_is_behind_a_best_above_it(last: float, status: str) -> None:
     """Its score is at most the best of then plus the margin, and no more is known of it."""
     even = np.arange(N) % 2 < 1
@@ -234,7 +257,7 @@ def test_twelve_checkpoints_fit_into_one_look_and_long_lists_are_cut() -> None:
 
 
 def test_the_best_ones_score_on_a_losers_own_questions_stands_beside_the_losers() -> None:
-    contest = Contest(N, block=25, seed=3)
+    contest = Contest(N, sharing=25, seed=3)
     right = np.random.default_rng(0).random(N) < 0.7  # of the best, by question
     for label, asked in (("a", N), ("b", 75), ("c", 25), ("base", N)):
         own = contest.order(label)[:asked]

@@ -22,8 +22,8 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.kept import kept_race
-from lmeval_dispersion.racing.lineup import manifest_in
-from lmeval_dispersion.racing.replay import raced, replay
+from lmeval_dispersion.racing.lineup import Named
+from lmeval_dispersion.racing.replay import Recorded, _weights_of, raced, read_answers, replay
 from lmeval_dispersion.report import render
 
 
@@ -44,7 +44,7 @@ def test_a_replay_asks_what_a_race_asks(margin: float) -> None:
         seed = int(rng.integers(1000))
         contest = Contest(len(answers["0"].score), margin=margin, seed=seed)
         for label, mine in answers.items():
-            order = contest.order(label)
+            order = np.random.default_rng(seed).permutation(contest.questions)[contest.order(label)]
             run(contest, label, lambda a, b, mine=mine, order=order: mine.at(order[a:b]))
         found = raced(answers, seed=seed, margin=margin)
         assert found.standing == contest.standing
@@ -69,7 +69,7 @@ def test_the_sentences_of_a_replay(
     chances: list[float], shuffled: bool, stands: str, not_there: str
 ) -> None:
     answers = planted(np.random.default_rng(5), chances, 200)
-    result = replay(answers, ["sums"], orders=40, shuffled=shuffled, margin=0.2)
+    result = replay(Recorded(answers, ["sums"]), orders=40, shuffled=shuffled, margin=0.2)
     text = " ".join(render(result.document(), "markdown").split())
     assert stands in text
     assert not_there not in text
@@ -86,21 +86,21 @@ def test_the_sentences_of_a_replay(
     [
         (
             ["0", "2"],
-            "in 40 of 40 orders, with 38 % of the questions (median; 38 to 38) and 2 of 3 loaded.",
+            "in 40 of 40 orders, with 35 % of the questions (median; 35 to 35) and 2 of 3 loaded.",
         ),
         (["2", "1"], "another best than 0 in 40 of 40 orders"),
     ],
 )
 def test_a_screen_leaves_some_unloaded(listed: list[str], sentence: str) -> None:
     answers = planted(np.random.default_rng(5), [0.9, 0.3, 0.2], 200)
-    result = replay(answers, ["sums"], listed=listed, orders=40)
+    result = replay(Recorded(answers, ["sums"]), listed=listed, orders=40)
     text = " ".join(render(result.document(), "markdown").split())
     assert sentence in text
     assert "2 of 3 loaded" in text
     assert "They were raced in the screen's order; the others count as not loaded." in text
     assert "each checkpoint is loaded" not in text
     assert {row.label for row in result.checkpoints if row.asked} == {*listed}
-    assert "loaded." not in " ".join(replay(answers, ["sums"], orders=2).answer())
+    assert "loaded." not in " ".join(replay(Recorded(answers, ["sums"]), orders=2).answer())
 
 
 def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
@@ -110,12 +110,12 @@ def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
     more = score.copy()
     more[100:102] = 1
     answers = {"b": Scores(score, score), "a": Scores(more, more)}
-    result = replay(answers, ["t"], orders=20, margin=0.05)
+    result = replay(Recorded(answers, ["t"]), orders=20, margin=0.05)
     text = " ".join(result.answer())
     assert "another best than a in 20 of 20 orders" in text
     assert "worse by 0.010 at most" in text
     # Of equal ones the sentence has the one that was named.
-    result = replay({**answers, "b": answers["a"]}, ["t"], orders=20, margin=0.05)
+    result = replay(Recorded({**answers, "b": answers["a"]}, ["t"]), orders=20, margin=0.05)
     assert "named the same best, b, in 20 of 20 orders" in " ".join(result.answer())
 
 
@@ -137,6 +137,28 @@ def results(asked: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _check_bundled(names: list[str], asked: int) -> None:
+    """The answers are the bundled ones, as far as models of half precision answer alike on two machines.
+
+    Where two choices are nearly as probable as each other one of them may choose the other one.
+    """
+    with np.load(data_folder("demo") / "answers.npz") as file:
+        bundled = {
+            label: Scores(score[:asked], probability[:asked].astype(float))
+            for label, score, probability in zip(
+                file["label"].tolist(), file["score"], file["probability"], strict=True
+            )
+        }
+    for name, mine in read_answers(names).answers.items():
+        known = bundled[Path(name).name]
+        moved = np.abs(mine.probability - known.probability)
+        assert moved.max() < 0.05
+        assert moved.mean() < 0.002
+        differs = np.flatnonzero(mine.score != known.score)
+        assert len(differs) <= 0.005 * asked
+        assert (mine.probability[differs] <= 0.525).all()
+
+
 def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     results: Path, asked: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -144,14 +166,10 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     assert main(["race", "--replay", *names, "--format", "json", "-q"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["checkpoints"][0]["label"].endswith("sums-80")
-    assert (found["same"], found["questions"], found["shuffled"]) == (200, asked, False)
-    with np.load(data_folder("demo") / "answers.npz") as file:
-        known = dict(
-            zip(file["label"].tolist(), file["score"][:, :asked].mean(axis=1), strict=True)
-        )
-    for row in found["checkpoints"]:
-        assert row["score"] == pytest.approx(known[Path(row["label"]).name])
-    assert main(["race", "--replay", *sorted(names), "--format", "json", "-q"]) == 0
+    assert (found["same"], found["questions_each"], found["by"]) == (200, asked, "block")
+    _check_bundled(names, asked)
+    rows = ["--by", "rows", "--format", "json", "-q"]
+    assert main(["race", "--replay", *sorted(names), *rows]) == 0
     assert json.loads(capsys.readouterr().out)["shuffled"] is True
 
     screened = lmeval_screener.screen([str(data_folder("demo") / "sums-*")], domain="math")
@@ -253,7 +271,66 @@ def test_a_race_of_version_0_2_is_read_but_not_continued(tmp_path):
 def test_a_manifest_of_another_program_is_left_alone_and_a_damaged_one_is_named(tmp_path):
     file = tmp_path / "manifest.json"
     file.write_text('["a.js"]')
-    assert manifest_in([str(tmp_path)]) == {}
+    assert Named.of([tmp_path]).manifest == {}
     file.write_text("{")
     with pytest.raises(UsageError, match=r"manifest\.json cannot be read .*; remove or mend it"):
-        manifest_in([str(tmp_path)])
+        Named.of(str(tmp_path))
+
+
+@pytest.mark.parametrize("settings", [{}, {"sharing": 25}, {"budget": 300}, {"top": 2}])
+def test_a_replay_answers_as_the_race_of_its_seed(settings: dict[str, Any]) -> None:
+    answers = planted(np.random.default_rng(6), [0.8, 0.7, 0.4, 0.3], 300)
+    result = replay(Recorded(answers, ["sums"]), seed=5, orders=3, **settings)
+    contest = raced(answers, seed=5, **settings)
+    assert result.top == contest.shown(answers).labels
+    assert result.best == result.top[0]
+    assert result.margin_shown == contest.shown(answers).margin
+    assert (result.questions, result.questions_all) == (contest.asked, 1200)
+    assert result == replay(Recorded(answers, ["sums"]), seed=5, orders=3, **settings)
+    again = replay(Recorded(answers, ["sums"]), seed=6, orders=3, **settings)
+    assert again.questions != result.questions or "budget" in settings
+    assert faults(result.to_dict()) == []
+
+
+def test_a_replay_by_weights_names_the_best_of_the_weighted_mean() -> None:
+    """One is better on the large task, the other on the small one, which counts as much."""
+    rng = np.random.default_rng(7)
+    tasks = ["large"] * 300 + ["small"] * 60
+    right = [
+        rng.random(360) < np.repeat(chances, (300, 60)) for chances in ((0.7, 0.3), (0.5, 0.9))
+    ]
+    answers = {name: Scores(*(1.0 * mine,) * 2) for name, mine in zip("ab", right, strict=True)}
+    plain = replay(Recorded(answers, ["large", "small"]), orders=5, sharing=25)
+    weights = _weights_of(tasks, {})
+    assert weights is not None
+    assert weights.mean() == pytest.approx(1)
+    even = replay(Recorded(answers, ["large", "small"], weights=weights), orders=5, sharing=25)
+    assert [plain.best, even.best] == ["a", "b"]
+    halves = (answers["b"].score[:300].mean() + answers["b"].score[300:].mean()) / 2
+    assert even.checkpoints[0].score == pytest.approx(halves)
+    assert _weights_of(["a", "b"] * 10, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"sharing": 25}, "They were raced in the order of their shared questions."),
+        ({"margin": 0.05}, "no other raced is better"),
+        ({"budget": 240}, "240 of 1,200 questions asked (20 %)."),
+        ({"top": 2}, "The best 2: 0 and 1."),
+    ],
+)
+def test_the_first_lines_of_a_replay(settings: dict[str, Any], sentence: str) -> None:
+    answers = planted(np.random.default_rng(8), [0.95, 0.8, 0.3, 0.2], 300)
+    result = replay(Recorded(answers, ["sums"]), orders=2, **settings)
+    text = " ".join(render(result.document(), "markdown").split())
+    assert "**Best: 0, 0.9" in text
+    assert sentence in text
+
+
+def test_a_replays_budget_has_a_question_for_each() -> None:
+    answers = planted(np.random.default_rng(8), [0.9, 0.3, 0.2], 100)
+    with pytest.raises(
+        UsageError, match="expected at least 3, a question of each checkpoint, got 2"
+    ):
+        replay(Recorded(answers, ["sums"]), orders=2, budget=2)

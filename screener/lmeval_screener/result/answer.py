@@ -149,8 +149,8 @@ def group_sentences(
     first = first_of(group, places)
     if not first:
         no_order = (
-            f"The rows give these {len(members)} no order ({subject}). Race all, or ask each a few "
-            "questions: dispersion probe."
+            f"The rows give these {len(members)} no order ({subject}). Race all, or ask a few questions "
+            "of all: dispersion race --all --budget 5%."
         )
         return [*against, no_order, *equal]
     success = _success(group, first[-1].rank)

@@ -41,6 +41,7 @@ SAME = 0.9  # a token in more than this share of the answers does not differ bet
 WORDS = 5  # an answer with more words that differ is a sentence
 _ELSEWHERE = {"domain": "words of a domain: give it as the domain"}
 _WORD = re.compile(r"[^\W\d_]+")
+_ASK = "a few questions of all (`dispersion race --all --budget 5% --task {}`)"
 Piece = tuple[int, str]  # row and spelling
 
 
@@ -165,8 +166,7 @@ def resolve_answers(
             "TooFewTokens",
             f"{answers.name}: expected answers of at least {LEAST} tokens that differ between them, got "
             f"{len(rows)} ({', '.join(piece for _, piece in rows) or 'none'}): errors leave each out in "
-            f"turn, and one alone has no distance; ask `dispersion probe --task {answers.name}`, or name a "
-            "domain",
+            f"turn, and one alone has no distance; ask {_ASK.format(answers.name)}, or name a domain",
         )
     return tuple(
         Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows
@@ -179,7 +179,7 @@ def left_out_note(task: str, share: float) -> str:
         return ""
     return (
         f"{share:.0%} of what the answers of {task} hold is in nearly all of them, or in sentences, and left "
-        f"out of T; where right and wrong answers differ in that, ask `dispersion probe --task {task}`"
+        f"out of T; where right and wrong answers differ in that, ask {_ASK.format(task)}"
     )
 
 
@@ -217,7 +217,7 @@ def differing(
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: {sentences:.0%} of its answers are sentences (more than {WORDS} words that differ "
-            f"between answers); ask `dispersion probe --task {name}`, or name a domain",
+            f"between answers); ask {_ASK.format(name)}, or name a domain",
         )
     tokens = {text: {*cut(text)} for text in answers}
     whole = {token for text in short if len(tokens[text]) == 1 for token in tokens[text]}
@@ -261,8 +261,8 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: its answers hold too many different words: the {MOST} most frequent cover "
-            f"{run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; ask `dispersion probe --task "
-            f"{name}`, or name a domain",
+            f"{run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; ask "
+            f"{_ASK.format(name)}, or name a domain",
         )
     return taken
 

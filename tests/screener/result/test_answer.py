@@ -31,7 +31,10 @@ COUNTS = (
 MIXTURES = "in 18 of 18 groups and tasks (6 fresh groups of 24 random mixtures)"
 NOT_KNOWN = "How often such an order is right is not known for these; `dispersion verify` fits it to your results."
 BY_GAP = "No chance is known of an order by G."
-NOISE = "The rows give these {} no order (math). Race all, or ask each a few questions: dispersion probe."
+NOISE = (
+    "The rows give these {} no order (math). Race all, or ask a few questions of all: dispersion race --all "
+    "--budget 5%."
+)
 APART = [1.5 - i / 20 for i in range(24)]
 
 

@@ -245,7 +245,7 @@ def test_tokens_of_a_kind_of_answers_are_what_differs(kind, expected, warned, tr
     assert {token.text.strip() for token in found} == expected
     note = left_out_note("mine", left_out)
     assert bool(note) == warned
-    assert note.endswith("ask `dispersion probe --task mine`") == warned
+    assert note.endswith("`dispersion race --all --budget 5% --task mine`)") == warned
 
 
 def test_tokens_of_characters_that_a_tokenizer_halves_are_all_there(trained):
@@ -269,7 +269,7 @@ def test_tokens_of_characters_that_a_tokenizer_halves_are_all_there(trained):
 def test_a_kind_of_answers_without_tokens_of_its_own_is_refused(kind, says, trained):
     with pytest.raises(ScreeningError, match=re.escape(says)) as refused:
         resolve_answers(answers(dict(made(kind))), trained, REFERENCE)
-    assert "ask `dispersion probe --task own`" in str(refused.value)
+    assert "`dispersion race --all --budget 5% --task own`" in str(refused.value)
     assert refused.value.code == "TooFewTokens"
     if kind != "yes":  # as `dispersion tokens` says without a tokenizer
         with pytest.raises(ScreeningError, match=re.escape(says)):

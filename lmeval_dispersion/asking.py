@@ -1,0 +1,135 @@
+"""What a race, and a callback of a training, ask checkpoints: the one declaration of their arguments.
+
+Nothing is imported for it: neither torch nor lm-eval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from lmeval_dispersion.arguments import Option
+from lmeval_dispersion.options import Joined, Once
+
+if TYPE_CHECKING:
+    from lmeval_screener import Result
+
+ERROR = 0.05
+MARGIN = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmEval:
+    """How lm-eval loads and asks a model, by its own names.
+
+    Attributes:
+        model: Backend.
+        model_args: More arguments of the backend.
+        batch_size: Number or auto. Default: the backend's own.
+        device: cpu, cuda, cuda:1. Default: the backend's own.
+        num_fewshot: Examples before a question. Default: the task's own.
+        include_path: A folder with more tasks.
+        apply_chat_template: Use the model's chat template, or the named one. Default: plain prompts.
+        confirm_run_unsafe_code: Let tasks run the code that models write.
+    """
+
+    model: Annotated[str, Option("NAME")] = "hf"
+    model_args: Annotated[str, Option("K=V,K=V")] = ""
+    batch_size: Annotated[int | str | None, Option("N")] = None
+    device: Annotated[str | None, Option("DEVICE")] = None
+    num_fewshot: Annotated[int | None, Option("N")] = None
+    include_path: Annotated[str | None, Option("FOLDER")] = None
+    apply_chat_template: Annotated[bool | str, Option("NAME")] = False
+    confirm_run_unsafe_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """The questions that checkpoints are asked, and the folder that keeps the answers.
+
+    Attributes:
+        tasks: Tasks and groups, or a set's file, which names its tasks. Default: those of --emit.
+        limit: The most questions of a checkpoint. Default: all there are.
+        metric: What scores a question, with commas or again for single tasks. Default: acc, exact_match, ….
+        weigh: What of several tasks counts alike.
+        output_path: Keeps all answers; the same command goes on, more checkpoints join. Default: race-TASKS.
+        seed: Seed of all draws.
+    """
+
+    tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), action=Once)] = None
+    limit: Annotated[int | None, Option("N")] = None
+    metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=Joined)] = None
+    weigh: Literal["units", "questions"] = "units"
+    output_path: Annotated[str | Path | None, Option("FOLDER", ("--output_path",))] = None
+    seed: Annotated[int, Option("N")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(LmEval, Questions):
+    """What is asked, and how: all on which answers depend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Which:
+    """The checkpoints that race, and their order.
+
+    Attributes:
+        family: All checkpoints of a family.
+        domain: Token set of the screen. Default: the tasks' answers.
+        base: Checkpoint that the others were trained from; it does not race.
+        all: Race all, without a screen.
+        by: What orders those that race. Default: rows; a first block where rows are equal, and of --all.
+        audit_sample: Random others of each group that race as well.
+    """
+
+    family: Annotated[str | None, Option("NAME")] = None
+    domain: Annotated[str | None, Option("SET")] = None
+    base: Annotated[str | None, Option("CHECKPOINT", action=Once)] = None
+    all: bool = False
+    by: Literal["rows", "block"] | None = None
+    audit_sample: Annotated[int, Option("N")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How long they race, and where.
+
+    Attributes:
+        error: Chance, at most, that the best of those raced is dropped.
+        margin: Smallest difference in score that counts.
+        top: How many of the best are wanted.
+        budget: Questions to ask now, of all together, or a part of them. Default: all that a proof needs.
+        hours: The longest to go on. Default: to the end.
+        answers: With none the questions have no right answers; the budget orders by agreement.
+        engine: Side by side on the Ray cluster of RAY_ADDRESS, or of this machine. Default: one by one.
+        gpus_per_checkpoint: Of the cluster's GPUs; a part of 1 too. Default: 1 where it has GPUs.
+        dry_run: Screen, and say what would be loaded and asked.
+    """
+
+    error: Annotated[float, Option("X")] = ERROR
+    margin: Annotated[float, Option("X")] = MARGIN
+    top: Annotated[int, Option("K")] = 1
+    budget: Annotated[int | str | None, Option("N|N%")] = None
+    hours: Annotated[float | None, Option("X")] = None
+    answers: Literal["none"] | None = None
+    engine: Literal["ray"] | None = None
+    gpus_per_checkpoint: Annotated[float | None, Option("X")] = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Racing(Asking, How, Which):
+    """All arguments of a race.
+
+    Attributes:
+        checkpoints: As :func:`screen` takes them, its result, or the folder of a short list (``--emit``).
+        demo: Race the bundled models by recorded answers instead; no model is loaded.
+        quiet: Show no progress.
+    """
+
+    checkpoints: str | Path | Iterable[str | Path] | Result = ()
+    _: KW_ONLY
+    demo: bool = False
+    quiet: bool = False

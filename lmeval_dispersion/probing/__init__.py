@@ -1,1 +1,0 @@
-"""Ranking checkpoints by a few questions of a task; its modules are private."""

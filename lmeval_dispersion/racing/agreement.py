@@ -1,0 +1,119 @@
+"""An order without labels: by agreement with the mean answer of all, over the same few questions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from lmeval_screener.tokens.answers import first_known
+from lmeval_screener.tokens.sets import AnswerSet
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.files import hashed
+from lmeval_dispersion.racing.rule import Array
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.racing.evaluation import Evaluation, More
+    from lmeval_dispersion.racing.folder import RaceFolder
+
+SEVERAL = 3  # fewest checkpoints whose mean answer is informative
+FEWEST = 5  # fewest questions
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A checkpoint's mean agreement over the questions, in [0, 1], and its standard error over them."""
+
+    mean: float
+    se: float
+
+
+def answer_tokens(tasks: str) -> AnswerSet | UsageError:
+    """The set with the answer tokens of the first task that has one; else why there is none."""
+    _, known, refused = first_known(tasks)
+    if known:
+        return known
+    reason = str(refused[0]).partition(";")[0]
+    return UsageError(f"{reason}; name a file of `dispersion tokens` as the task")
+
+
+def asking_tokens(folder: RaceFolder, tasks: str) -> More:
+    """What adds the answer tokens' probabilities to a folder's answers.
+
+    Raises:
+        UsageError: The folder has answers by another set of answer tokens.
+    """
+    from lmeval_dispersion.racing.block import complete
+
+    answers = answer_tokens(tasks)
+    given = "" if isinstance(answers, UsageError) else hashed(repr(answers.answers))
+    if folder.kept.get("answers", given) != given:
+        raise UsageError(
+            f"{folder.path} has answers by another set of answer tokens; name another folder",
+            argument="tasks",
+        )
+    folder.kept["answers"] = given
+    return partial(complete, answers=answers)
+
+
+def check_agreement(checkpoints: int, questions: int) -> None:
+    """Raise UsageError for fewer than three checkpoints, or five questions of each."""
+    if checkpoints < SEVERAL or questions < FEWEST:
+        raise UsageError(
+            f"expected {SEVERAL} or more checkpoints and {FEWEST} or more questions each, whose mean answer "
+            f"says something, got {checkpoints} and {questions}",
+            argument="budget",
+        )
+
+
+def agreed(evaluation: Evaluation, asked: Mapping[str, int]) -> dict[str, Agreed]:
+    """The agreement of each checkpoint, by label, over the first questions that it was ``asked``.
+
+    Raises:
+        UsageError: Fewer than three checkpoints or five questions, or an answer without the tokens'
+            probabilities.
+    """
+    count = min(asked.values(), default=0)
+    check_agreement(len(asked), count)
+    answers = [_answers(evaluation, label, count) for label in asked]
+    return {
+        label: Agreed(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(count))
+        for label, values in zip(asked, agreement(answers), strict=True)
+    }
+
+
+def _answers(evaluation: Evaluation, label: str, count: int) -> list[Array]:
+    """A checkpoint's probabilities of the answer tokens, by question."""
+    answers = list[Array]()
+    for question in evaluation.questions[:count]:
+        block = evaluation.blocks[label].get(question, {})
+        if "tokens" not in block:
+            before = "a race asked it without its answer tokens; name another folder"
+            raise UsageError(
+                "expected questions whose answers are tokens, got one of "
+                f"{question[0]} without ({block.get('why', before)})",
+                argument="answers",
+            )
+        answers.append(np.array(block["tokens"]))
+    return answers
+
+
+def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
+    """Each checkpoint's agreement with the mean answer, per question: sum over tokens of p times mean p.
+
+    ``answers`` holds each checkpoint's probabilities of the answer tokens by question, as many of each.
+
+    Raises:
+        UsageError: The checkpoints have different answer tokens.
+    """
+    if len({tuple(map(len, each)) for each in answers}) > 1:
+        raise UsageError(
+            "expected checkpoints of one tokenizer, got some with other answer tokens; race them with labels",
+            argument="answers",
+        )
+    means = [np.mean([p / p.sum() for p in each], axis=0) for each in zip(*answers, strict=True)]
+    return [np.array([p @ mean for p, mean in zip(each, means, strict=True)]) for each in answers]
