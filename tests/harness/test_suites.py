@@ -14,8 +14,10 @@ import yaml
 from lm_eval.api.group import Group
 
 from lmeval_dispersion.asking import Asking
+from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import seams
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.evaluation import Evaluation
 
 pytestmark = pytest.mark.usefixtures("named_tasks_alone")
@@ -296,3 +298,58 @@ def test_names_with_a_group_before_them_are_results_names() -> None:
     task = SimpleNamespace(task_name="x", _qualified_name="g::x")
     group._children["x"] = task  # type: ignore[assignment]
     assert seams.group_entries({"g": group}) == {"g": ("g", ["g::x"])}
+
+
+def test_a_race_and_its_replay_have_the_mean_over_units(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forty sums and eight of them as a task of their own count alike; so do logs of what was asked."""
+    rows = (tasks / "sums.jsonl").read_text().splitlines(keepends=True)
+    config = yaml.safe_load((tasks / "sums.yaml").read_text())
+    for name, part in (("many", rows), ("few", rows[:8])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+        files = {"data_files": {"test": str(tmp_path / f"{name}.jsonl")}}
+        text = yaml.safe_dump(config | {"task": name, "dataset_kwargs": files})
+        (tmp_path / f"{name}.yaml").write_text(text)
+    out = tmp_path / "out"
+    models = [str(data_folder("demo") / name) for name in ("sums-80", "sums-00")]
+    words = ["race", *models, "--all", "--tasks", "many,few", "--include_path", str(tmp_path)]
+    words += ["--error", "1e-9", "--margin", "0", "--device", "cpu", "--batch_size", "16", "-q"]
+    words += ["--output_path", str(out), "--format", "json"]
+    assert main(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    means = dict[str, dict[str, float]]()
+    for label in ("sums-80", "sums-00"):
+        for task in ("many", "few"):
+            (file,) = (out / label).glob(f"samples_{task}_*.jsonl")
+            scores = [json.loads(line)["acc"] for line in file.read_text().splitlines()]
+            means.setdefault(label, {})[task] = float(np.mean(scores))
+    whole = [row for row in result["checkpoints"] if row["questions"] == 48]
+    assert whole
+    for row in whole:
+        expected = (means[row["label"]]["many"] + means[row["label"]]["few"]) / 2
+        assert row["score"] == pytest.approx(expected)
+    assert {row["unit"] for row in result["units"]} == {"many", "few"}
+    assert (
+        main(
+            [
+                "race",
+                "--replay",
+                str(out),
+                "--format",
+                "json",
+                "-q",
+                "--error",
+                "1e-9",
+                "--margin",
+                "0",
+            ]
+        )
+        == 0
+    )
+    again = json.loads(capsys.readouterr().out)
+    assert again["best"] == result["best"]
+    best = next(row for row in again["checkpoints"] if row["label"] == again["best"])
+    assert best["score"] == pytest.approx(sum(means[again["best"]].values()) / 2)
+    assert main([*words, "--weigh", "questions"]) == 2
+    assert "--weigh" in capsys.readouterr().err
