@@ -1,8 +1,9 @@
-"""One declaration of an argument: a field of a dataclass is a command's option and a function's parameter.
+"""One declaration of an argument: a dataclass's field is an option and a function's parameter.
 
-The field has the type, the choices and the default; the ``Attributes`` of the class's docstring are the help
-of the command and the ``Args`` of the function. A field ``minutes: Annotated[int, Option("N")] = 5`` with the
-text "Time on the fire." is ``--minutes N``, *time on the fire (default: 5)*, and ``minutes=5`` in Python.
+The field has the type, the choices and the default; the ``Attributes`` of the class's docstring are
+the help of the command and the ``Args`` of the function. A field ``minutes: Annotated[int,
+Option("N")] = 5`` with the text "Time on the fire." is ``--minutes N``, *time on the fire (default:
+5)*, and ``minutes=5`` in Python.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _types(hint: Any) -> list[Any]:
 
 
 def _help(text: str, default: Any, types: list[Any]) -> str:
-    """A field's text as argparse's help: without its full stop, the default in brackets at the end."""
+    """A field's text as argparse's help: without its full stop, the default in brackets."""
     named = _DEFAULT.search(text)
     words = text[: named.start()] if named else text
     words = words.rstrip(".")

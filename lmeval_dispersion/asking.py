@@ -1,4 +1,4 @@
-"""What a race, and a callback of a training, ask checkpoints: the one declaration of their arguments.
+"""What a race, and a callback of a training, ask checkpoints: the declaration of the arguments.
 
 Nothing is imported for it: neither torch nor lm-eval.
 """
@@ -31,7 +31,8 @@ class LmEval:
         device: cpu, cuda, cuda:1. Default: the backend's own.
         num_fewshot: Examples before a question. Default: the task's own.
         include_path: A folder with more tasks.
-        apply_chat_template: Use the model's chat template, or the named one. Default: plain prompts.
+        apply_chat_template: Use the model's chat template, or the named one. Default: plain
+            prompts.
         confirm_run_unsafe_code: Let tasks run the code that models write.
     """
 
@@ -52,9 +53,11 @@ class Questions:
     Attributes:
         tasks: Tasks and groups, or a set's file, which names its tasks. Default: those of --emit.
         limit: The most questions of a checkpoint. Default: all there are.
-        metric: What scores a question, with commas or again for single tasks. Default: acc, exact_match, ….
+        metric: What scores a question, with commas or again for single tasks. Default: acc,
+            exact_match, ….
         weigh: What of several tasks counts alike.
-        output_path: Keeps all answers; the same command goes on, more checkpoints join. Default: race-TASKS.
+        output_path: Keeps all answers; the same command goes on, more checkpoints join. Default:
+            race-TASKS.
         seed: Seed of all draws.
     """
 
@@ -80,7 +83,8 @@ class Which:
         domain: Token set of the screen. Default: the tasks' answers.
         base: Checkpoint that the others were trained from; it does not race.
         all: Race all, without a screen.
-        by: What orders those that race. Default: rows; a first block where rows are equal, and of --all.
+        by: What orders those that race. Default: rows; a block of shared questions where rows are
+            equal, of --all and with a budget.
         audit_sample: Random others of each group that race as well.
     """
 
@@ -100,10 +104,12 @@ class How:
         error: Chance, at most, that the best of those raced is dropped.
         margin: Smallest difference in score that counts.
         top: How many of the best are wanted.
-        budget: Questions to ask now, of all together, or a part of them. Default: all that a proof needs.
+        budget: Questions of all together, or a part of them; the same command without it goes on to
+            the proof. Default: all that a proof needs.
         hours: The longest to go on. Default: to the end.
         answers: With none the questions have no right answers; the budget orders by agreement.
-        engine: Side by side on the Ray cluster of RAY_ADDRESS, or of this machine. Default: one by one.
+        engine: Side by side on the Ray cluster of RAY_ADDRESS, or of this machine. Default: one by
+            one.
         gpus_per_checkpoint: Of the cluster's GPUs; a part of 1 too. Default: 1 where it has GPUs.
         dry_run: Screen, and say what would be loaded and asked.
     """
@@ -124,7 +130,8 @@ class Racing(Asking, How, Which):
     """All arguments of a race.
 
     Attributes:
-        checkpoints: As :func:`screen` takes them, its result, or the folder of a short list (``--emit``).
+        checkpoints: As :func:`screen` takes them, its result, or the folder of a short list
+            (``--emit``).
         demo: Race the bundled models by recorded answers instead; no model is loaded.
         quiet: Show no progress.
     """

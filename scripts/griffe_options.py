@@ -23,7 +23,9 @@ class TakesOptions(griffe.Extension):  # type: ignore[misc]
         parameters = list[griffe.Parameter]()
         for parameter in inspect.signature(function).parameters.values():
             kind = getattr(griffe.ParameterKind, parameter.kind.name.lower())
-            annotation = griffe.safe_get_annotation(_parsed(parameter.annotation), parent=func.parent)
+            annotation = griffe.safe_get_annotation(
+                _parsed(parameter.annotation), parent=func.parent
+            )
             default = repr(parameter.default)
             parameters.append(
                 griffe.Parameter(parameter.name, annotation=annotation, kind=kind, default=default)

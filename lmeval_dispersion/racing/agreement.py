@@ -1,9 +1,9 @@
-"""An order without labels: by agreement with the mean answer of all, over the same few questions."""
+"""An order without labels: by agreement with the mean answer of all to the same questions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from lmeval_screener.tokens.answers import first_known
 from lmeval_screener.tokens.sets import AnswerSet
+from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.files import hashed
+from lmeval_dispersion.racing.contest import Contest
 from lmeval_dispersion.racing.rule import Array
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ FEWEST = 5  # fewest questions
 
 @dataclass(frozen=True)
 class Agreed:
-    """A checkpoint's mean agreement over the questions, in [0, 1], and its standard error over them."""
+    """A checkpoint's mean agreement over the questions, in [0, 1], and its standard error."""
 
     mean: float
     se: float
@@ -64,32 +66,34 @@ def check_agreement(checkpoints: int, questions: int) -> None:
     """Raise UsageError for fewer than three checkpoints, or five questions of each."""
     if checkpoints < SEVERAL or questions < FEWEST:
         raise UsageError(
-            f"expected {SEVERAL} or more checkpoints and {FEWEST} or more questions each, whose mean answer "
-            f"says something, got {checkpoints} and {questions}",
+            f"expected {SEVERAL} or more checkpoints and {FEWEST} or more questions each, whose mean "
+            f"answer says something, got {checkpoints} and {questions}",
             argument="budget",
         )
 
 
-def agreed(evaluation: Evaluation, asked: Mapping[str, int]) -> dict[str, Agreed]:
-    """The agreement of each checkpoint, by label, over the first questions that it was ``asked``.
+def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
+    """The agreement of each checkpoint of a contest, by label, over the questions that all share.
 
     Raises:
         UsageError: Fewer than three checkpoints or five questions, or an answer without the tokens'
             probabilities.
     """
-    count = min(asked.values(), default=0)
-    check_agreement(len(asked), count)
-    answers = [_answers(evaluation, label, count) for label in asked]
+    labels = [label for label in contest.answered if label != contest.reference]
+    count = min((len(contest.answered[label].score) for label in labels), default=0)
+    check_agreement(len(labels), count)
+    answers = [_answers(evaluation, label, contest.order(label)[:count]) for label in labels]
     return {
         label: Agreed(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(count))
-        for label, values in zip(asked, agreement(answers), strict=True)
+        for label, values in zip(labels, agreement(answers), strict=True)
     }
 
 
-def _answers(evaluation: Evaluation, label: str, count: int) -> list[Array]:
-    """A checkpoint's probabilities of the answer tokens, by question."""
+def _answers(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> list[Array]:
+    """A checkpoint's probabilities of the answer tokens, to the questions at ``places``."""
     answers = list[Array]()
-    for question in evaluation.questions[:count]:
+    for place in places:
+        question = evaluation.questions[place]
         block = evaluation.blocks[label].get(question, {})
         if "tokens" not in block:
             before = "a race asked it without its answer tokens; name another folder"
@@ -103,16 +107,18 @@ def _answers(evaluation: Evaluation, label: str, count: int) -> list[Array]:
 
 
 def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
-    """Each checkpoint's agreement with the mean answer, per question: sum over tokens of p times mean p.
+    """Each checkpoint's agreement with the mean answer, by question: sum over tokens of p · mean p.
 
-    ``answers`` holds each checkpoint's probabilities of the answer tokens by question, as many of each.
+    ``answers`` holds each checkpoint's probabilities of the answer tokens by question, as many of
+    each.
 
     Raises:
         UsageError: The checkpoints have different answer tokens.
     """
     if len({tuple(map(len, each)) for each in answers}) > 1:
         raise UsageError(
-            "expected checkpoints of one tokenizer, got some with other answer tokens; race them with labels",
+            "expected checkpoints of one tokenizer, got some with other answer tokens; race them with "
+            "labels",
             argument="answers",
         )
     means = [np.mean([p / p.sum() for p in each], axis=0) for each in zip(*answers, strict=True)]

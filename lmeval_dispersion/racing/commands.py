@@ -61,62 +61,58 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)
-    live = (
-        "family",
-        "domain",
-        "base",
-        "tasks",
-        "limit",
-        "engine",
-        "output_path",
-        "hours",
-    )
-    unused = [f"--{name}" for name in live if getattr(args, name) is not None]
-    if args.demo:
-        own = ("by", "budget", "metric")
-        unused += [f"--{name}" for name in own if getattr(args, name) is not None]
-    if unused := [*(args.checkpoints if args.demo else ()), *unused]:
-        raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")
+    own = ("by", "budget", "metric") if args.demo else ()
+    for name in (*_LIVE, *own):
+        if getattr(args, name) is not None:
+            raise _recorded(f"--{name}")
+    if args.demo and args.checkpoints:
+        raise _recorded(args.checkpoints[0])
     check_settings(_racing(args))
-    rule: dict[str, Any] = {
-        name: getattr(args, name) for name in ("seed", "error", "margin", "top")
-    }
+    rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "top")}
     if args.demo:
         output.write(replay.demo(**rule).document())
-    elif (
-        len(args.replay) == 1
-        and not args.checkpoints
-        and (
-            race := replay.judged(
-                args.replay[0], error=args.error, margin=args.margin, top=args.top
-            )
-        )
-    ):
-        for name in ("metric", "by", "budget"):
-            if getattr(args, name) is not None:
-                raise UsageError(f"a race's folder is judged by the race's own; leave out --{name}")
-        output.write(race.document())
-    else:
-        recorded = replay.read_answers(args.replay, args.metric)
-        answers = recorded.answers
-        names = [*answers, *recorded.failed]
-        listed = listed_results(args.checkpoints, names) if args.checkpoints else []
-        if listed and not {*listed} & {*answers}:
-            raise UsageError("expected a listed checkpoint whose answers are finite, got none")
-        listed = [name for name in listed if name in answers]
-        by = args.by or ("rows" if listed else "block")
-        is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)
-        shuffled = by == "rows" and not listed and is_sorted
-        if args.budget is not None:
-            first = next(iter(answers.values()))
-            everything = len(listed or answers) * len(first.score)
-            rule["budget"] = questions_of(args.budget, everything)
-        if by == "block":
-            rule["sharing"] = SHARED
-            rule["cut"] = bool(listed)
-        races = replay.replay(recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
-        output.write(races.document())
+        return 0
+    judged = None
+    if len(args.replay) == 1 and not args.checkpoints:
+        judged = replay.judged(args.replay[0], error=args.error, margin=args.margin, top=args.top)
+    if judged is None:
+        output.write(_replayed(args, rule).document())
+        return 0
+    for name in ("metric", "by", "budget"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"a race's folder is judged by the race's own; leave out --{name}")
+    output.write(judged.document())
     return 0
+
+
+#: Arguments of a race that asks models.
+_LIVE = ("family", "domain", "base", "tasks", "limit", "engine", "output_path", "hours", "answers")
+
+
+def _recorded(name: str) -> UsageError:
+    return UsageError(f"--demo and --replay race what is recorded; leave out {name}")
+
+
+def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
+    """Races on finished evaluations, of all or of those that a list's folder names."""
+    recorded = replay.read_answers(args.replay, args.metric)
+    answers = recorded.answers
+    names = [*answers, *recorded.failed]
+    listed = listed_results(args.checkpoints, names) if args.checkpoints else []
+    if listed and not {*listed} & {*answers}:
+        raise UsageError("expected a listed checkpoint whose answers are finite, got none")
+    listed = [name for name in listed if name in answers]
+    by = args.by or ("rows" if listed else "block")
+    is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)
+    shuffled = by == "rows" and not listed and is_sorted
+    if args.budget is not None:
+        first = next(iter(answers.values()))
+        everything = len(listed or answers) * len(first.score)
+        rule["budget"] = questions_of(args.budget, everything)
+    if by == "block":
+        rule["sharing"] = SHARED
+        rule["cut"] = bool(listed)
+    return replay.replay(recorded, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule)
 
 
 def _race(args: argparse.Namespace, output: Output) -> int:

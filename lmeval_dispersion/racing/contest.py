@@ -52,7 +52,8 @@ ERROR, MARGIN = 0.05, 0.01
 LONG = 24  # from so many checkpoints on, shared questions with probabilities leave a third
 LEAST = 5  # at least so many go on
 LOADS = 1.5  # of each checkpoint, at most in the mean, in the phases of a budget
-_STAY, _STAY_KEPT = 3, 1.5  # one of so many stays after a phase
+_STAY = 3  # one of so many stays after a phase
+_STAY_KEPT = 1.5  # the same where all stay loaded
 _DEEPER = 0.9  # questions of a phase: the number of its checkpoints to this power less
 
 
@@ -203,10 +204,12 @@ class Contest:
             going = [label for label in going if self._count(label) >= phase.after]
             going.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
             going = going[: phase.checkpoints]
+        going = [label for label in going if label not in self.against]
         for label in going:
-            if label not in self.against:
-                self.shared[label] = max(self.shared.get(label, 0), phase.questions)
-        return [label for label in going if label not in self.against]
+            is_new = label not in self.shared and not self._count(label)
+            before = 0 if is_new else self.sharing_of(label)
+            self.shared[label] = max(before, phase.questions)
+        return going
 
     def hold(self, label: str, answers: Scores) -> None:
         """Take all of a checkpoint's answers so far, before its turn."""
@@ -227,8 +230,8 @@ class Contest:
         """Labels in the order of their turns: those that began before, the reference, then the others.
 
         After shared questions the others follow by these: those that share most, and the highest mean
-        probability of the right answer (else the score). Failed ones, and those without an answer to them,
-        have no turn.
+        probability of the right answer (else the score); who shares none comes last. Failed ones have no
+        turn, and those that are to share questions and have no answer yet.
 
         Args:
             labels: All that race.
@@ -236,12 +239,13 @@ class Contest:
                 probabilities, as few answers that are right or wrong do not tell who is best.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
-        shares = bool(self.sharing or self.shared)
-        going = [label for label in going if not shares or self._count(label)]
+        going = [label for label in going if self._count(label) or not self.sharing_of(label)]
         others = [label for label in going if label != self.reference]
-        if shares:
-            others = self._by_shared(others, self._worth)
-            if cut and len(others) >= LONG and all(map(self._has_probabilities, others)):
+        if self.sharing or self.shared:
+            unasked = [label for label in others if not self._count(label)]
+            others = [*self._by_shared(others, self._worth), *unasked]
+            is_known = not unasked and all(map(self._has_probabilities, others))
+            if cut and len(others) >= LONG and is_known:
                 others = self._cut(others)
         began = [label for label in self.against if label in going]
         return [*dict.fromkeys([*began, *({self.reference} & {*going}), *others])]
@@ -487,7 +491,13 @@ def _likely(scores: Scores) -> Array:
 
 
 def phases(
-    checkpoints: int, questions: int, budget: int, *, kept: bool = False, reference: bool = False
+    checkpoints: int,
+    questions: int,
+    budget: int,
+    *,
+    top: int = 1,
+    kept: bool = False,
+    reference: bool = False,
 ) -> list[Phase]:
     """Plan shared questions for a budget: phases after each of which the worst leave.
 
@@ -499,6 +509,7 @@ def phases(
         checkpoints: Number of checkpoints, K, without the reference.
         questions: Number of questions in all, N.
         budget: The most questions over all checkpoints, the reference included.
+        top: Number of best checkpoints wanted; one more is left at the end.
         kept: Whether all stay loaded.
         reference: Whether a reference is asked as well; it is in the first phase alone.
 
@@ -508,7 +519,7 @@ def phases(
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
         return []
-    sizes = _sizes(checkpoints, kept)
+    sizes = _sizes(checkpoints, top + 1, kept)
     shares = [(checkpoints / size) ** _DEEPER for size in sizes]
 
     def planned(unit: float) -> list[int]:
@@ -534,12 +545,12 @@ def phases(
     return [Phase(*step) for step in steps if step[1] > step[2]]
 
 
-def _sizes(checkpoints: int, kept: bool) -> list[int]:
-    """Numbers of checkpoints in the phases of a budget."""
+def _sizes(checkpoints: int, fewest: int, kept: bool) -> list[int]:
+    """Numbers of checkpoints in the phases of a budget, down to the ``fewest``."""
     sizes = [checkpoints]
     most = math.inf if kept else LOADS * checkpoints
     while True:
-        size = max(2, round(sizes[-1] / (_STAY_KEPT if kept else _STAY)))
+        size = max(fewest, round(sizes[-1] / (_STAY_KEPT if kept else _STAY)))
         if size >= sizes[-1] or sum(sizes) + size > most:
             return sizes
         sizes.append(size)

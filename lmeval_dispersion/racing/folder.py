@@ -411,6 +411,7 @@ class RaceFolder:
         with self._asking(contest, entry, update) as asking:
 
             def ask(begin: int, end: int) -> Scores:
+                self._check_may_ask(entry)
                 if entry.label not in self.kept["turns"]:
                     self.write(turns=dict(contest.against))
                 self._watch(contest)
@@ -430,11 +431,7 @@ class RaceFolder:
 
         def ask(begin: int, end: int) -> Scores:
             update(*progress(contest, len(self.raced), entrant.label))
-            if not self.may_load(entry):
-                self.left_out[entry.label] = what_loads(entry.arguments)[0]
-                raise Spent
-            if self.allowance.spent:
-                raise Spent
+            self._check_may_ask(entry)
             self.allowance.asked += end - begin
             start = time.perf_counter()
             is_first = not contest.answered
@@ -455,6 +452,14 @@ class RaceFolder:
             self.ended(entrant)
             entrant.close()
             entrant.store()
+
+    def _check_may_ask(self, entry: Entry) -> None:
+        """Raise Spent where the command does not name a checkpoint, or nothing may be asked any more."""
+        if not self.may_load(entry):
+            self.left_out[entry.label] = what_loads(entry.arguments)[0]
+            raise Spent
+        if self.allowance.spent:
+            raise Spent
 
     def _keep_margins(self) -> None:
         margins = [[at.questions, at.margin] for at in self.margins]

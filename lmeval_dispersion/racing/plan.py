@@ -1,4 +1,4 @@
-"""What a race will load and ask: the phases of a budget, the fewest and most questions, in words."""
+"""What a race will load and ask: a budget's phases, the fewest and most questions, in words."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def questions_of(budget: int | str, everything: int) -> int:
 def batch_of(asking: LmEval, requests: int) -> int:
     """Number of questions asked at once, where each has so many ``requests``.
 
-    It is the step of a bet, or what fills a batch of the device, if that is more; with ``auto`` as many as
-    its batches are made for.
+    It is the step of a bet, or what fills a batch of the device, if that is more; with ``auto`` as
+    many as its batches are made for.
     """
     size = str(asking.batch_size or 1)
     if size.startswith("auto"):
@@ -83,6 +83,7 @@ class Plan:
         *,
         budget: int | None,
         api: bool,
+        top: int = 1,
     ) -> Plan:
         """The plan of a list, for a ``budget`` of shared questions or to its end.
 
@@ -94,10 +95,13 @@ class Plan:
         planned = list[Phase]()
         if budget is not None:
             has_base = len(others) < len(entries)
-            planned = phases(len(others), questions, budget, kept=resident, reference=has_base)
+            planned = phases(
+                len(others), questions, budget, top=top, kept=resident, reference=has_base
+            )
             if not planned:
                 raise UsageError(
-                    f"expected at least {len(entries)}, a question of each checkpoint, got {budget}",
+                    f"expected at least {len(entries)}, a question of each checkpoint, got "
+                    f"{budget}",
                     argument="budget",
                 )
         return cls(entries, questions, planned, lineup.by, resident)
@@ -133,7 +137,7 @@ class Plan:
             return sum(phase.checkpoints for phase in self.phases) + has_base
         if self.by != "block":
             return len(self.entries)
-        # Adapters share their base; each other one takes its place, and is loaded again at its turn.
+        # Adapters share their base; another one takes its place, and is loaded again at its turn.
         whole = [
             e
             for e in self.entries
@@ -147,13 +151,13 @@ class Plan:
         about = f" (about {size})" if size else ""
         if not self.phases:
             return (
-                f"Nothing was loaded (dry run): {self.checkpoints}{about} would be, and asked {few:,} to "
-                f"{many:,} questions."
+                f"Nothing was loaded (dry run): {self.checkpoints}{about} would be, and asked "
+                f"{few:,} to {many:,} questions."
             )
-        steps = [
-            f"{counted(phase.checkpoints, 'checkpoint')} up to {counted(phase.questions, 'shared question')}"
-            for phase in self.phases
-        ]
+        steps = list[str]()
+        for phase in self.phases:
+            checkpoints = counted(phase.checkpoints, "checkpoint")
+            steps.append(f"{checkpoints} up to {counted(phase.questions, 'shared question')}")
         return (
             f"Nothing was loaded (dry run): {self.checkpoints}{about} would be, with "
             f"{counted(self.loads, 'load')}, and asked {many:,} questions in "

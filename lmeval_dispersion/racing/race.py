@@ -1,4 +1,4 @@
-"""A race of checkpoints on lm-eval's tasks, from what is named to the answer: open, line up, ask, judge."""
+"""A race of checkpoints on lm-eval's tasks: open, line up, ask, judge, answer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,25 @@ from lmeval_dispersion.racing.plan import Plan, questions_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.report.cells import shown
 
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "by": ("rows", "block", None),
+    "weigh": ("units", "questions"),
+    "answers": ("none", None),
+    "engine": ("ray", None),
+}
+
 
 @takes(Racing)
 def race(racing: Racing) -> Race:
     """Find the best of many checkpoints, most of which are asked a part of lm-eval's questions.
 
-    The checkpoints are screened, and as many of each group as hold the best with a chance of 90 % are raced
-    in the screen's order (`Group.first_for`; all where no chance is known). Each is loaded once and asked the
-    same questions, in a random order of its own; one that is clearly not better than the best so far is
-    dropped. Where rows give no order all answer one block of questions first, and race in the order of their
-    mean probability of the right answer. Every block of answers is kept: the same call goes on.
+    The checkpoints are screened, and as many of each group as hold the best with a chance of 90 %
+    are raced in the screen's order (`Group.first_for`; all where no chance is known). Each is loaded
+    once and asked the same questions, in a random order of its own; one that is clearly not better
+    than the best so far is dropped. Where rows give no order all answer 25 shared questions first,
+    and race in the order of their mean probability of the right answer. A budget is spent on shared
+    questions, after phases of which the worst leave. Every batch of answers is kept: the same call
+    goes on, and one without the budget goes on to the proof.
 
     Raises:
         UsageError: An argument cannot be used as given, or the folder is of another race.
@@ -91,17 +100,16 @@ def raced(racing: Racing) -> Ended:
         )
     seconds = time.perf_counter() - start
     if racing.answers == "none" and stopped is None:
-        counts = {label: len(scores.score) for label, scores in contest.answered.items()}
-        counts.pop(contest.reference, None)
-        return Ended(folder.result(contest, seconds, agreed=agreed(folder.evaluation, counts)))
+        found = agreed(folder.evaluation, contest)
+        return Ended(folder.result(contest, seconds, agreed=found))
     return Ended(folder.result(contest, seconds), stopped)
 
 
-# --- open -------------------------------------------------------------------------------------------------
+# --- open ----------------------------------------------------------------------------------------
 
 
 def check_settings(racing: Racing) -> None:
-    """Raise UsageError for the first number that is out of its range."""
+    """Raise UsageError for a number that is out of its range, or an unknown choice."""
     limit = racing.limit
     for name, value, fits, wanted in (
         ("error", racing.error, 0 < racing.error < 1, "above 0 and below 1"),
@@ -112,17 +120,20 @@ def check_settings(racing: Racing) -> None:
     ):
         if not fits:
             raise UsageError(f"expected {wanted}, got {value}", argument=name)
+    for name, choices in _CHOICES.items():
+        value = getattr(racing, name)
+        if value not in choices:
+            words = " or ".join(str(choice or "none") for choice in choices)
+            raise UsageError(f"expected {words}, got {value}", argument=name)
 
 
 def _check_engine(how: How) -> None:
-    """Raise UsageError for an engine that is not known, or what it cannot do; MissingExtraError."""
-    if how.engine not in (None, "ray"):
-        raise UsageError(f"expected ray or none, got {how.engine}", argument="engine")
+    """Raise UsageError for what the engine cannot do; MissingExtraError."""
     if how.engine is None:
         if how.gpus_per_checkpoint is not None:
             raise UsageError(
-                f"expected `--engine ray` with {how.gpus_per_checkpoint:g} GPUs for each checkpoint, got "
-                "none; add it, or leave out the GPUs",
+                f"expected `--engine ray` with {how.gpus_per_checkpoint:g} GPUs for each checkpoint, "
+                "got none; add it, or leave out the GPUs",
                 argument="gpus_per_checkpoint",
             )
         return
@@ -138,17 +149,18 @@ def _opened(racing: Racing) -> RaceFolder:
     began_by = folder.lineup.by
     if folder.kept.get("turns") and racing.by not in (None, began_by):
         raise UsageError(
-            f"expected {began_by}, by which the race in {folder.path} began, got {racing.by}; leave it out",
+            f"expected {began_by}, by which the race in {folder.path} began, got {racing.by}; leave it "
+            "out",
             argument="by",
         )
     return folder
 
 
-# --- line up ----------------------------------------------------------------------------------------------
+# --- line up -------------------------------------------------------------------------------------
 
 
 class _Line(NamedTuple):
-    """Who races: the list, its names by this command, and the choice that gave it, as the folder keeps it."""
+    """Who races: the list, its names by this command, and the choice that gave it, as kept."""
 
     lineup: Lineup
     names: list[str]
@@ -205,7 +217,7 @@ def _counted(folder: RaceFolder) -> tuple[Counter[str], int]:
 
 
 def _shares(folder: RaceFolder, racing: Racing) -> bool:
-    """Whether a budget is spent on shared questions; in a race whose turns began it ends these early."""
+    """Whether a budget is spent on shared questions; where turns began it ends these early."""
     has_begun = bool(folder.kept.get("turns"))
     return racing.budget is not None and not (has_begun or racing.by == "rows" or racing.engine)
 
@@ -222,10 +234,10 @@ def _planned(folder: RaceFolder, racing: Racing) -> Plan:
         each = min(count, budget // max(1, len(raced)))
         check_agreement(len(raced), each)
         return Plan(raced, count, [Phase(len(raced), each, 0)], folder.lineup.by, folder.api)
-    return Plan.of(folder.lineup, raced, count, budget=budget, api=folder.api)
+    return Plan.of(folder.lineup, raced, count, budget=budget, api=folder.api, top=racing.top)
 
 
-# --- ask and judge ----------------------------------------------------------------------------------------
+# --- ask and judge -------------------------------------------------------------------------------
 
 
 def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
@@ -237,6 +249,7 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
         is_split = bool(plan.phases) and racing.answers is None
         kept["split"] = plan.checkpoints if is_split else 0
     if line.is_new:
+        kept.pop("margins", None)  # of the list before
         folder.keep(
             line.lineup,
             which=line.which,

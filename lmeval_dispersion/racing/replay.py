@@ -519,7 +519,14 @@ def _planned(contest: Contest, labels: Sequence[str], budget: int, kept: bool) -
     """The phases of a budget, for which the contest splits its error; UsageError for too small a one."""
     others = [label for label in labels if label != contest.reference]
     has_reference = len(others) < len(labels)
-    found = phases(len(others), contest.questions, budget, kept=kept, reference=has_reference)
+    found = phases(
+        len(others),
+        contest.questions,
+        budget,
+        top=contest.top,
+        kept=kept,
+        reference=has_reference,
+    )
     if not found:
         raise UsageError(
             f"expected at least {len(labels)}, a question of each checkpoint, got {budget}",

@@ -55,16 +55,12 @@ STEP = 10  # questions of a bet's step
 FINE = 1e-3  # a lowest level is exact to this, and never too low
 _GAPS = np.array([0.03, 0.06, 0.12, 0.25, 0.5])  # d of each purse; equal parts of the bet
 _MOST = 0.95  # of the largest stake
-_SPREAD, _ASSUMED = (
-    0.2,
-    20,
-)  # variance of the residuals before any, and how many answers it counts as
+_SPREAD = 0.2  # variance of the residuals before any
+_ASSUMED = 20  # answers as which it counts
 _LEAST = 0.01  # of a variance
-_RIDGE, _START, _PRETENDED = (
-    25.0,
-    0.6,
-    5,
-)  # regression: penalty, starting sum of weights, pseudo-answers
+_RIDGE = 25.0  # penalty of the regression
+_START = 0.6  # its starting sum of weights
+_PRETENDED = 5  # pseudo-answers
 
 
 class Bets:
