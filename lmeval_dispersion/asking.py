@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from lmeval_dispersion.arguments import Option
-from lmeval_dispersion.options import Joined, Once
+from lmeval_dispersion.options import JoinedByCommas, Once
 
 if TYPE_CHECKING:
     from lmeval_screener import Result
@@ -63,7 +63,7 @@ class Questions:
 
     tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), action=Once)] = None
     limit: Annotated[int | None, Option("N")] = None
-    metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=Joined)] = None
+    metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=JoinedByCommas)] = None
     weigh: Literal["units", "questions"] = "units"
     output_path: Annotated[str | Path | None, Option("FOLDER", ("--output_path",))] = None
     seed: Annotated[int, Option("N")] = 0

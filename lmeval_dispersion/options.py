@@ -54,7 +54,7 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class Joined(argparse.Action):
+class JoinedByCommas(argparse.Action):
     """Joins what is given several times by commas."""
 
     def __call__(
@@ -260,7 +260,9 @@ def add_one_slice(
 def add_metric(parser: argparse._ActionsContainer) -> None:
     """Add ``--metric``, the judge of a question."""
     what = "what scores a question, with commas or again for single tasks (default: acc, exact_match, …)"
-    parser.add_argument("--metric", action=Joined, metavar="[TASK=][FILTER/]METRIC", help=what)
+    parser.add_argument(
+        "--metric", action=JoinedByCommas, metavar="[TASK=][FILTER/]METRIC", help=what
+    )
 
 
 def add_seed(parser: argparse._ActionsContainer) -> None:

@@ -16,7 +16,7 @@ METAVARS = {
     *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "CALIBRATOR", "CHECKPOINT"),
     *("MANIFEST", "RESULTS", "SOURCE", "URL", "REVISION", "DATE", "DEVICE", "ARGUMENT", "EXPR"),
     *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "NAME,NAME", "K=V,K=V", "SET", "LAYER"),
-    *("COLUMN", "FIELD", "[FILTER/]METRIC"),
+    *("COLUMN", "FIELD", "[TASK=][FILTER/]METRIC", "N|N%"),
 }
 ROOT = Path(__file__).parents[1]
 # Other words for --layer, --seed, --study and --format.

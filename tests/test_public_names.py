@@ -113,7 +113,7 @@ def test_what_the_race_takes_is_declared_once():
     parser = parser_of("race")[0]
     options = {action.dest: action for action in parser._actions if action.option_strings}
     signature = inspect.signature(lmeval_dispersion.race)
-    assert list(signature.parameters) == [field.name for field in dataclasses.fields(Racing)]
+    assert {*signature.parameters} == {field.name for field in dataclasses.fields(Racing)}
     text = inspect.getdoc(lmeval_dispersion.race)
     for name, parameter in signature.parameters.items():
         assert f"\n    {name}: " in text

@@ -436,7 +436,7 @@ def task_groups(
     """The outermost of lm-eval's ``groups`` that have one figure, by name, as `store.groups` reads results.
 
     A group has one figure where it aggregates a metric that all its tasks have. Another one, such as Open
-    LLM Leaderboard's ``leaderboard``, stands for its members. ``judges``: task -> the metric that scores
+    LLM Leaderboard's ``leaderboard``, counts as its members. ``judges``: task -> the metric that scores
     it, which decides where a group weighs its metrics unlike.
     """
     inner = {id(child) for group in groups.values() for child in group}

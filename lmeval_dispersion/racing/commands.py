@@ -14,7 +14,7 @@ from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.lineup import listed_results
 from lmeval_dispersion.racing.plan import questions_of
-from lmeval_dispersion.racing.race import check_settings, raced
+from lmeval_dispersion.racing.race import check_settings, ended_race
 from lmeval_dispersion.racing.rule import SHARED
 
 
@@ -118,7 +118,7 @@ def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
 def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
     with prints_to_stderr():
-        result, stopped = raced(_racing(args))
+        result, stopped = ended_race(_racing(args))
     if isinstance(stopped, KeyboardInterrupt):
         output.say("dispersion race: interrupted; the same command goes on")
     output.write(result.document())

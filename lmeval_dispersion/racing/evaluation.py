@@ -99,7 +99,7 @@ class CheckpointError(DispersionError):
 class Evaluation:
     """Questions of one or several tasks, drawn at random.
 
-    A *unit* is a task, or a group with one figure in lm-eval; a tag, or another group, stands for its
+    A *unit* is a task, or a group with one figure in lm-eval; a tag, or another group, counts as its
     members. The score is the mean over units, inside of a group as in lm-eval; ``weigh`` ``questions``
     makes it the mean over questions. A limit takes as many questions of each unit.
 

@@ -44,7 +44,7 @@ def race(racing: Racing) -> Race:
         DispersionError: No checkpoint could be asked, or a block could not be written.
         MissingExtraError: torch or lm-eval is not installed.
     """
-    ended = raced(racing)
+    ended = ended_race(racing)
     if ended.stopped is not None:
         raise ended.stopped
     return ended.result
@@ -57,7 +57,7 @@ class Ended(NamedTuple):
     stopped: BaseException | None = None
 
 
-def raced(racing: Racing) -> Ended:
+def ended_race(racing: Racing) -> Ended:
     """Race, and keep the result of a race that was stopped; raises as :func:`race`."""
     start = time.perf_counter()
     check_settings(racing)

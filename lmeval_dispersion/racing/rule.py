@@ -101,7 +101,7 @@ class Bets:
         self._highest = np.ones(of)  # residual that a question left may have
         self._spread = np.full(of, _SPREAD)
         self._fixed: tuple[Array, Array] | None = None  # the columns' means, and the penalty
-        self._lowest: dict[tuple[float, int], float] = {}
+        self._lowest: dict[tuple[float, int], int] = {}  # in steps of FINE
 
     def take(self, scores: Array) -> None:
         """Bet on the scores of the next questions."""
@@ -192,16 +192,19 @@ class Bets:
         return self.taken > 0 and bool(self.wealth(level).max() >= -math.log(error))
 
     def lowest(self, error: float) -> float:
-        """The lowest level that is refuted by now, at most `FINE` too high; 1 where none is."""
-        high = min(self._lowest.get((error, self.begin), 1.0), self.reach)
-        if self.taken and self.refutes(high - FINE, error):
-            low = 0.0
-            high -= FINE
-            while high - low > FINE:
-                middle = (low + high) / 2
-                if self.refutes(middle, error):
+        """The lowest level that is refuted by now, at most `FINE` too high; 1 where none is.
+
+        Levels are looked for in whole steps of `FINE`, so that it does not depend on earlier looks.
+        """
+        high = self._lowest.get((error, self.begin), round(1 / FINE))
+        if self.taken and self.refutes((high - 1) * FINE, error):
+            low = 0
+            high -= 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                if self.refutes(middle * FINE, error):
                     high = middle
                 else:
                     low = middle
         self._lowest[error, self.begin] = high
-        return high
+        return min(high * FINE, self.reach)

@@ -21,7 +21,7 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
     """The outermost groups of lm-eval's ``results`` that have one figure, by name; ``name`` renames tasks.
 
     A group whose tasks have no metric in common has several figures, each of some of them (Open LLM
-    Leaderboard's ``leaderboard``); like one without a figure it stands for its members.
+    Leaderboard's ``leaderboard``); like one without a figure it counts as its members.
     lm-eval does not log the weights: its figure is compared with both means of its tasks' figures. By
     size is its default, and the answer where both fit or neither does.
     """

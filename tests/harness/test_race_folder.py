@@ -131,7 +131,7 @@ def test_an_unnamed_checkpoint_with_answers_counts_and_is_asked_no_more(
     result = raced(capsys, *alone)
     labels = {c["label"]: (c["status"], c["questions"]) for c in result["checkpoints"]}
     assert labels["sums-80"] == ("best", 40)
-    assert labels["sums-30"][1] >= 25
+    assert labels["sums-30"][1] >= 10
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from json_schemas import faults
 from lm_eval.api.group import Group
 
 from lmeval_dispersion.asking import Asking
@@ -300,56 +301,34 @@ def test_names_with_a_group_before_them_are_results_names() -> None:
     assert seams.group_entries({"g": group}) == {"g": ("g", ["g::x"])}
 
 
-def test_a_race_and_its_replay_have_the_mean_over_units(
-    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Forty sums and eight of them as a task of their own count alike; so do logs of what was asked."""
-    rows = (tasks / "sums.jsonl").read_text().splitlines(keepends=True)
-    config = yaml.safe_load((tasks / "sums.yaml").read_text())
-    for name, part in (("many", rows), ("few", rows[:8])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(part))
-        files = {"data_files": {"test": str(tmp_path / f"{name}.jsonl")}}
-        text = yaml.safe_dump(config | {"task": name, "dataset_kwargs": files})
-        (tmp_path / f"{name}.yaml").write_text(text)
-    out = tmp_path / "out"
-    models = [str(data_folder("demo") / name) for name in ("sums-80", "sums-00")]
-    words = ["race", *models, "--all", "--tasks", "many,few", "--include_path", str(tmp_path)]
-    words += ["--error", "1e-9", "--margin", "0", "--device", "cpu", "--batch_size", "16", "-q"]
-    words += ["--output_path", str(out), "--format", "json"]
-    assert main(words) == 0
+@pytest.mark.parametrize("budget", [["--budget", "50%"], []])
+def test_a_race_of_a_suite_weighs_its_units_and_is_judged_alike_by_its_folder(
+    budget: list[str], suite: Path, in_world: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """60 questions of one task count as much as 10 of another."""
+    models = [str(data_folder("demo") / name) for name in ("sums-00", "sums-80", "sums-30")]
+    given = ["--tasks", "long,short", "--include_path", str(suite), "--device", "cpu"]
+    given += ["--output_path", str(tmp_path / "out"), "--format", "json", "-q"]
+    assert main(["race", *models, "--all", *given, *budget]) == 0
     result = json.loads(capsys.readouterr().out)
-    means = dict[str, dict[str, float]]()
-    for label in ("sums-80", "sums-00"):
-        for task in ("many", "few"):
-            (file,) = (out / label).glob(f"samples_{task}_*.jsonl")
-            scores = [json.loads(line)["acc"] for line in file.read_text().splitlines()]
-            means.setdefault(label, {})[task] = float(np.mean(scores))
-    whole = [row for row in result["checkpoints"] if row["questions"] == 48]
-    assert whole
-    for row in whole:
-        expected = (means[row["label"]]["many"] + means[row["label"]]["few"]) / 2
-        assert row["score"] == pytest.approx(expected)
-    assert {row["unit"] for row in result["units"]} == {"many", "few"}
-    assert (
-        main(
-            [
-                "race",
-                "--replay",
-                str(out),
-                "--format",
-                "json",
-                "-q",
-                "--error",
-                "1e-9",
-                "--margin",
-                "0",
-            ]
-        )
-        == 0
-    )
-    again = json.loads(capsys.readouterr().out)
-    assert again["best"] == result["best"]
-    best = next(row for row in again["checkpoints"] if row["label"] == again["best"])
-    assert best["score"] == pytest.approx(sum(means[again["best"]].values()) / 2)
-    assert main([*words, "--weigh", "questions"]) == 2
-    assert "--weigh" in capsys.readouterr().err
+    assert faults(result) == []
+    assert {row["unit"] for row in result["units"]} == {"long", "short"}
+    by_label = {row["label"]: row for row in result["checkpoints"]}
+    for label, row in by_label.items():
+        mine = [each for each in result["units"] if each["label"] == label]
+        assert sum(each["questions"] for each in mine) == row["questions"]
+        if row["questions"] == result["questions_each"]:
+            assert row["score"] == pytest.approx(np.mean([each["score"] for each in mine]))
+    if not budget:
+        assert by_label[result["best"]]["questions"] == result["questions_each"] == 70
+    assert main(["race", "--replay", str(tmp_path / "out"), "--format", "json"]) == 0
+    judged = json.loads(capsys.readouterr().out)
+    for key in ("best", "margin_shown", "questions"):
+        assert judged[key] == result[key]
+    for row in judged["checkpoints"]:
+        assert row["score"] == pytest.approx(by_label[row["label"]]["score"])
+        assert row["status"] == by_label[row["label"]]["status"]
+    other = [*given, "--weigh", "questions"]
+    assert main(["race", *models, "--all", *other]) == 2
+    assert "several tasks that count otherwise" in capsys.readouterr().err
