@@ -25,6 +25,7 @@ _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", 
 _LEAST_RANK = 16  # least LoRA rank for which vLLM makes room
 # Modules for which vLLM makes room in any case, as most adapters have them.
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_INSTEAD = "use the model hf, or merge it into its base (merge_and_unload, save_pretrained)"
 _TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -96,15 +97,20 @@ class SharedBase:
         log-likelihoods of a prompt are wrong (its issue 51594), and on CPUs they fail.
 
         Raises:
-            HarnessError: The adapter changes the head, or vLLM cannot leave the head alone.
+            HarnessError: The adapter changes the head or is more than a LoRA, or vLLM cannot leave the head
+                alone.
         """
         from vllm.lora.request import LoRARequest
 
+        if not _leaves_the_base(adapter):
+            raise HarnessError(
+                "vLLM applies plain LoRAs alone, saved as safetensors: no other kinds, biases or saved "
+                f"modules; {_INSTEAD}"
+            )
         modules = _modules(adapter)
         if "lm_head" in modules:
             raise HarnessError(
-                "it changes lm_head, which vLLM leaves out of log-likelihoods; use the model hf, or merge it "
-                "into its base (merge_and_unload, save_pretrained)"
+                f"it changes lm_head, which vLLM leaves out of log-likelihoods; {_INSTEAD}"
             )
         self._modules |= modules
         self._rank = max(self._rank, _rank(adapter))
@@ -158,20 +164,9 @@ def _rank(adapter: str) -> int:
 
 
 def _modules(adapter: str) -> set[str]:
-    """The last parts of the names of the modules that an adapter changes."""
-    if not adapter:
-        return set()
-    settings = json.loads((Path(adapter) / "adapter_config.json").read_text("utf-8"))
-    named = settings.get("target_modules") or ()
-    if (Path(adapter) / "adapter_model.safetensors").is_file():
-        tensors = _tensors(adapter)
-        named = [name.partition(".lora_")[0] for name in tensors if ".lora_" in name]
-    elif isinstance(named, str):
-        raise HarnessError(
-            f"its target_modules are a pattern, {named[:60]}, and its tensors no safetensors; save it with "
-            "safe_serialization=True"
-        )
-    return {name.rpartition(".")[2] for name in [*named, *(settings.get("modules_to_save") or ())]}
+    """The last parts of the names of the modules that a LoRA changes."""
+    names = _tensors(adapter) if adapter else []
+    return {name.partition(".lora_")[0].rpartition(".")[2] for name in names}
 
 
 def _leaves_the_base(folder: str) -> bool:

@@ -34,7 +34,7 @@ from lmeval_dispersion.racing.report import MarginAt, Race, add_margin, race_of
 from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.store import Store, read_store
-from lmeval_dispersion.store.groups import TaskGroup, document_weights
+from lmeval_dispersion.store.groups import question_weights
 from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.joining import JoinedRun, check_judges, join
 from lmeval_dispersion.store.samples import by_filter, is_logged, known_probabilities, read_logged
@@ -200,14 +200,8 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
             f"{count:,} of {most:,} questions are in all results; the others are left out."
         )
     groups = stores[0].manifest.get("groups") or {}
-    weights = _weights_of(shared[0]["task"].tolist(), groups)
+    weights = question_weights(shared[0]["task"].tolist(), groups)
     return Recorded(answers, tasks, list(dict.fromkeys(notes)), failed, weights)
-
-
-def _weights_of(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> Array | None:
-    """The questions' weights (N,) with a mean of 1, by their tasks (N,); None where all are equal."""
-    weights = document_weights(tasks, groups) * len(tasks)
-    return None if np.allclose(weights, 1.0, rtol=0, atol=1e-9) else weights
 
 
 def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence[str]) -> None:

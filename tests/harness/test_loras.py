@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from harness_world import COMMAND, LM_EVAL, child
 from json_schemas import faults
@@ -295,72 +296,93 @@ def test_a_block_of_adapters_has_their_base_once(adapters: Path) -> None:
     assert not may_cut([*raced.entries] * 12)  # some were named
 
 
-def test_on_vllm_adapters_share_an_engine_with_room_for_their_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a stand-in for vLLM: each adapter has a number of its own, and a larger rank another engine."""
-    places = []
-    ranks: dict[str, dict[str, Any]] = {
-        "a": {"r": 8, "target_modules": ["q_proj", "layers.0.mlp.up_proj"]},
-        "b": {"r": 4, "rank_pattern": {"q_proj": 16}},
-        "c": {"r": 40, "target_modules": ["c_attn"]},
-    }
-    for name, settings in ranks.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "adapter_config.json").write_text(json.dumps(settings))
-        places.append(str(tmp_path / name))
-    engines = list[Any]()
+class Engines:
+    """A stand-in for vLLM: what engines are asked for, and adapters as they would be saved for them."""
 
-    def load(name: str, given: Any, check: Any, **settings: Any) -> Any:
-        engines.append((name, given, settings))
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.loads = list[Any]()
+        request = SimpleNamespace(LoRARequest=lambda *given: given)
+        for module in ("vllm", "vllm.lora", "vllm.lora.request"):
+            monkeypatch.setitem(sys.modules, module, request)
+        monkeypatch.setattr(seams, "loaded_lm", self.load)
+        self.models = SharedBase()
+
+    def load(self, name: str, given: Any, check: Any, **settings: Any) -> Any:
+        self.loads.append((name, given, settings))
         return SimpleNamespace(lora_request="none")
 
-    request = SimpleNamespace(LoRARequest=lambda *given: given)
-    for name, module in (
-        ("vllm", object()),
-        ("vllm.lora", object()),
-        ("vllm.lora.request", request),
-    ):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(seams, "loaded_lm", load)
-    models, asked = SharedBase(), []
-    for place in ("", *places, places[0]):
-        given = {"pretrained": "base", "peft": place}
-        asked.append(models.loaded("vllm", given, lambda _: None, batch_size="auto").lora_request)
-    assert asked == [
-        None,
-        *((place, number, place) for number, place in enumerate([*places, places[0]], 2)),
+    def adapter(self, name: str, *modules: str, **settings: Any) -> str:
+        """The folder of a LoRA of these modules."""
+        place = self.folder / name
+        place.mkdir()
+        content = {"peft_type": "LORA", **settings}
+        (place / "adapter_config.json").write_text(json.dumps(content))
+        names = [f"base_model.model.layers.0.{module}.lora_A.weight" for module in modules]
+        save_file({name: torch.ones(1, 1) for name in names}, place / "adapter_model.safetensors")
+        return str(place)
+
+    def asked(self, adapter: str) -> Any:
+        """The request that an adapter's questions would bring."""
+        given = {"pretrained": "base", "peft": adapter}
+        return self.models.loaded("vllm", given, lambda _: None, batch_size="auto").lora_request
+
+
+@pytest.fixture
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engines:
+    return Engines(tmp_path, monkeypatch)
+
+
+def test_on_vllm_adapters_share_an_engine_with_room_for_them_and_not_for_the_head(
+    engines: Engines,
+) -> None:
+    """Each adapter has a number of its own; a larger rank, or another module, another engine."""
+    places = [
+        engines.adapter("a", "mlp.up_proj", r=8),
+        engines.adapter("b", "attn.q_proj", r=4, rank_pattern={"q_proj": 16}),
+        engines.adapter("c", "attn.c_attn", "attn.q_proj", r=40),
     ]
+    asked = [engines.asked(place) for place in ("", *places, places[0])]
+    numbered = enumerate([*places, places[0]], 2)
+    assert asked == [None, *((place, number, place) for number, place in numbered)]
     common = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     lora = {"pretrained": "base", "enable_lora": True}
     room = [
         {**lora, "max_lora_rank": 16, "lora_target_modules": common},
         {**lora, "max_lora_rank": 64, "lora_target_modules": ["c_attn", *common]},
     ]
-    assert engines == [("vllm", given, {"batch_size": "auto"}) for given in room]
-    (tmp_path / "a" / "adapter_config.json").write_text('{"modules_to_save": ["lm_head"]}')
-    with pytest.raises(HarnessError, match=r"changes lm_head, which vLLM leaves out.*model hf"):
-        models.loaded("vllm", {"pretrained": "base", "peft": places[0]}, lambda _: None)
+    assert engines.loads == [("vllm", given, {"batch_size": "auto"}) for given in room]
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "cause"),
+    [
+        ("lm_head", {}, "changes lm_head, which vLLM leaves out of log-likelihoods"),
+        ("q_proj", {"modules_to_save": ["lm_head"]}, "plain LoRAs alone"),
+        ("q_proj", {"bias": "all"}, "plain LoRAs alone"),
+        ("q_proj", {"peft_type": "IA3"}, "plain LoRAs alone"),
+        ("q_proj", {"trainable_token_indices": [1]}, "plain LoRAs alone"),
+    ],
+)
+def test_on_vllm_what_it_would_leave_out_is_refused(
+    module: str, settings: dict[str, Any], cause: str, engines: Engines
+) -> None:
+    with pytest.raises(HarnessError, match=f"{cause}.*use the model hf"):
+        engines.asked(engines.adapter("a", module, **settings))
+    assert not engines.loads
 
 
 def test_a_vllm_that_cannot_leave_the_head_alone_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log-likelihoods of adapters would be wrong, or it fails (vLLM's issues 16668, 51594)."""
-    (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": "model.*q_proj"}')
-    for module in ("vllm", "vllm.lora", "vllm.lora.request"):
-        monkeypatch.setitem(sys.modules, module, SimpleNamespace(LoRARequest=tuple))
 
-    def load(name: str, given: Any, check: Any, **settings: Any) -> Any:
+    def load(*given: Any, **settings: Any) -> Any:
         raise TypeError("EngineArgs.__init__() got an unexpected argument 'lora_target_modules'")
 
     monkeypatch.setattr(seams, "loaded_lm", load)
-    given = {"pretrained": "base", "peft": ""}
     with pytest.raises(HarnessError, match=r"no lora_target_modules.*pip install -U vllm"):
-        SharedBase().loaded("vllm", given, lambda _: None)
-    given["peft"] = str(tmp_path)
-    with pytest.raises(HarnessError, match=r"a pattern, .*safe_serialization"):
-        SharedBase().loaded("vllm", given, lambda _: None)
+        engines.asked("")
 
 
 @pytest.fixture
