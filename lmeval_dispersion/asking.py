@@ -107,7 +107,8 @@ class How:
         budget: Questions of all together, or a part of them; the same command without it goes on to
             the proof. Default: all that a proof needs.
         hours: The longest to go on. Default: to the end.
-        answers: With none the right answers are not used; the budget orders by agreement. Default: the task's own.
+        answers: With none the right answers are not used; the budget orders by agreement. Default:
+            the task's own.
         engine: Side by side on the Ray cluster of RAY_ADDRESS, or of this machine. Default: one by
             one.
         gpus_per_checkpoint: Of the cluster's GPUs; a part of 1 too. Default: 1 where it has GPUs.
