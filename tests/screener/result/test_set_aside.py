@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from lmeval_screener import screen
 
+from lmeval_dispersion.asking import Which
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.racing.lineup import lineup
+from lmeval_dispersion.racing.lineup import Named, lineup
 
 STEPS = ("sums-00", "sums-05", "sums-20")
 
@@ -61,16 +62,7 @@ def test_short_lists_and_races_leave_it_out_with_the_reason(siblings):
     for k in (1, 2, 9):
         chosen = result.shortlist(k, audit_sample=5)
         assert "aaa-remote" not in {Path(c.label).name for c in chosen.chosen}
-    options = dict.fromkeys(("family", "domain", "base", "by"))
-    line = lineup(
-        result,
-        "sums",
-        **options,
-        all=False,
-        audit_sample=0,
-        api=False,
-        count=lambda: (Counter(), 0),
-    )
+    line = lineup(Named.of(result), "sums", Which(), api=False, count=lambda: (Counter(), 0))
     assert "aaa-remote" not in {Path(entry.label).name for entry in line.entries}
     assert any("Set aside" in note and "aaa-remote" in note for note in line.notes)
 
