@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmeval_dispersion.arguments import add_options
+from lmeval_dispersion.asking import Judge
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
-    add_metric,
     add_output,
     add_tasks,
     add_version,
@@ -347,7 +348,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "several tasks); a CSV file with the columns repo,accuracy (default: those of MANIFEST, a race's "
         "folder)",
     )
-    add_metric(parser)
+    add_options(parser, Judge)
     keep = "keep the slope of your results here, for --slope of a screening (default: do not)"
     parser.add_argument("--keep", type=Path, metavar="FILE", help=keep)
     add_output(parser)
