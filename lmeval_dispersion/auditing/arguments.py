@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from lmeval_dispersion.arguments import Option
 from lmeval_dispersion.asking import Judge
 from lmeval_dispersion.auditing.run import Answers, AuditRun
 from lmeval_dispersion.options import Once
-
-if TYPE_CHECKING:
-    from lmeval_dispersion.auditing.calibrating.calibration import Calibration
-    from lmeval_dispersion.auditing.calibrating.calibrator import Calibrator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +77,6 @@ class Calibrating(Part, Vectors):
     _: KW_ONLY
     seed: int = 0
     answers: Answers | None = None
-
-
-@dataclass(frozen=True)
-class Predicting(Part):
-    """All arguments of a prediction.
-
-    Attributes:
-        calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion
-            calibrate``.
-        run: Folder of the store, or a folder that holds the stores of one run.
-    """
-
-    calibrator: Calibration | Calibrator | str | Path
-    run: AuditRun | str | Path
 
 
 @dataclass(frozen=True)

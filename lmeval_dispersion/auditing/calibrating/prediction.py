@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.auditing.arguments import Predicting
+from lmeval_dispersion.auditing.arguments import Part
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
@@ -89,6 +89,20 @@ class Predictions(RunReport):
         known = [row for row in self.slices if row.true is not None and row.reason is None]
         inside = sum((row.low or 0) <= (row.true or 0) <= (row.high or 0) for row in known)
         return {"level": f"{100 * self.level:.0f} %", "known": len(known), "inside": inside}
+
+
+@dataclass(frozen=True)
+class Predicting(Part):
+    """All arguments of a prediction.
+
+    Attributes:
+        calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion
+            calibrate``.
+        run: Folder of the store, or a folder that holds the stores of one run.
+    """
+
+    calibrator: Calibration | Calibrator | str | Path
+    run: AuditRun | str | Path
 
 
 @takes(Predicting)
