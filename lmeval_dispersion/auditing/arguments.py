@@ -49,7 +49,7 @@ class Auditing(Vectors, Judge):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SlicedDocuments:
     """Which documents a calibrator learns from or estimates, and in which slices.
 
     Attributes:
@@ -64,7 +64,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Calibrating(Part, Vectors):
+class Calibrating(SlicedDocuments, Vectors):
     """All arguments of a calibration.
 
     Attributes:

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmeval_dispersion.arguments import add_options
-from lmeval_dispersion.asking import Judge
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
@@ -333,6 +331,9 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
+    from lmeval_dispersion.arguments import add_options
+    from lmeval_dispersion.asking import Judge
+
     parser.description = (
         "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
         "--emit FOLDER` with its results."

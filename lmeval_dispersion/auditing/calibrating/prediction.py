@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.auditing.arguments import Part
+from lmeval_dispersion.auditing.arguments import SlicedDocuments
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
@@ -92,7 +92,7 @@ class Predictions(RunReport):
 
 
 @dataclass(frozen=True)
-class Predicting(Part):
+class Predicting(SlicedDocuments):
     """All arguments of a prediction.
 
     Attributes:
