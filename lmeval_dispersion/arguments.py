@@ -12,12 +12,13 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import UnionType
 from typing import (
     Annotated,
     Any,
+    Literal,
     NamedTuple,
     ParamSpec,
     TypeVar,
@@ -88,9 +89,13 @@ def _add_option(
     types = _types(hint)
     given["dest"] = field.name
     given["help"] = _help(given["help"], field.default, types)
-    choices = [choice for kind in types for choice in get_args(kind)]
+    choices = [choice for kind in types if get_origin(kind) is Literal for choice in get_args(kind)]
     if types == [bool]:
         given["action"] = "store_true"
+    elif get_origin(types[0]) is Sequence:
+        given["action"] = "append"
+        given["default"] = []
+        given["metavar"] = option.metavar
     else:
         given["default"] = field.default
         given["metavar"] = option.metavar

@@ -47,14 +47,24 @@ class LmEval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Questions:
+class Judge:
+    """What scores an answer.
+
+    Attributes:
+        metric: What scores a question, with commas or again for single tasks. Default: acc,
+            exact_match, ….
+    """
+
+    metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=JoinedByCommas)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions(Judge):
     """The questions that checkpoints are asked, and the folder that keeps the answers.
 
     Attributes:
         tasks: Tasks and groups, or a set's file, which names its tasks. Default: those of --emit.
         limit: The most questions of a checkpoint. Default: all there are.
-        metric: What scores a question, with commas or again for single tasks. Default: acc,
-            exact_match, ….
         weigh: What of several tasks counts alike.
         output_path: Keeps all answers; the same command goes on, more checkpoints join. Default:
             race-TASKS.
@@ -63,7 +73,6 @@ class Questions:
 
     tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), action=Once)] = None
     limit: Annotated[int | None, Option("N")] = None
-    metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=JoinedByCommas)] = None
     weigh: Literal["units", "questions"] = "units"
     output_path: Annotated[str | Path | None, Option("FOLDER", ("--output_path",))] = None
     seed: Annotated[int, Option("N")] = 0

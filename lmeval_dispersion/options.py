@@ -228,12 +228,6 @@ def add_quiet(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_layer(parser: argparse._ActionsContainer) -> None:
-    """Add ``--layer LAYER`` for commands that take one."""
-    text = "layer of the vectors (default: the run's)"
-    parser.add_argument("--layer", action=Once, metavar="LAYER", help=text)
-
-
 def add_tasks(parser: argparse._ActionsContainer, text: str, **more: Any) -> None:
     """Add ``--task``, which is also ``--tasks``, as ``args.tasks``; ``text`` is its help."""
     parser.add_argument(
@@ -245,24 +239,6 @@ def add_column(parser: argparse._ActionsContainer) -> None:
     """Add ``--column FIELD``, for text files with fields."""
     text = "field with the text (default: text)"
     parser.add_argument("--column", default="text", metavar="FIELD", help=text)
-
-
-def add_one_slice(
-    parser: argparse._ActionsContainer, *, default: str | None = "subject", otherwise: str = ""
-) -> None:
-    """Add ``--slice COLUMN`` for commands that take one; ``otherwise`` describes a default of None."""
-    text = f"column of the documents that makes the slices (default: {otherwise or default})"
-    parser.add_argument(
-        "--slice", action=Once, dest="by", default=default, metavar="COLUMN", help=text
-    )
-
-
-def add_metric(parser: argparse._ActionsContainer) -> None:
-    """Add ``--metric``, the judge of a question."""
-    what = "what scores a question, with commas or again for single tasks (default: acc, exact_match, …)"
-    parser.add_argument(
-        "--metric", action=JoinedByCommas, metavar="[TASK=][FILTER/]METRIC", help=what
-    )
 
 
 def add_seed(parser: argparse._ActionsContainer) -> None:

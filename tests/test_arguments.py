@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
@@ -36,6 +37,7 @@ class Cooking(Heat):
         minutes: Time on the fire.
         share: Part of it, such as 5%. Default: 0.5 of it.
         GPUs: As in GPUs.
+        spices: One of them; may be repeated.
         lid: Use the lid, or the named one.
     """
 
@@ -44,6 +46,7 @@ class Cooking(Heat):
     minutes: Annotated[int, Option("N", ("-m", "--min"), action=Once)] = 5
     share: Annotated[float | None, Option("X")] = None
     GPUs: Annotated[int | str | None, Option("N")] = None
+    spices: Annotated[Sequence[str], Option("NAME", ("--spice",))] = ()
     lid: Annotated[bool | str, Option("NAME")] = False
 
 
@@ -62,7 +65,7 @@ def cook(cooking: Cooking) -> str:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser()
     add_options(made, Heat, dashed=False)
-    add_options(made, Cooking, "minutes", "share", "GPUs", "lid")
+    add_options(made, Cooking, "minutes", "share", "GPUs", "spices", "lid")
     return made
 
 
@@ -86,7 +89,7 @@ def test_a_function_has_the_fields_as_its_parameters() -> None:
 def test_a_command_has_them_as_options_with_their_types_choices_and_help() -> None:
     made = parser()
     assert vars(made.parse_args([])) == {
-        "stove": None, "hot_plate": False, "minutes": 5, "share": None, "GPUs": None, "lid": False,
+        "stove": None, "hot_plate": False, "minutes": 5, "share": None, "GPUs": None, "spices": [], "lid": False,
     }  # fmt: skip
     given = made.parse_args(
         ["--stove", "wood", "--hot_plate", "-m", "7", "--share", ".5", "--GPUs", "2", "--lid"]
@@ -94,12 +97,15 @@ def test_a_command_has_them_as_options_with_their_types_choices_and_help() -> No
     assert (given.stove, given.hot_plate, given.minutes) == ("wood", True, 7)
     assert (given.share, given.GPUs, given.lid) == (0.5, "2", True)
     assert made.parse_args(["--lid", "glass"]).lid == "glass"
+    assert made.parse_args(["--spice", "salt", "--spice", "thyme"]).spices == ["salt", "thyme"]
+    assert made.parse_args([]).spices == []
     text = " ".join(made.format_help().split())
     for line in (
         "--stove {gas,wood} kind of the stove, of the kitchen's (default: none)",
         "--hot_plate switch it on -m N, --min N time on the fire (default: 5)",
         "part of it, such as 5% (default: 0.5 of it)",
         "--GPUs N as in GPUs (default: none)",
+        "--spice NAME one of them; may be repeated (default: none)",
         "--lid [NAME] use the lid, or the named one (default: False)",
     ):
         assert line in text
@@ -116,6 +122,7 @@ def test_every_field_has_a_text() -> None:
         "minutes",
         "share",
         "GPUs",
+        "spices",
         "lid",
     ]
     assert texts_of(Cooking)["stove"] == "Kind of the stove, of the kitchen's."

@@ -13,6 +13,7 @@ import pytest
 
 import lmeval_dispersion
 from lmeval_dispersion.asking import Racing
+from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing
 from lmeval_dispersion.cli import COMMANDS, parser_of
 from lmeval_dispersion.errors import UsageError
 
@@ -108,19 +109,30 @@ def test_functions_take_no_class_that_is_not_public():
         assert words <= known, name
 
 
-def test_what_the_race_takes_is_declared_once():
+@pytest.mark.parametrize(
+    ("command", "declared", "python_alone"),
+    [
+        ("race", Racing, ("checkpoints", "demo", "quiet")),
+        ("audit", Auditing, ("run", "demo", "details", "seed", "short")),
+        ("calibrate", Calibrating, ("run", "seed", "answers")),
+        ("compare", Comparing, ("paths", "demo")),
+    ],
+)
+def test_what_a_command_takes_is_declared_once(command, declared, python_alone):
     """The function's parameters and their help are those of the command's options."""
-    parser = parser_of("race")[0]
-    options = {action.dest: action for action in parser._actions if action.option_strings}
-    signature = inspect.signature(lmeval_dispersion.race)
-    assert {*signature.parameters} == {field.name for field in dataclasses.fields(Racing)}
-    text = inspect.getdoc(lmeval_dispersion.race)
+    options = {a.dest: a for a in parser_of(command)[0]._actions if a.option_strings}
+    function = getattr(lmeval_dispersion, command)
+    signature = inspect.signature(function)
+    assert {*signature.parameters} == {field.name for field in dataclasses.fields(declared)}
+    text = inspect.getdoc(function)
     for name, parameter in signature.parameters.items():
         assert f"\n    {name}: " in text
-        if name not in ("checkpoints", "demo", "quiet"):
-            assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-            assert parameter.default == options[name].default
-            assert "default:" in options[name].help or options[name].nargs == 0
+        if name in python_alone:
+            continue
+        default = options[name].default
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameter.default == (tuple(default) if isinstance(default, list) else default)
+        assert "default:" in options[name].help or options[name].nargs == 0
 
 
 def test_a_name_without_its_library_says_what_to_install():

@@ -6,8 +6,9 @@ import argparse
 import shlex
 from pathlib import Path
 
+from lmeval_dispersion.arguments import add_options
+from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
-from lmeval_dispersion.auditing.calibrating.calibrator import CLUSTERS
 from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.auditing.ranking import rank
@@ -15,13 +16,7 @@ from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.options import (
-    add_examples,
-    add_layer,
-    add_metric,
-    add_one_slice,
-    add_output,
-)
+from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, report_and_file
 from lmeval_dispersion.report.declared import listed
 
@@ -36,24 +31,12 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         "Inspect's logs",
     )
     parser.add_argument(
-        "--demo", action="store_true", help="audit a bundled run: 600 sums, by a tiny model"
-    )
-    parser.add_argument(
         "--worst",
         type=int,
         metavar="N",
         help="list the N documents nearest to all others, probably hard ones (default: none)",
     )
-    add_layer(parser)
-    add_metric(parser)
-    slices = "also slice by this column of the documents; may be repeated (default: none)"
-    parser.add_argument("--slice", action="append", default=[], metavar="COLUMN", help=slices)
-    parser.add_argument(
-        "--metrics",
-        choices=("dispersion", "all"),
-        default="dispersion",
-        help="all: also RankMe, effective rank, participation ratio and stable rank (default: %(default)s)",
-    )
+    add_options(parser, Auditing, "demo", "layer", "metric", "slices", "metrics")
     add_output(parser)
     add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20")
 
@@ -73,7 +56,7 @@ def run_audit(args: argparse.Namespace) -> int:
         raise UsageError(
             f"expected one RUN, got {len(args.runs)}; run: dispersion compare {shlex.join(args.runs)}"
         )
-    if args.worst and (args.slice or args.metrics == "all"):
+    if args.worst and (args.slices or args.metrics == "all"):
         raise UsageError(
             "--slice and --metrics change nothing in the order of --worst; leave them out"
         )
@@ -85,7 +68,7 @@ def run_audit(args: argparse.Namespace) -> int:
         return 0
     report = audit(
         run,
-        slices=args.slice,
+        slices=args.slices,
         metrics=args.metrics,
         details=output.details,
         short=output.short,
@@ -113,17 +96,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="estimate RUN's accuracy by this calibrator, which -o wrote (default: fit one to its labels)",
     )
-    parser.add_argument(
-        "--where",
-        metavar="EXPR",
-        help="take only these documents, such as \"subject in ('anatomy', 'virology')\" (default: all)",
-    )
-    add_one_slice(
-        parser,
-        default=None,
-        otherwise=f"subject, {CLUSTERS} where too few; with --from the calibrator's",
-    )
-    add_layer(parser)
+    add_options(parser, Calibrating, "where", "by", "layer")
     add_output(
         parser,
         file="file of the calibrator, JSON; with --from of the report (default: the report alone, on "
@@ -183,12 +156,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="two runs or more, each a store's folder, lm-eval's samples (folder, results or samples file) "
         "or Inspect's logs (folder or file); the first is the baseline",
     )
-    parser.add_argument(
-        "--demo", action="store_true", help="compare the bundled runs: 600 sums, by two tiny models"
-    )
-    add_one_slice(parser)
-    add_layer(parser)
-    add_metric(parser)
+    add_options(parser, Comparing, "demo", "by", "layer", "metric")
     add_output(parser)
     add_examples(
         parser,

@@ -19,6 +19,8 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from lmeval_dispersion.arguments import takes
+from lmeval_dispersion.auditing.arguments import Comparing
 from lmeval_dispersion.auditing.best import Best, best_of
 from lmeval_dispersion.auditing.figures import RunReport, both_ends, interval_text, without_nan
 from lmeval_dispersion.auditing.paired import FEWEST, PairVerdict, SharedAnswers, verdict_of
@@ -461,37 +463,26 @@ def _reach(row: Difference, name: str) -> float:
     return max(high - value, value - low)
 
 
-def compare(
-    paths: Sequence[str | Path] = (),
-    *,
-    by: str = "subject",
-    layer: str | None = None,
-    metric: str | None = None,
-    demo: bool = False,
-) -> Comparison:
+@takes(Comparing)
+def compare(asked: Comparing) -> Comparison:
     """Compare runs with the first, with paired intervals, as ``dispersion compare`` does.
 
-    Args:
-        paths: Two runs or more, each the folder of a store, lm-eval's samples (a folder, or a file of
-            results or samples), or logs of Inspect (a folder or a file); the first is the baseline.
-        by: Column of the documents that makes the slices.
-        layer: Layer of all of them; default: each store's own.
-        metric: ``[FILTER/]METRIC`` that scores lm-eval's samples, of any range; default: each task's first
-            known one.
-        demo: Whether to compare the bundled runs instead: 600 sums, by two tiny models.
+    Scores of a named metric may have any range.
 
     Raises:
         UsageError: Fewer than two runs, runs and ``demo``, or no such column or layer.
         StoreError, HarnessError: A store, or samples, cannot be read.
         MixedStoresError: No shared documents, other prompts, or another document under the same id.
     """
-    if demo:
+    paths = asked.paths
+    if asked.demo:
         if paths:
             raise UsageError(f"expected runs, or demo=True without any, got both: {paths[0]}")
         paths = sorted(data_folder("demo_runs").glob("sums-*"))
     if len(paths) < 2:
         raise UsageError(f"comparing needs two runs or more, got {len(paths)}")
-    runs = [read_run(path, layer, metric, any_range=metric is not None) for path in paths]
+    is_named = asked.metric is not None
+    runs = [read_run(path, asked.layer, asked.metric, any_range=is_named) for path in paths]
     rows, more = shared_rows(runs)
     check_judges({str(path): run.store.manifest for path, run in zip(paths, runs, strict=True)})
     first = runs[0]
@@ -499,7 +490,7 @@ def compare(
     everything = Slice("all documents", np.arange(len(rows[0])))
     parts = [
         Slice(part.name, np.flatnonzero(np.isin(rows[0], part.rows)))
-        for part in by_column(first, by)
+        for part in by_column(first, asked.by)
     ]
     parts = [part for part in parts if 0 < len(part.rows) < len(rows[0])]
     repeated = min(repeated_documents(run, shared) for run, shared in zip(runs, rows, strict=True))
@@ -526,7 +517,7 @@ def compare(
     return Comparison(
         baseline=names[0],
         layer=first.layer,
-        by=by,
+        by=asked.by,
         documents=len(rows[0]),
         left_out=[len(run) - len(rows[0]) for run in runs],
         others=others,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
+from lmeval_dispersion.arguments import takes
+from lmeval_dispersion.auditing.arguments import Auditing
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration, calibrate
 from lmeval_dispersion.auditing.figures import RunReport, shortened
 from lmeval_dispersion.auditing.mixtures.curves import Mixtures, mixture_curves, pools_sentence
@@ -322,63 +323,47 @@ def _part_of_run(run: AuditRun, kept: Rows) -> AuditRun:
     )
 
 
-def audit(
-    run: AuditRun | str | Path | None = None,
-    *,
-    demo: bool = False,
-    layer: str | None = None,
-    metric: str | None = None,
-    slices: Sequence[str] = (),
-    metrics: Literal["dispersion", "all"] = "dispersion",
-    seed: int = 0,
-    details: bool = False,
-    short: bool = False,
-) -> Audit:
+@takes(Auditing)
+def audit(asked: Auditing) -> Audit:
     """The audit of one run, as ``dispersion audit`` reports it; undefined numbers are NaN.
 
-    Args:
-        run: Folder of the store, or a folder that holds the stores of one run.
-        demo: Whether to audit the bundled run instead: 600 sums, by a tiny model.
-        layer: Layer of the vectors; default: the store's own.
-        metric: ``[FILTER/]METRIC`` that scores lm-eval's samples; default: each task's first known one.
-        slices: More columns of the documents to slice by.
-        metrics: ``all``: also RankMe, effective rank, participation ratio and stable rank of every slice.
-        seed: Seed of all draws.
-        details: Whether to compute every part.
-        short: Whether to compute only the answer's part, in the first slicing.
-
-    Returns:
-        The report ``dispersion-audit/3`` (``docs/reference/audit.md``); ``to_dict()``, ``to_frame()``,
-        ``to_markdown()``, ``to_html()`` and ``plot()`` give its forms.
+    Its schema is ``dispersion-audit/3`` (``docs/reference/audit.md``); ``to_dict()``, ``to_frame()``,
+    ``to_markdown()``, ``to_html()`` and ``plot()`` give its forms.
 
     Raises:
         StoreError, HarnessError: The store, or lm-eval's samples, cannot be read.
         UsageError: The layer or a column does not exist, or ``metrics`` is ``all`` and there are no vectors;
             neither a run nor ``demo``, or both.
     """
-    if (run is None) != demo:
+    if (asked.run is None) != asked.demo:
         raise UsageError("expected a run, or demo=True without one, which audits the bundled run")
-    run = read_run(data_folder("demo_runs") / "sums-30" if run is None else run, layer, metric)
-    raw = run.raw_vectors if metrics == "all" else None
+    place = data_folder("demo_runs") / "sums-30" if asked.run is None else asked.run
+    run = read_run(place, asked.layer, asked.metric)
+    raw = run.raw_vectors if asked.metrics == "all" else None
     kept = first_occurrences(run)
     repeated = len(run) - len(kept)
     if repeated:
         run = _part_of_run(run, kept)
         raw = None if raw is None else raw[kept]
-    ways = slicings(run, slices)
-    if short:
-        ways = {
-            name: parts for i, (name, parts) in enumerate(ways.items()) if not i or name in slices
-        }
+    ways = slicings(run, asked.slices)
+    if asked.short:
+        first = next(iter(ways))
+        ways = {name: parts for name, parts in ways.items() if name in (first, *asked.slices)}
     answers = answers_of(run)
     answers = replace(answers, repeated_documents=answers.repeated_documents + repeated)
-    left_out = {*(JUDGED if answers.cautions and not details else ())}
-    left_out |= {"paper_protocol", "hard_tail"} if short else set()
+    left_out = set[str]()
+    if answers.cautions and not asked.details:
+        left_out.update(JUDGED)
+    if asked.short:
+        left_out.update(("paper_protocol", "hard_tail"))
 
     def part(name: str, build: Callable[..., Any], **options: Any) -> Any:
+        if name in left_out:
+            return _LEFT_OUT
         judged = run if name == "reliability" else run.judged
-        return _LEFT_OUT if name in left_out else part_of(build, judged, **options)
+        return part_of(build, judged, **options)
 
+    seed = asked.seed
     return Audit(
         seed=seed,
         run=cast("RunFacts", run.describe()),
@@ -393,6 +378,6 @@ def audit(
         paper_protocol=part("paper_protocol", paper_protocol, seed=seed),
         ranking=part("ranking", ranking_report, cautions=answers.cautions),
         hard_tail=part("hard_tail", hard_tail, seed=seed),
-        _short=short,
+        _short=asked.short,
         _repeated=repeated,
     )

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from lmeval_dispersion.arguments import add_options
-from lmeval_dispersion.asking import LmEval
+from lmeval_dispersion.asking import Judge, LmEval
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.failures import sentences
@@ -19,7 +19,6 @@ from lmeval_dispersion.options import (
     add_data,
     add_device,
     add_examples,
-    add_metric,
     add_model_args,
     add_quiet,
     add_tasks,
@@ -152,7 +151,7 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RESULTS",
         help="results of a run of MODEL with --log_samples, instead of a file of texts (default: none)",
     )
-    add_metric(group)
+    add_options(group, Judge)
     group.add_argument(
         "--force",
         action="store_true",

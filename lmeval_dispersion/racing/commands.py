@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from lmeval_dispersion.arguments import add_options
-from lmeval_dispersion.asking import How, LmEval, Questions, Racing, Which
+from lmeval_dispersion.asking import How, Judge, LmEval, Questions, Racing, Which
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, prints_to_stderr
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("how"), How)
     group = parser.add_argument_group("as for lm_eval")
     add_options(group, Questions)
+    add_options(group, Judge)
     add_options(group, LmEval, dashed=False)
     recorded = parser.add_mutually_exclusive_group()
     recorded.add_argument(

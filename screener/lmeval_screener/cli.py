@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
-    add_metric,
     add_output,
     add_tasks,
     add_version,
@@ -332,6 +331,9 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
+    from lmeval_dispersion.arguments import add_options
+    from lmeval_dispersion.asking import Judge
+
     parser.description = (
         "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
         "--emit FOLDER` with its results."
@@ -347,7 +349,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "several tasks); a CSV file with the columns repo,accuracy (default: those of MANIFEST, a race's "
         "folder)",
     )
-    add_metric(parser)
+    add_options(parser, Judge)
     keep = "keep the slope of your results here, for --slope of a screening (default: do not)"
     parser.add_argument("--keep", type=Path, metavar="FILE", help=keep)
     add_output(parser)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
+from lmeval_dispersion.arguments import takes
+from lmeval_dispersion.auditing.arguments import Calibrating
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
     MUST_AGREE,
@@ -28,7 +29,6 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
 )
 from lmeval_dispersion.auditing.figures import RunReport, predicted_against_true
 from lmeval_dispersion.auditing.run import (
-    Answers,
     Array,
     AuditRun,
     Rows,
@@ -79,8 +79,10 @@ class Estimator:
     @classmethod
     def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
         """Build it from each left-out slice's estimated accuracy, shape (S,), in [0, 1]."""
-        ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, pairs.trivial))
-        mae, n = float(np.abs(ours).mean()), len(ours)
+        ours = 100 * (estimate - pairs.accuracy)
+        theirs = 100 * (pairs.trivial - pairs.accuracy)
+        n = len(ours)
+        mae = float(np.abs(ours).mean())
         gain = np.square(theirs) - np.square(ours)
         margin = student_quantile(LEVEL, n - 1) * gain.std(ddof=1) / math.sqrt(n)
         better = bool(gain.mean() > margin and mae < np.abs(theirs).mean())
@@ -180,44 +182,32 @@ class Calibration(RunReport):
         return {"ours": ours, "alone": alone, "other": other, "no_gain": no_gain(self._calibrator)}
 
 
-def calibrate(
-    run: AuditRun | str | Path,
-    *,
-    where: str | None = None,
-    layer: str | None = None,
-    by: str | None = None,
-    seed: int = 0,
-    answers: Answers | None = None,
-) -> Calibration:
+@takes(Calibrating)
+def calibrate(asked: Calibrating) -> Calibration:
     """A calibrator fitted to a labelled run, with its report: what ``dispersion calibrate`` writes.
 
     Documents whose log-probabilities are not finite are left out.
-
-    Args:
-        run: Folder of the store, or a folder that holds the stores of one run.
-        where: Learn only from documents that satisfy this, such as ``"subject in ('anatomy', 'virology')"``.
-        layer: Layer of the vectors; default: the store's own.
-        by: The column that makes the slices; default: subjects, else categories, tasks, clusters of vectors.
-        seed: Seed of all draws.
-        answers: The model's answers, if already analysed.
 
     Raises:
         UsageError: Too few labelled documents or slices, labels all right or all wrong, equal dispersions, no
             vectors, no such column, or a ``where`` that is invalid or true for no document.
         StoreError, HarnessError: The store, or lm-eval's samples, cannot be read.
     """
-    run = read_run(run, layer)
-    if where is not None:
-        run = labels_of(run, rows_where(run, where))
+    run = read_run(asked.run, asked.layer)
+    if asked.where is not None:
+        run = labels_of(run, rows_where(run, asked.where))
     run = run.judged
-    calibrator, estimators = _fitted(run, by, seed)
-    pairs, (_, held_out) = calibrator.pairs, calibrator.held_out
+    calibrator, estimators = _fitted(run, asked.by, asked.seed)
+    answers = asked.answers or answers_of(run)
+    pairs = calibrator.pairs
+    _, held_out = calibrator.held_out
     typical = calibrator.applied(pairs.dispersion[:1], pairs.documents.mean(keepdims=True))
     return Calibration(
-        **{
-            name: getattr(calibrator, name)
-            for name in ("model", "revision", "layer", "tasks", "by")
-        },
+        model=calibrator.model,
+        revision=calibrator.revision,
+        layer=calibrator.layer,
+        tasks=calibrator.tasks,
+        by=calibrator.by,
         slices=len(calibrator.slices),
         documents_a_slice=calibrator.documents_a_slice,
         documents=calibrator.labelled.documents,
@@ -225,7 +215,7 @@ def calibrate(
         better=calibrator.beats_trivial,
         level=calibrator.level,
         half_width=float(typical.half_width[0]),
-        cautions=(answers or answers_of(run)).cautions,
+        cautions=answers.cautions,
         estimators=estimators,
         enough_for_five_points=labels_enough(run.score[run.labelled]),
         points=[
@@ -252,7 +242,8 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
     if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
         raise UsageError("every slice has the same dispersion; slice by another column")
     ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
-    about, rows = run.describe(), run.labelled
+    about = run.describe()
+    rows = run.labelled
     calibrator = Calibrator(
         **{key: about[key] for key in (*NAMES, *MUST_AGREE, "tasks")},
         identity=run.store.manifest.get("identity"),
@@ -286,5 +277,6 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 def labels_enough(scores: Array) -> int:
     """Random labels, at most n, that put the mean of ``scores`` (n,) within 5 points at 95 % (if normal)."""
-    n, variance = len(scores), float(scores.var(ddof=1))
+    n = len(scores)
+    variance = float(scores.var(ddof=1))
     return min(n, math.ceil(variance / ((_HALF_WIDTH / NORMAL_975) ** 2 + variance / n)))

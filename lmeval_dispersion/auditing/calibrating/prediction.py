@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from lmeval_dispersion.arguments import takes
+from lmeval_dispersion.auditing.arguments import SlicedDocuments
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
@@ -89,41 +91,47 @@ class Predictions(RunReport):
         return {"level": f"{100 * self.level:.0f} %", "known": len(known), "inside": inside}
 
 
-def predict(
-    calibrator: Calibration | Calibrator | str | Path,
-    run: AuditRun | str | Path,
-    *,
-    where: str | None = None,
-    by: str | None = None,
-) -> Predictions:
+@dataclass(frozen=True)
+class Predicting(SlicedDocuments):
+    """All arguments of a prediction.
+
+    Attributes:
+        calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion
+            calibrate``.
+        run: Folder of the store, or a folder that holds the stores of one run.
+    """
+
+    calibrator: Calibration | Calibrator | str | Path
+    run: AuditRun | str | Path
+
+
+@takes(Predicting)
+def predict(asked: Predicting) -> Predictions:
     """Estimate the accuracy of every slice from its dispersion, as ``dispersion calibrate --from`` does.
 
     The calibrator's own documents are left out; a slice without an estimate has a reason.
-
-    Args:
-        calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
-        run: Folder of the store, or a folder that holds the stores of one run.
-        where: Estimate only documents that satisfy this, such as ``"prompt_tokens < 300"``.
-        by: Column of the documents that makes the slices; default: that of the calibrator.
 
     Raises:
         UsageError: The calibrator cannot be read, does not fit the run or did not beat the labelled accuracy;
             or the run cannot be read, or has no vectors, no such column or no document left by ``where``.
     """
     name: str | Path = "the calibrator"
-    if isinstance(calibrator, Calibration):
-        calibrator = calibrator.calibrator
-    elif not isinstance(calibrator, Calibrator):
-        name, calibrator = calibrator, Calibrator.read(calibrator)
-    run = _run_for(calibrator, run)
+    if isinstance(asked.calibrator, Calibration):
+        calibrator = asked.calibrator.calibrator
+    elif isinstance(asked.calibrator, Calibrator):
+        calibrator = asked.calibrator
+    else:
+        name = asked.calibrator
+        calibrator = Calibrator.read(name)
+    run = _run_for(calibrator, asked.run)
     notes = check_fits(calibrator, run)
     check_worth(calibrator, name)
-    rows, fitted = _unlabelled_rows(calibrator, run, where)
+    rows, fitted = _unlabelled_rows(calibrator, run, asked.where)
     if fitted:
         notes.append(
             f"{fitted} documents of this run were labelled for the calibrator and are left out."
         )
-    by = by or calibrator.by
+    by = asked.by or calibrator.by
     parts = _slices(calibrator, run, rows, by)
     if not parts:
         raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
@@ -134,12 +142,14 @@ def predict(
     shifted = calibrator.differs(dispersions[~np.isnan(dispersions)])
     documents = np.array([row.documents for row in blank])
     applied = calibrator.applied(np.nan_to_num(dispersions), documents)
-    slices = [
-        _estimated(row, calibrator, applied, i)
-        if not shifted
-        else replace(row, reason="unlike the labelled slices in dispersion")
-        for i, row in enumerate(blank)
-    ]
+    slices = []
+    for i, row in enumerate(blank):
+        if shifted:
+            slices.append(replace(row, reason="unlike the labelled slices in dispersion"))
+        else:
+            slices.append(_estimated(row, calibrator, applied, i))
+    whole = _whole(run, calibrator, parts, slices, applied)
+    mae, trivial_mae = calibrator.errors
     return Predictions(
         model=run.store.model,
         layer=run.layer,
@@ -149,11 +159,9 @@ def predict(
         level=calibrator.level,
         exchangeable=by == calibrator.by and by != CLUSTERS and not shifted,
         shifted=shifted,
-        **dict(zip(("mae", "trivial_mae"), calibrator.errors, strict=True)),
-        slices=[
-            _whole(run, calibrator, parts, slices, applied),
-            *(slices if len(slices) > 1 else []),
-        ],
+        mae=mae,
+        trivial_mae=trivial_mae,
+        slices=[whole, *slices] if len(slices) > 1 else [whole],
     )
 
 
@@ -161,7 +169,8 @@ def _run_for(calibrator: Calibrator, run: AuditRun | str | Path) -> AuditRun:
     """The run in the calibrator's layer; another model is refused before reading vectors."""
     if isinstance(run, AuditRun):
         return run
-    store, layer = read_store(run), calibrator.layer
+    store = read_store(run)
+    layer = calibrator.layer
     if store.model == calibrator.model and layer not in store.layers:
         raise fitted_elsewhere(f"for layer {layer!r}, and the run has {', '.join(store.layers)}")
     return AuditRun.of(store, layer if layer in store.layers else None)

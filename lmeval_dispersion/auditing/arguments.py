@@ -1,0 +1,97 @@
+"""What an audit, a calibration and a comparison are asked: the declaration of the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from lmeval_dispersion.arguments import Option
+from lmeval_dispersion.asking import Judge
+from lmeval_dispersion.auditing.run import Answers, AuditRun
+from lmeval_dispersion.options import Once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """Which vectors of a run.
+
+    Attributes:
+        layer: Layer of the vectors. Default: the run's.
+    """
+
+    layer: Annotated[str | None, Option("LAYER", action=Once)] = None
+
+
+@dataclass(frozen=True)
+class Auditing(Vectors, Judge):
+    """All arguments of an audit.
+
+    Attributes:
+        run: Folder of the store, or a folder that holds the stores of one run.
+        demo: Audit a bundled run: 600 sums, by a tiny model.
+        slices: Also slice by this column of the documents; may be repeated.
+        metrics: With all also RankMe, effective rank, participation ratio and stable rank.
+        seed: Seed of all draws.
+        details: Compute every part.
+        short: Compute only the answer's part, in the first slicing.
+    """
+
+    run: AuditRun | str | Path | None = None
+    _: KW_ONLY
+    demo: bool = False
+    slices: Annotated[Sequence[str], Option("COLUMN", ("--slice",))] = ()
+    metrics: Literal["dispersion", "all"] = "dispersion"
+    seed: int = 0
+    details: bool = False
+    short: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicedDocuments:
+    """Which documents a calibrator learns from or estimates, and in which slices.
+
+    Attributes:
+        where: Take only documents that satisfy this, such as "subject in ('anatomy', 'virology')".
+            Default: all.
+        by: Column of the documents that makes the slices. Default: the calibrator's; of a new one
+            subject, else category or task, and cluster where these are too few.
+    """
+
+    where: Annotated[str | None, Option("EXPR")] = None
+    by: Annotated[str | None, Option("COLUMN", ("--slice",), action=Once)] = None
+
+
+@dataclass(frozen=True)
+class Calibrating(SlicedDocuments, Vectors):
+    """All arguments of a calibration.
+
+    Attributes:
+        run: Folder of the store, or a folder that holds the stores of one run.
+        seed: Seed of all draws.
+        answers: The model's answers, if already analysed.
+    """
+
+    run: AuditRun | str | Path
+    _: KW_ONLY
+    seed: int = 0
+    answers: Answers | None = None
+
+
+@dataclass(frozen=True)
+class Comparing(Vectors, Judge):
+    """All arguments of a comparison.
+
+    Attributes:
+        paths: Two runs or more, each the folder of a store, lm-eval's samples (a folder, or a file
+            of results or samples), or logs of Inspect (a folder or a file); the first is the
+            baseline.
+        demo: Compare the bundled runs: 600 sums, by two tiny models.
+        by: Column of the documents that makes the slices.
+    """
+
+    paths: Sequence[str | Path] = ()
+    _: KW_ONLY
+    demo: bool = False
+    by: Annotated[str, Option("COLUMN", ("--slice",), action=Once)] = "subject"
