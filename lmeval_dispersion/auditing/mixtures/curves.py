@@ -36,7 +36,8 @@ from lmeval_dispersion.report.vega import numeric
 from lmeval_dispersion.statistics import NORMAL_975, Interval, rank_correlations
 
 TARGETS = tuple(range(0, 101, 10))
-SIZE, SEEDS = 100, 10  # documents per mixture; draws per target accuracy
+SIZE = 100  # documents per mixture
+SEEDS = 10  # draws per target accuracy
 SMALLEST = 20  # fewest documents in a mixture
 
 
@@ -109,17 +110,21 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
     >>> trend([0, 50, 100], [1.0, 2.0, 3.0]).shape
     'increasing'
     """
-    x, y = np.asarray(levels, dtype=np.float64), np.asarray(means, dtype=np.float64)
-    x, y = x[~np.isnan(y)], y[~np.isnan(y)]
+    x = np.asarray(levels, dtype=np.float64)
+    y = np.asarray(means, dtype=np.float64)
+    is_known = ~np.isnan(y)
+    x = x[is_known]
+    y = y[is_known]
     y = y[np.argsort(x, kind="stable")]
     if len(y) < 3 or np.ptp(y) == 0:
         return Missing("the curve has fewer than three different known values")
     rho = float(rank_correlations(np.sort(x), y[None])[0])
     sign = 1.0 if rho >= 0 else -1.0
     against = int((sign * np.diff(y) < 0).sum())
-    return Trend(
-        rho, "not monotone" if against else "increasing" if sign > 0 else "decreasing", against
-    )
+    shape = "increasing" if sign > 0 else "decreasing"
+    if against:
+        shape = "not monotone"
+    return Trend(rho, shape, against)
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,9 @@ class Mixtures:
     """The two curves over target accuracies with their trends, and the pools that are their ends.
 
     Attributes:
-        documents_per_mixture, asked_documents_per_mixture, seeds: Size used and wanted; draws per target.
+        documents_per_mixture: Size used.
+        asked_documents_per_mixture: Size wanted.
+        seeds: Draws per target.
         correct_documents, incorrect_documents: Sizes of the pools.
         share_of_smaller_pool: Documents per mixture over the smaller pool's, at most 1. Near 1 all draws hold
             nearly the same documents, and their spread is too small.
@@ -206,18 +213,18 @@ class Mixtures:
 
     def sentences(self) -> list[str]:
         """Sentences on the curves' trends and on the pools at their ends."""
-        pools, undefined = self.pools, math.isnan(self.pools.difference)
+        pools = self.pools
         ends = (
             f"All correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, all incorrect "
             f"{pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference in dispersion "
             f"{interval_text(pools.figure, '+.4f')}."
         )
+        if math.isnan(pools.difference):
+            ends = "There are too few correct or incorrect documents to compare them."
         return [
             f"{self.seeds} draws of {self.documents_per_mixture} documents for each share of correct ones.",
             _trend_sentence("Dispersion", self.dispersion_trend),
-            "There are too few correct or incorrect documents to compare them."
-            if undefined
-            else ends,
+            ends,
             *(_inside_sentence(name, part) for name, part in self.inside.items()),
             _trend_sentence("Query perplexity", self.query_perplexity_trend),
             "These intervals are for other documents of the same kind; the curves' error bars are for other "
@@ -353,7 +360,11 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
     known = [
         (f"{name}s", part) for name, part in mixtures.inside.items() if isinstance(part, Inside)
     ]
-    parts, inside = (known[0][0], known[0][1].pools.figure) if known else ("", None)
+    parts = ""
+    inside = None
+    if known:
+        parts, part = known[0]
+        inside = part.pools.figure
     word = "more" if figure.side(0) > 0 else "less"
     claim = Claim(
         "Right and wrong answers do not differ clearly in dispersion",

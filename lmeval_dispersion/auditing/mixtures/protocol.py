@@ -29,10 +29,13 @@ from lmeval_dispersion.statistics import student_interval
 if TYPE_CHECKING:
     from sklearn.base import RegressorMixin
 
-DISPERSION, TRIVIAL, CONSTANT = "dispersion", "trivial", "constant"
+DISPERSION = "dispersion"
+TRIVIAL = "trivial"
+CONSTANT = "constant"
 REGRESSIONS = ("linear", "polynomial", "isotonic", "random forest")
 KINDS = {"whole": "Whole test part", "slices": "One batch a slice", "mixtures": "Mixtures"}
-CALIBRATION, VALIDATION = 0.2, 0.1  # shares of the labelled documents
+CALIBRATION = 0.2  # shares of the labelled documents
+VALIDATION = 0.1
 STEP = 2  # per cent between the target accuracies of calibration
 REPEATS = 4  # batches per target accuracy on the calibration part; half as many on the others
 FEWEST_TARGETS = 5
@@ -155,7 +158,8 @@ def _split_errors(
     order = rng.permutation(run.labelled)
     first = round(len(order) * CALIBRATION)
     second = first + round(len(order) * VALIDATION)
-    labelled, test = order[:first], order[second:]
+    labelled = order[:first]
+    test = order[second:]
     calibration = mixture_batches(run, labelled, size, repeats=REPEATS, rng=rng)
     validation = mixture_batches(run, order[first:second], size, repeats=REPEATS // 2, rng=rng)
     _check_targets({"calibration": calibration, "validation": validation}, len(order), size)
@@ -165,8 +169,10 @@ def _split_errors(
         "mixtures": mixture_batches(run, test, size, repeats=REPEATS // 2, step=10, rng=rng),
     }
     fits = {kind: _read_off(fit) for kind, fit in fit_all(calibration, seed=k).items()}
-    off = {kind: np.abs(fit(validation) - validation.accuracy).mean() for kind, fit in fits.items()}
-    best = min(off, key=lambda kind: off[kind])
+    errors = {}
+    for kind, fit in fits.items():
+        errors[kind] = np.abs(fit(validation) - validation.accuracy).mean()
+    best = min(errors, key=lambda kind: errors[kind])
     estimators = _estimators(run, labelled, calibration, fits, best)
     return best, {
         (kind, name): 100 * (estimate(batches) - batches.accuracy)
@@ -254,7 +260,8 @@ def _estimators(
     run: AuditRun, labelled: Rows, calibration: Batches, fits: Mapping[str, Predictor], best: str
 ) -> dict[str, Predictor]:
     """Every estimator by name, knowing the labels of the calibration part only."""
-    accuracy, middle = float(run.right[labelled].mean()), float(np.median(calibration.accuracy))
+    accuracy = float(run.right[labelled].mean())
+    middle = float(np.median(calibration.accuracy))
     estimators: dict[str, Predictor] = {
         DISPERSION: fits[best],
         TRIVIAL: lambda batches: np.full(len(batches.rows), accuracy),
