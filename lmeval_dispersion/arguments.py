@@ -151,11 +151,18 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R
     """
 
     def decorated(function: Callable[[T], R]) -> Callable[P, R]:
+        signature = _signature(options, function)
+
         @wraps(function)
         def call(*args: P.args, **given: P.kwargs) -> R:
+            try:
+                signature.bind(*args, **given)
+            except TypeError as error:
+                # Python names the options' class here, which no user knows.
+                raise TypeError(f"{function.__name__}() {error}") from None
             return function(options(*args, **given))
 
-        call.__signature__ = _signature(options, function)  # type: ignore[attr-defined]
+        call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = _docstring(options, inspect.cleandoc(function.__doc__ or ""))
         return call
 

@@ -239,7 +239,7 @@ class LawResult(StudyResult):
 def grid_sentences(
     rows: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], tests: int
 ) -> list[str]:
-    """In how many studies r is clearly negative or positive, where it is neither, and beside controls.
+    """In how many studies r is clearly negative or positive, where it is neither, and next to controls.
 
     ``rows``: r of whole segments at one layer a study; ``tests``: the r that intervals count.
     """
@@ -387,9 +387,9 @@ def law(
         "contexts": [int(c) for c in contexts if 0 < c < segment],
         "control": as_controls(control),
     }
-    beside = {} if held_out is None else {"held_out": held_out}
+    further = {} if held_out is None else {"held_out": held_out}
     exact = [in_float32(model) for model in as_models(models)]
-    manifest, tables = studied("law", _measure, exact, data, settings, run, beside=beside)
+    manifest, tables = studied("law", _measure, exact, data, settings, run, further=further)
     found = correlations(tables["points"], settings["control"], run.get("seed", 0))
     return LawResult(manifest, **tables, **found)
 

@@ -43,8 +43,8 @@ def check_memory(model: ModelLike) -> None:
     if count * _BYTES > free:
         raise UsageError(
             f"{choice} takes {count * _BYTES / 1e9:.1f} GB in float32 ({count / 1e9:.2f} billion "
-            f"weights), and {device} has {free / 1e9:.1f} GB free; use a larger --device, auto for "
-            "all of them, or --model_args dtype=bfloat16, with which single numbers are less exact"
+            f"weights), and {device} has {free / 1e9:.1f} GB free; use a larger device, auto for "
+            "all of them, or dtype=bfloat16 in model_args, with which single numbers are less exact"
         )
 
 

@@ -195,12 +195,12 @@ def studied(
     settings: Mapping[str, Any],
     run: StudyOptions,
     *,
-    beside: Mapping[str, DataLike] = MappingProxyType({}),
+    further: Mapping[str, DataLike] = MappingProxyType({}),
     read: Callable[[ModelLike], CausalModel] = CausalModel,
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """The manifest and the tables of a measure of every model on every text, one study each.
 
-    ``beside``: further texts of every study, by their names in its ``texts``; ``read`` loads
+    ``further``: other texts of every study, by their names in its ``texts``; ``read`` loads
     a model. Rows begin with the model's name in ``model``, and the text's in ``data``.
 
     Raises:
@@ -219,8 +219,8 @@ def studied(
     _check_different("texts", source_names)
     settings = {**settings, "pack": run.get("pack", False), "seed": run.get("seed", 0)}
     contents = [data_settings(texts) for texts in sources]
-    further = {name: _texts(source) for name, source in beside.items()}
-    others = {name: data_settings(texts) for name, texts in further.items()}
+    more_texts = {name: _texts(source) for name, source in further.items()}
+    others = {name: data_settings(texts) for name, texts in more_texts.items()}
     short = short_names(source_names)
     facts: list[dict[str, Any]] = []
     tables: dict[str, list[dict[str, Any]]] = {}
@@ -232,7 +232,7 @@ def studied(
             for name, texts, content in zip(short, sources, contents, strict=True):
                 inputs = {**of_model, "data": content}
                 place = root / f"{kind}-{_key(kind, inputs, settings)}"
-                read_texts = {"data": texts, **further}
+                read_texts = {"data": texts, **more_texts}
                 study = Study(place, load, read_texts, settings, batch, quiet, label, facts)
                 about = {"model": label, "data": name}
                 for table, row in study.finished(measure):
@@ -245,7 +245,7 @@ def studied(
         "kind": kind,
         "names": {
             "models": names,
-            "texts": [*source_names, *(texts.source for texts in further.values())],
+            "texts": [*source_names, *(texts.source for texts in more_texts.values())],
         },
         "settings": settings,
         "models": facts,

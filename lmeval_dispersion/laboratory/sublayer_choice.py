@@ -232,7 +232,7 @@ def sublayers(
             settings[name] = part if isinstance(part, float) else None
             if not isinstance(part, float):
                 texts[name] = part
-    manifest, tables = studied("sublayers", _measure, model, data, settings, run, beside=texts)
+    manifest, tables = studied("sublayers", _measure, model, data, settings, run, further=texts)
     if knn:
         tables["knn"] = summary_of(tables["losses"], tables["knn"])
     return SublayersResult(manifest, **tables)

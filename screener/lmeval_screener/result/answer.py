@@ -153,7 +153,7 @@ def group_sentences(
     if not first:
         no_order = (
             f"The rows give these {len(members)} no order ({subject}). Race all, or ask a few questions "
-            "of all: dispersion race --all --budget 5%."
+            "of all: `dispersion race --all --budget 5%`."
         )
         return [*against, no_order, *equal]
     success = _success(group, first[-1].rank)

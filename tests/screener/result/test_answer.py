@@ -35,8 +35,8 @@ NOT_KNOWN = (
 )
 BY_GAP = "No chance is known of an order by G."
 NOISE = (
-    "The rows give these {} no order (math). Race all, or ask a few questions of all: dispersion race --all "
-    "--budget 5%."
+    "The rows give these {} no order (math). Race all, or ask a few questions of all: "
+    "`dispersion race --all --budget 5%`."
 )
 APART = [1.5 - i / 20 for i in range(24)]
 

@@ -320,20 +320,14 @@ def test_of_an_unreadable_base_only_adapters_that_change_the_head_fail(
 
 
 def test_a_race_of_adapters_without_a_readable_base_asks_all(untied, tmp_path, hub, monkeypatch):
-    from lmeval_dispersion.racing.lineup import lineup
+    from lmeval_dispersion.asking import Which
+    from lmeval_dispersion.racing.lineup import Named, lineup
 
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     for name in ("a", "b"):
         of_base(untied, tmp_path / "run" / name, "org/missing")
-    options = {"family": None, "domain": "math", "base": None, "all": False, "by": None}
-    taken = lineup(
-        [str(tmp_path / "run")],
-        "gsm8k",
-        **options,
-        audit_sample=0,
-        api=False,
-        count=lambda: (None, 0),
-    )
+    named = Named.of(str(tmp_path / "run"))
+    taken = lineup(named, "gsm8k", Which(domain="math"), api=False, count=lambda: (None, 0))
     assert [(entry.label, entry.chosen) for entry in taken.entries] == [
         ("a", "named"),
         ("b", "named"),
