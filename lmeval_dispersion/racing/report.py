@@ -50,6 +50,8 @@ _COLOURS: Mapping[Status, str] = {
 }
 _MARKS: Mapping[Status, Mark] = {"best": "pick", "base": "control"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_FEW_LINES = 15  # of a chart, each of which has its name
+_NAMED_LINES = 6  # of more lines, the best ones, which have a name
 _NAMED = 3  # undecided checkpoints that the first sentence names
 
 
@@ -189,7 +191,9 @@ class Race(Report):
         if not asked:
             return {}
         values = list[dict[str, Any]]()
-        for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
+        names = short_names([row.label for row in asked])
+        named_rows = asked if len(asked) <= _FEW_LINES else asked[:_NAMED_LINES]
+        for row, name in zip(asked, names, strict=True):
             scores = self._answered[row.label].score
             for n in sorted(
                 {*range(SHARED, len(scores), max(SHARED, len(scores) // 60)), len(scores)}
@@ -201,6 +205,8 @@ class Race(Report):
             ).tolist()
             says = f"{row.label} {scores.mean():.3f}, {row.outcome}"
             values[-1] |= {"low": low, "high": high, "says": says}
+            if row not in named_rows:
+                continue
             same = next(
                 v
                 for v in values
@@ -227,18 +233,22 @@ class Race(Report):
         )
         length = 0.15 * max(value["questions"] for value in last)
         named = [value for value in last if "ends" in value]
-        names = names_apart(named, "questions", "score", length=length, line=line, most=4)
+        placed = names_apart(named, "questions", "score", length=length, line=line, most=4)
         layers = [
             mark("line", y=y, detail={"field": "name"}),
             {**ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
             {**ends, **mark("point", y=y, description=said, tooltip=said)},
             {
-                "data": {"values": names},
+                "data": {"values": placed},
                 **mark(text, y={**y, "field": "place"}, text={"field": "ends"}),
             },
         ]
         drawn = {"data": {"values": values}, "height": 320, "encoding": encoding, "layer": layers}
         meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."
+        if len(asked) > _FEW_LINES:
+            meaning += (
+                f" The best {_NAMED_LINES} have names; point at another one's end to see its own."
+            )
         numbers = "; ".join(value["says"] for value in values if "says" in value)
         return {"race": Chart(drawn, "Score against questions asked", numbers, meaning)}
 
