@@ -347,8 +347,8 @@ def audit(asked: Auditing) -> Audit:
         raw = None if raw is None else raw[kept]
     ways = slicings(run, asked.slices)
     if asked.short:
-        first = next(iter(ways))
-        ways = {name: parts for name, parts in ways.items() if name in (first, *asked.slices)}
+        shown = [*list(ways)[:1], *asked.slices]  # few documents may have no slicing
+        ways = {name: parts for name, parts in ways.items() if name in shown}
     answers = answers_of(run)
     answers = replace(answers, repeated_documents=answers.repeated_documents + repeated)
     left_out = set[str]()
