@@ -23,8 +23,9 @@ from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.kept import kept_race
 from lmeval_dispersion.racing.lineup import Named
-from lmeval_dispersion.racing.replay import Recorded, _weights_of, raced, read_answers, replay
+from lmeval_dispersion.racing.replay import Recorded, raced, read_answers, replay
 from lmeval_dispersion.report import render
+from lmeval_dispersion.store.groups import question_weights
 
 
 def planted(rng: np.random.Generator, chances: Any, n: int) -> dict[str, Scores]:
@@ -311,14 +312,14 @@ def test_a_replay_by_weights_names_the_best_of_the_weighted_mean() -> None:
     ]
     answers = {name: Scores(*(1.0 * mine,) * 2) for name, mine in zip("ab", right, strict=True)}
     plain = replay(Recorded(answers, ["large", "small"]), orders=5, sharing=25)
-    weights = _weights_of(tasks, {})
+    weights = question_weights(tasks, {})
     assert weights is not None
     assert weights.mean() == pytest.approx(1)
     even = replay(Recorded(answers, ["large", "small"], weights=weights), orders=5, sharing=25)
     assert [plain.best, even.best] == ["a", "b"]
     halves = (answers["b"].score[:300].mean() + answers["b"].score[300:].mean()) / 2
     assert even.checkpoints[0].score == pytest.approx(halves)
-    assert _weights_of(["a", "b"] * 10, {}) is None
+    assert question_weights(["a", "b"] * 10, {}) is None
 
 
 @pytest.mark.parametrize(
