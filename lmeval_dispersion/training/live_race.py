@@ -120,8 +120,11 @@ class Standings:
         others = [step for step in self.asked if step != best]
         margin = 0.0
         for step in others:
-            highest = self._bets(step, best).lowest(self.contest.error / len(others))
-            if highest > FINE:
+            bets = self._bets(step, best)
+            error = self.contest.error / len(others)
+            highest = bets.lowest(error)
+            # `lowest` does not look for 0 itself.
+            if highest > FINE or not bets.refutes(0.0, error):
                 margin = max(margin, highest)
         return margin
 

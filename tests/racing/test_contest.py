@@ -614,3 +614,18 @@ def test_of_a_list_that_was_cut_the_shared_answers_do_not_drop() -> None:
     others = [label for label in answers if label in contest.left_out]
     assert contest.shown(answers).labels[0] not in others
     assert contest.shown(answers).margin <= contest.margin + FINE
+
+
+def test_of_equally_good_ones_the_first_predicts() -> None:
+    """In every process: the order of a set of names differs between them."""
+    rng = np.random.default_rng(21)
+    score = np.repeat([1.0, 0.0], 50)
+    answers = {name: Scores(*(rng.permutation(score),) * 2) for name in "abcdefgh"}
+    contest = Contest(100)
+    for name, mine in answers.items():
+        contest.hold(name, mine.at(contest.order(name)))
+    contest.begin("last")
+    contest.add("last", Scores(np.ones(10), np.ones(10)))
+    columns = contest._bets["last"].columns
+    assert columns is not None
+    assert (columns[:, 0] == answers["a"].score[contest.order("last")]).all()
