@@ -18,7 +18,7 @@ from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.judging import correctness
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Phase, Scores, phases, run
-from lmeval_dispersion.racing.folder import said_of
+from lmeval_dispersion.racing.folder import margins_of, said_of
 from lmeval_dispersion.racing.kept import (
     SETTINGS,
     WRONG_CONTENT,
@@ -339,12 +339,9 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         *said_of(kept, contest),
         "Judged by the folder's answers; no model was loaded.",
     ]
-    margins = [
-        MarginAt(*pair) for pair in kept.get("margins", ()) if kept.get("error") == contest.error
-    ]
     return race_of(
         contest, entries, task=kept["tasks"], metric=", ".join(metrics), seconds=seconds, failed=failed,
-        notes=notes, margins=margins,
+        notes=notes, margins=margins_of(kept, contest),
     )  # fmt: skip
 
 
