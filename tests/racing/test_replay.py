@@ -329,6 +329,7 @@ def test_a_replay_by_weights_names_the_best_of_the_weighted_mean() -> None:
         ({"margin": 0.05}, "no other raced is better"),
         ({"budget": 240}, "240 of 1,200 questions asked (20 %)."),
         ({"top": 2}, "The best 2: 0 and 1."),
+        ({"top": 2}, "no other raced than the best 2 is better than the last of them"),
     ],
 )
 def test_the_first_lines_of_a_replay(settings: dict[str, Any], sentence: str) -> None:
