@@ -20,6 +20,7 @@ from lmeval_screener.shortlist.manifest import manifest_dict
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.racing import commands
 from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.kept import kept_race
 from lmeval_dispersion.racing.lineup import Named
@@ -320,6 +321,25 @@ def test_a_replay_by_weights_names_the_best_of_the_weighted_mean() -> None:
     halves = (answers["b"].score[:300].mean() + answers["b"].score[300:].mean()) / 2
     assert even.checkpoints[0].score == pytest.approx(halves)
     assert question_weights(["a", "b"] * 10, {}) is None
+
+
+@pytest.mark.parametrize(("weigh", "best"), [("units", "b"), ("questions", "a")])
+def test_a_replay_weighs_as_it_is_told(
+    weigh: str, best: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One is right in the large task alone, the other in the small one."""
+    large = np.repeat([1.0, 0.0], (300, 60))
+    recorded = Recorded(
+        {"a": Scores(large, large), "b": Scores(1 - large, 1 - large)},
+        ["large", "small"],
+        weights=question_weights(["large"] * 300 + ["small"] * 60, {}),
+    )
+    if weigh == "units":  # alike; then the small one's answers decide
+        recorded.answers["b"].score[:9] = 1.0
+    monkeypatch.setattr(commands.replay, "read_answers", lambda places, metric: recorded)
+    given = ["race", "--replay", "one", "other", "--weigh", weigh, "--format", "json", "-q"]
+    assert main(given) == 0
+    assert json.loads(capsys.readouterr().out)["best"] == best
 
 
 @pytest.mark.parametrize(
