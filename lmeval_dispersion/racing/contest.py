@@ -240,8 +240,8 @@ class Contest:
 
         Args:
             labels: All that race.
-            cut: Whether the worst two thirds of a long list may be left out. They are where all have
-                probabilities, as few answers that are right or wrong do not tell who is best.
+            cut: Whether the worst two thirds of a long list may be left out. They are where all shared
+                answers have probabilities, as few that are right or wrong do not tell who is best.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
         going = [label for label in going if self._count(label) or not self.sharing_of(label)]
@@ -267,7 +267,7 @@ class Contest:
 
     def _has_probabilities(self, label: str) -> bool:
         shared = self.answered[label].first(self.sharing_of(label))
-        return bool(np.isfinite(shared.probability).any())
+        return bool(np.isfinite(shared.probability).all())
 
     @property
     def left_out(self) -> list[str]:
