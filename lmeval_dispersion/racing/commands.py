@@ -98,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("metric", "by", "budget"):
         if getattr(args, name) is not None:
             raise UsageError(f"a race's folder is judged by the race's own; leave out --{name}")
+    if args.weigh != Questions.weigh:
+        raise UsageError("a race's folder is judged by the race's own; leave out --weigh")
     output.write(judged.document())
     return 0
 
@@ -113,6 +115,8 @@ def _recorded(name: str) -> UsageError:
 def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
     """Races on finished evaluations, of all or of those that a list's folder names."""
     recorded = replay.read_answers(args.replay, args.metric)
+    if args.weigh == "questions":
+        recorded = recorded._replace(weights=None)
     answers = recorded.answers
     names = [*answers, *recorded.failed]
     listed = listed_results(args.checkpoints, names) if args.checkpoints else []

@@ -19,10 +19,9 @@ is for u, and of the other half each of the checkpoints has its share for a lowe
 by bets on 1 - score. To choose the form by whether R was asked everything would cost up to 1.5
 times the error.
 
-**Left out.** Of a long list only the first by their shared answers may go on, and a training that keeps its best
-saves deletes others. The error is then of
-those that went on; who is the best of them depends on the shared answers, so the bets on these do
-not count.
+**Left out.** Of a long list only the first by their shared answers may go on, and a training that
+keeps its best saves deletes others. The error is then of those that went on; who is the best of
+them depends on the shared answers, so the bets on these do not count.
 
 **Side by side** all are asked in one order, and the level is unknown at first. Half of the error is
 for any two, compared question by question: each of the k - 1 comparisons that could drop the best
@@ -241,8 +240,8 @@ class Contest:
 
         Args:
             labels: All that race.
-            cut: Whether the worst two thirds of a long list may be left out. They are where all have
-                probabilities, as few answers that are right or wrong do not tell who is best.
+            cut: Whether the worst two thirds of a long list may be left out. They are where all shared
+                answers have probabilities, as few that are right or wrong do not tell who is best.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
         going = [label for label in going if self._count(label) or not self.sharing_of(label)]
@@ -268,7 +267,7 @@ class Contest:
 
     def _has_probabilities(self, label: str) -> bool:
         shared = self.answered[label].first(self.sharing_of(label))
-        return bool(np.isfinite(shared.probability).any())
+        return bool(np.isfinite(shared.probability).all())
 
     @property
     def left_out(self) -> list[str]:
@@ -307,12 +306,8 @@ class Contest:
 
     def _counts(self, label: str) -> bool:
         """Whether a checkpoint may be the best of those that the error is about."""
-        lost = (
-            "failed",
-            "left out",
-            "deleted",
-            "behind",
-        )  # behind: by the half of the error for pairs
+        # Behind: by the half of the error for pairs.
+        lost = ("failed", "left out", "deleted", "behind")
         return label != self.reference and self.standing.get(label) not in lost
 
     @property
@@ -379,7 +374,9 @@ class Contest:
     def _meet(self, label: str) -> None:
         """Fix the level that a checkpoint has to reach, and what predicts its scores."""
         whole = [other for other in self.against[label] if self.standing.get(other) == "complete"]
-        rivals = sorted({*whole} - {self.reference}, key=self.mean, reverse=True)
+        # Of equal ones the first in order: every process has to predict by the same answers.
+        rivals = [other for other in whole if other != self.reference]
+        rivals.sort(key=self.mean, reverse=True)
         if len(rivals) >= self.top:
             self.levels[label] = self.mean(rivals[self.top - 1]) + self.margin
         if whole and label not in self._bets:

@@ -357,8 +357,7 @@ class RaceFolder:
         """
         self.forecast_said = quiet
         self._plan = plan
-        if self.kept.get("error") == contest.error:
-            self.margins = [MarginAt(*pair) for pair in self.kept.get("margins", ())]
+        self.margins = margins_of(self.kept, contest)
         deleted = {entry.label: entry for entry in self.raced if is_deleted(entry)}
         entries = {entry.label: entry for entry in self.raced if entry.label not in deleted}
         phases = plan.phases
@@ -377,7 +376,7 @@ class RaceFolder:
                     for label in labels:
                         self._share(contest, entries[label], update, phase.questions)
                     if self.allowance.spent:
-                        self._keep_margins()
+                        self._keep_margins(contest)
                         return
                 turns = (
                     contest.turns([*entries], cut=may_cut(self.raced)) if not plan.phases else ()
@@ -386,7 +385,7 @@ class RaceFolder:
                     self._at_its_turn(contest, entries[label], update)
         finally:
             self.evaluation.models.release()
-        self._keep_margins()
+        self._keep_margins(contest)
 
     def _hold_known(self, contest: Contest, entries: Mapping[str, Entry]) -> None:
         """Take the answers to shared questions that the folder has of an earlier command."""
@@ -466,9 +465,10 @@ class RaceFolder:
         if self.allowance.spent:
             raise Spent
 
-    def _keep_margins(self) -> None:
+    def _keep_margins(self, contest: Contest) -> None:
+        """Write the margins shown, where they are of the error and the top with which the race began."""
         margins = [[at.questions, at.margin] for at in self.margins]
-        if margins != self.kept.get("margins", []):
+        if _is_as_begun(self.kept, contest) and margins != self.kept.get("margins", []):
             self.write(margins=margins)
 
     def _watch(self, contest: Contest) -> None:
@@ -631,6 +631,18 @@ def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
         return None
     folder = Path(words[0]).expanduser() / race_name(",".join(tasks_in(tasks)))
     return folder if (folder / SETTINGS).is_file() else None
+
+
+def margins_of(kept: Mapping[str, Any], contest: Contest) -> list[MarginAt]:
+    """The margins that a folder keeps; none for another error or top than those that they are of."""
+    if not _is_as_begun(kept, contest):
+        return []
+    return [MarginAt(*pair) for pair in kept.get("margins", ())]
+
+
+def _is_as_begun(kept: Mapping[str, Any], contest: Contest) -> bool:
+    """Whether a contest has the error and the top with which the folder's race began."""
+    return kept.get("error") == contest.error and kept.get("top", contest.top) == contest.top
 
 
 def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:

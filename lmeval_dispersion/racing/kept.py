@@ -47,6 +47,7 @@ class _RaceFile(_NeededKeys, total=False):
     times: Annotated[int, 0]
     error: Annotated[float, 0, 1]
     margin: Annotated[float, 0, 1]
+    top: Annotated[int, 1]
     answers: Text
     shared: Mapping[Label, Annotated[int, 0]]  # number of shared questions of a checkpoint
     weights: Sequence[Annotated[float, 0]] | None  # of the drawn questions, where they differ

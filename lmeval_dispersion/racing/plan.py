@@ -19,7 +19,7 @@ def questions_of(budget: int | str, everything: int) -> int:
     """A budget, as a number or as ``N%`` of the number of questions of all together.
 
     Raises:
-        UsageError: It is neither, below 1, or above 100 %.
+        UsageError: It is neither, negative, or a part that is not above 0 and at most 100 %.
     """
     text = str(budget).strip()
     try:

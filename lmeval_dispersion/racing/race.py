@@ -250,6 +250,11 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
     if "drawn" not in kept:
         is_split = bool(plan.phases) and racing.answers is None
         kept["split"] = plan.checkpoints if is_split else 0
+    begun = {
+        "error": kept.get("error", racing.error),
+        "margin": kept.get("margin", racing.margin),
+        "top": kept.get("top", racing.top),
+    }
     if line.is_new:
         kept.pop("margins", None)  # of the list before
         folder.keep(
@@ -257,11 +262,10 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
             which=line.which,
             seen=sorted({*kept.get("seen", ()), *line.names} - {*line.lineup.failed}),
             times=kept.get("times", 0) + 1,
-            error=kept.get("error", racing.error),
-            margin=kept.get("margin", racing.margin),
+            **begun,
         )
-    elif kept.get("order") != line.lineup.by:
-        folder.keep(line.lineup)
+    elif kept.get("order") != line.lineup.by or "error" not in kept:  # as a training leaves it
+        folder.keep(line.lineup, **begun)
 
 
 def _asked(

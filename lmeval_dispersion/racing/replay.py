@@ -18,7 +18,7 @@ from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.judging import correctness
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Phase, Scores, phases, run
-from lmeval_dispersion.racing.folder import said_of
+from lmeval_dispersion.racing.folder import margins_of, said_of
 from lmeval_dispersion.racing.kept import (
     SETTINGS,
     WRONG_CONTENT,
@@ -300,32 +300,8 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     if lineup.by == "block":
         contest.sharing = min(SHARED, len(places))
         contest.reference = lineup.reference
-    known = dict[str, Scores]()
-    seconds = dict[str, float]()
-    metrics = dict[str, None]()
-    failed = dict[str, str]()
-    for file in sorted(path.glob("*/results_*.json")):
-        content = race_results(file, RaceResults)
-        race = content["race"]
-        label = race["label"]
-        scores = np.full((2, len(places)), np.nan)
-        answers = list[tuple[Sequence[float], float]]()
-        for task, (chosen, metric) in race["judges"].items():
-            try:
-                answers += _judged(scores, file, task, (chosen, metric), places, content)
-            except (OSError, *WRONG_CONTENT) as error:
-                step = "remove it, and race the checkpoint anew"
-                raise not_as_left(file.parent, error, step) from error
-            metrics[metric] = None
-        if why := failure([logs for logs, _ in answers], np.array([score for _, score in answers])):
-            failed[label] = why
-            contest.fail(label)
-            continue
-        order = contest.order(label)
-        asked = order[: np.append(~np.isnan(scores[0, order]), False).argmin()]
-        if len(asked):
-            known[label] = Scores(*scores).at(asked)
-            seconds[label] = race["seconds"]
+    answers = _answers_in(path, contest, places)
+    known = answers.known
     labels = [entry.label for entry in entries if entry.label in known]
     for label in labels:
         if contest.sharing_of(label):
@@ -339,13 +315,49 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         *said_of(kept, contest),
         "Judged by the folder's answers; no model was loaded.",
     ]
-    margins = [
-        MarginAt(*pair) for pair in kept.get("margins", ()) if kept.get("error") == contest.error
-    ]
     return race_of(
-        contest, entries, task=kept["tasks"], metric=", ".join(metrics), seconds=seconds, failed=failed,
-        notes=notes, margins=margins,
+        contest, entries, task=kept["tasks"], metric=", ".join(answers.metrics),
+        seconds=answers.seconds, failed=answers.failed, notes=notes,
+        margins=margins_of(kept, contest),
     )  # fmt: skip
+
+
+class _Kept(NamedTuple):
+    """A race folder's answers in each checkpoint's order, its seconds, and why one fails, by label."""
+
+    known: dict[str, Scores]
+    seconds: dict[str, float]
+    failed: dict[str, str]
+    metrics: dict[str, None]
+
+
+def _answers_in(path: Path, contest: Contest, places: Mapping[tuple[str, int], int]) -> _Kept:
+    """Read a race's folder; a checkpoint with an answer that is not finite fails in the contest."""
+    kept = _Kept({}, {}, {}, {})
+    for file in sorted(path.glob("*/results_*.json")):
+        content = race_results(file, RaceResults)
+        race = content["race"]
+        label = race["label"]
+        scores = np.full((2, len(places)), np.nan)
+        answers = list[tuple[Sequence[float], float]]()
+        for task, (chosen, metric) in race["judges"].items():
+            try:
+                answers += _judged(scores, file, task, (chosen, metric), places, content)
+            except (OSError, *WRONG_CONTENT) as error:
+                step = "remove it, and race the checkpoint anew"
+                raise not_as_left(file.parent, error, step) from error
+            kept.metrics[metric] = None
+        why = failure([logs for logs, _ in answers], np.array([score for _, score in answers]))
+        if why:
+            kept.failed[label] = why
+            contest.fail(label)
+            continue
+        order = contest.order(label)
+        asked = order[: np.append(~np.isnan(scores[0, order]), False).argmin()]
+        if len(asked):
+            kept.known[label] = Scores(*scores).at(asked)
+            kept.seconds[label] = race["seconds"]
+    return kept
 
 
 def _judged(

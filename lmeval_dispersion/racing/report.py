@@ -256,7 +256,11 @@ class Race(Report):
         """Template values: the first sentence, and the parts of the others."""
         rivals = [row for row in self._judged() if row.label != self.best]
         unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
-        base = next((row.score for row in self.checkpoints if row.status == "base"), None)
+        base = None
+        for row in self.checkpoints:
+            # A budget asks the base a few questions alone.
+            if row.status == "base" and row.questions == self.questions_each:
+                base = row.score
         whole = [row.score or 0.0 for row in rivals if row.questions == self.questions_each]
         best = next((row for row in self.checkpoints if row.label == self.best), None)
         if best is not None and best.questions == self.questions_each:
@@ -301,7 +305,10 @@ class Race(Report):
         questions = f"{self.questions_each:,} drawn questions"
         if self.questions_each == self.questions_there:
             questions = count(self.questions_each, "question")
-        goes_on = "; the same command goes on" if is_undecided else ""
+        goes_on = ""
+        if is_undecided:
+            without = "" if self.budget is None else " without --budget"
+            goes_on = f"; the same command{without} goes on"
         return f"No best yet: no checkpoint was asked all {questions} of {self.task}{goes_on}."
 
     def _amount(self, row: Raced) -> str:
@@ -325,18 +332,24 @@ class Race(Report):
         rivals = [row for row in self._judged() if row.label != self.best]
         left_out = [row for row in rivals if row.status == "left out"]
         going = [row for row in rivals if row.status != "left out"]
+        deleted = [row for row in self.checkpoints if row.status == "deleted" and row.questions]
+        is_part = bool(left_out or deleted)  # not all that were asked can be the best
         if not going and not undecided:
             return "no other was raced"
         error = f"(error ≤ {100 * self.error:.3g} %)"
         if self.margin_shown is None or self.margin_shown >= 1:
             shown = "nothing is shown of the others yet"
         elif not undecided and {row.status for row in going} == {"behind"}:
-            shown = f"better than all others {'that went on' if left_out else 'raced'} {error}"
+            shown = f"better than all others {'that went on' if is_part else 'raced'} {error}"
         else:
-            who = "of those that went on no other" if left_out else "no other raced"
+            who = "of those that went on no other" if is_part else "no other raced"
+            than = ""
+            if len(self.top) > 1:  # the margin is to the last of those named
+                who = f"no other {'that went on' if is_part else 'raced'} than the best {len(self.top)}"
+                than = " than the last of them"
             margin = margin_words(self.margin_shown)
             by = f" by more than {margin}" if margin else ""
-            shown = f"{who} is better{by} {error}"
+            shown = f"{who} is better{than}{by} {error}"
         near = next((row for row in going if row.status == "within"), None)
         if near is not None and not undecided:
             shown += f"; nearest: {near.label}, {near.score:.3f}"
@@ -569,14 +582,14 @@ def _best_there(contest: Contest, label: str, best: str | None) -> float | None:
 
 def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:
     """The status of a checkpoint that was asked something, and its words."""
+    if label == contest.reference:
+        return "base", "base"
     standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
         asked = f"after {len(contest.answered[label].score):,}"
         return ("best", f"best {asked}") if label == best else ("undecided", f"undecided {asked}")
     if standing == "not better" and best and contest.levels[label] < contest.mean(best):
         standing = "behind"
-    if label == contest.reference:
-        return "base", "base"
     if standing in ("behind", "not better", "left out", "deleted"):
         return standing, f"{standing} after {len(contest.answered[label].score):,}"
     if best is None or label == best:

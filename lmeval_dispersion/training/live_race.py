@@ -8,7 +8,7 @@ have been chosen:
 
 - *No other save is better than the best by more than the margin*: the save that is truly best is
   fixed, the one that looks best is one of the k - 1 others, and each of these comparisons has
-  error / (k - 1).
+  error / (k - 1). It holds at each save by itself, not at all together.
 - *Worse than the best*, which may end the run: save k has a share of the error, and each of its
   comparisons with the k - 1 earlier ones an equal part of it. The shares are error / K where K
   saves are planned, else 6 error / (pi k)^2; they add up to the error at most, so all that is
@@ -120,8 +120,11 @@ class Standings:
         others = [step for step in self.asked if step != best]
         margin = 0.0
         for step in others:
-            highest = self._bets(step, best).lowest(self.contest.error / len(others))
-            if highest > FINE:
+            bets = self._bets(step, best)
+            error = self.contest.error / len(others)
+            highest = bets.lowest(error)
+            # `lowest` does not look for 0 itself.
+            if highest > FINE or not bets.refutes(0.0, error):
                 margin = max(margin, highest)
         return margin
 

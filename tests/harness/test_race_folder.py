@@ -134,6 +134,21 @@ def test_an_unnamed_checkpoint_with_answers_counts_and_is_asked_no_more(
     assert labels["sums-30"][1] >= 10
 
 
+@pytest.mark.parametrize("option", ["--error", "--top"])
+def test_margins_are_kept_as_the_race_began(
+    option: str, out: Path, tasks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of another error, or of more best ones, are not shown later as if they were its own."""
+    before = [[50, 0.5]]
+    changed(out, lambda race: race.update(margins=before))
+    value = {"--error": "0.4", "--top": "2"}[option]
+    raced(capsys, *words(tasks, out, "sums-80", "sums-30"), option, value)
+    assert json.loads((out / "race.json").read_text())["margins"] == before
+    again = raced(capsys, *words(tasks, out, "sums-80", "sums-30"))
+    first = again["margins"][0]
+    assert [[first["questions"], first["margin"]]] == before
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -154,6 +169,7 @@ def test_an_unnamed_checkpoint_with_answers_counts_and_is_asked_no_more(
         ("seen", "a"),
         ("times", "2"),
         ("error", 7),
+        ("top", 0),
         ("margin", "wide"),
         ("notes", [1]),
     ],

@@ -341,6 +341,8 @@ def test_a_race_of_a_suite_weighs_its_units_and_is_judged_alike_by_its_folder(
     for row in judged["checkpoints"]:
         assert row["score"] == pytest.approx(by_label[row["label"]]["score"])
         assert row["status"] == by_label[row["label"]]["status"]
+    assert main(["race", "--replay", str(tmp_path / "out"), "--weigh", "questions"]) == 2
+    assert "leave out --weigh" in capsys.readouterr().err
     other = [*given, "--weigh", "questions"]
     assert main(["race", *models, "--all", *other]) == 2
     assert "several tasks that count otherwise" in capsys.readouterr().err

@@ -283,7 +283,10 @@ def test_of_a_long_list_a_third_goes_on_by_probabilities_and_all_by_right_or_wro
     assert {len(contest.answered[label].score) for label in contest.left_out} == {25}
     assert int(str(contest.best)) >= 20
     right = {label: Scores(mine.score, np.full(N, np.nan)) for label, mine in answers.items()}
-    for some_blind in (right, {**answers, "3": right["3"]}):
+    # As in a suite, one of whose tasks runs code.
+    likely = np.where(np.arange(N) % 2, np.nan, 0.5)
+    half = {label: Scores(mine.score, likely) for label, mine in answers.items()}
+    for some_blind in (right, {**answers, "3": right["3"]}, half):
         assert raced(some_blind, sharing=25, cut=True).left_out == []
     assert raced(answers, sharing=25).left_out == []
     del answers["3"]
@@ -614,3 +617,18 @@ def test_of_a_list_that_was_cut_the_shared_answers_do_not_drop() -> None:
     others = [label for label in answers if label in contest.left_out]
     assert contest.shown(answers).labels[0] not in others
     assert contest.shown(answers).margin <= contest.margin + FINE
+
+
+def test_of_equally_good_ones_the_first_predicts() -> None:
+    """In every process: the order of a set of names differs between them."""
+    rng = np.random.default_rng(21)
+    score = np.repeat([1.0, 0.0], 50)
+    answers = {name: Scores(*(rng.permutation(score),) * 2) for name in "abcdefgh"}
+    contest = Contest(100)
+    for name, mine in answers.items():
+        contest.hold(name, mine.at(contest.order(name)))
+    contest.begin("last")
+    contest.add("last", Scores(np.ones(10), np.ones(10)))
+    columns = contest._bets["last"].columns
+    assert columns is not None
+    assert (columns[:, 0] == answers["a"].score[contest.order("last")]).all()

@@ -90,6 +90,10 @@ ALL = {
     "sampled": race(WON, **LISTED, audit_sample=["c"]),
     "cut_near": race(LEFT | {"b": DROPPED["b"]}),
     "budget": race(SPENT, options={"split": 5, "sharing": 50}, budget=250, mixed=True),
+    "two": race(SPENT, options={"split": 5, "sharing": 50, "top": 2}, budget=250, mixed=True),
+    "deleted": race(DROPPED | {"d": (20, 25, "deleted")}),
+    "unnamed": race(NEVER, budget=60),
+    "half": race(WON | {"base": (20, 25, "running")}, options={"reference": "base"}),
     "vague": race({"a": WON["a"]}, options={"top": 2}, waiting=["b"]),
     "agreed": race(SPENT, options={"sharing": 50}, budget=250, agreed=AGREED),
     "several": race(WON, units=[UnitScore("x", "a", 100, 0.9), UnitScore("y", "a", 100, 1.0)]),
@@ -104,7 +108,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
     ("sentence", "races"),
     [
         ("Best: a, 95.0 % of gsm8k; better than all others raced (error ≤ 5 %).",
-         "won listed timed short failed noted sampled groups single worse "
+         "won listed timed short failed noted sampled groups single worse half "
          "based below above three slow slower several"),
         ("better than all others that went on (error ≤ 5 %); 2 others were left out by 25 answers, which "
          "in our studies cost 0.002 of accuracy (-0.004 to 0.009, adapters).", "cut"),
@@ -115,7 +119,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); no other", "both"),
         ("No best yet: no checkpoint was asked all 200 drawn questions of gsm8k; the same", "nobody"),
         ("better than all others raced (error ≤ 5 %).",
-         "won listed timed short failed noted sampled groups missed partial drawn group "
+         "won listed timed short failed noted sampled groups missed partial drawn group half "
          "single worse based below above three slow slower several"),
         ("Best: z, 100.0 % of gsm8k; better than all others raced (error ≤ 5 %).", "missed"),
         ("Best: a, exact_match 0.475 of gsm8k; better than all others raced (error ≤ 5 %).", "partial"),
@@ -129,13 +133,17 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
          "Undecided: b and c. The same command goes on.", "early"),
         ("Best so far: a, 80.0 % of 50 of 200 questions of gsm8k; no other raced is better by more than",
          "budget"),
-        ("Undecided: 4 of 5. The same command without --budget goes on to the proof.", "budget"),
+        ("no other raced than the best 2 is better than the last of them by more than 0.", "two"),
+        ("of those that went on no other is better by more than 0.01 (error ≤ 5 %).", "deleted"),
+        ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command without "
+         "--budget goes on.", "unnamed"),
+        ("Undecided: 4 of 5. The same command without --budget goes on to the proof.", "budget two"),
         ("Best so far: a, 95.0 % of gsm8k; nothing is shown of the others yet. Undecided: b.", "vague"),
         ("Best by agreement: a, 0.812 with the mean answer of all over 50 questions of gsm8k; without labels "
          "this has no margin and no error.", "agreed"),
         ("## By task", "several"),
         ("1 of 9 checkpoints loaded, 200 of 1,800 questions asked (11 %).", "early"),
-        ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command", "never"),
+        ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command", "never unnamed"),
         ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %).",
          "won stopped noted partial drawn group slow slower several"),
         ("3 of 4 checkpoints loaded, 325 of 800 questions asked (41 %).", "failed"),
@@ -159,12 +167,14 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("4 of 4 checkpoints loaded, 725 of 1,000 questions asked (72 %).", "based below above"),
         ("Recorded.", "noted"),
         ("within 0.01 |", "close both"),
-        ("not better after 150", "dropped cut_near"),
+        ("not better after 150", "dropped cut_near deleted"),
         ("equal |", "equal"),
         ("a, b and c answered alike to the last digit: copies, or a server that", "partial"),
         ("behind after 50",
          "won listed timed short failed noted partial sampled missed groups drawn group "
-         "cut single worse based below above three slow slower several"),
+         "cut single worse based below above three slow slower several half"),
+        ("the base (", "single worse based below above"),
+        ("Undecided: base", ""),
     ],
 )  # fmt: skip
 def test_a_sentence_stands_on_its_data_and_on_no_other(sentence: str, races: str) -> None:

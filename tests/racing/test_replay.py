@@ -20,6 +20,7 @@ from lmeval_screener.shortlist.manifest import manifest_dict
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.racing import commands
 from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.kept import kept_race
 from lmeval_dispersion.racing.lineup import Named
@@ -322,6 +323,25 @@ def test_a_replay_by_weights_names_the_best_of_the_weighted_mean() -> None:
     assert question_weights(["a", "b"] * 10, {}) is None
 
 
+@pytest.mark.parametrize(("weigh", "best"), [("units", "b"), ("questions", "a")])
+def test_a_replay_weighs_as_it_is_told(
+    weigh: str, best: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One is right in the large task alone, the other in the small one."""
+    large = np.repeat([1.0, 0.0], (300, 60))
+    recorded = Recorded(
+        {"a": Scores(large, large), "b": Scores(1 - large, 1 - large)},
+        ["large", "small"],
+        weights=question_weights(["large"] * 300 + ["small"] * 60, {}),
+    )
+    if weigh == "units":  # alike; then the small one's answers decide
+        recorded.answers["b"].score[:9] = 1.0
+    monkeypatch.setattr(commands.replay, "read_answers", lambda places, metric: recorded)
+    given = ["race", "--replay", "one", "other", "--weigh", weigh, "--format", "json", "-q"]
+    assert main(given) == 0
+    assert json.loads(capsys.readouterr().out)["best"] == best
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -329,6 +349,7 @@ def test_a_replay_by_weights_names_the_best_of_the_weighted_mean() -> None:
         ({"margin": 0.05}, "no other raced is better"),
         ({"budget": 240}, "240 of 1,200 questions asked (20 %)."),
         ({"top": 2}, "The best 2: 0 and 1."),
+        ({"top": 2}, "no other raced than the best 2 is better than the last of them"),
     ],
 )
 def test_the_first_lines_of_a_replay(settings: dict[str, Any], sentence: str) -> None:

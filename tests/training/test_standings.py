@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmeval_dispersion.racing.contest import Contest, Scores
-from lmeval_dispersion.racing.rule import Bets
+from lmeval_dispersion.racing.rule import FINE, Bets
 from lmeval_dispersion.training.live_race import Standings, shown_difference
 
 N = 200
@@ -83,6 +83,17 @@ def test_all_questions_leave_no_doubt() -> None:
     assert taken.best(taken.asked) == int(truth.argmax())
     assert taken.margin() == 0
     assert taken.score(1) == pytest.approx(truth[1])
+
+
+def test_no_margin_is_said_only_where_no_better_one_is_possible() -> None:
+    """The levels that are looked for begin above 0: the lowest may be refuted, and 0 not."""
+    rng = np.random.default_rng(291)
+    better = (rng.random(ASKED) < rng.uniform(0.05, 0.3)).astype(float)
+    bets = Bets(N)
+    bets.take(-better)
+    assert bets.lowest(0.05) == FINE
+    assert not bets.refutes(0.0, 0.05)
+    assert standings(np.stack([better, 0 * better]), None).margin() == FINE
 
 
 def test_of_equal_scores_the_more_probable_answers_count() -> None:
