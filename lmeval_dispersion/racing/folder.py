@@ -50,7 +50,7 @@ _PARTS = {"prompts": "prompts or examples"}
 _SETTINGS = {
     "questions": "another number of questions",
     "lm_eval": "another lm-eval",
-    "weighing": "several tasks that count otherwise, see --weigh",
+    "weighing": "several tasks that count otherwise (weigh)",
 }
 
 

@@ -63,7 +63,7 @@ def ended_race(racing: Racing) -> Ended:
     check_settings(racing)
     if racing.answers == "none" and racing.budget is None:
         raise UsageError(
-            "without answers nothing can be shown, and a budget alone orders; add --budget 5%",
+            "without answers nothing can be shown, and a budget alone orders; add a budget, such as 5%",
             argument="answers",
         )
     if racing.demo:

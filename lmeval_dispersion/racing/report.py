@@ -307,7 +307,7 @@ class Race(Report):
             questions = count(self.questions_each, "question")
         goes_on = ""
         if is_undecided:
-            without = "" if self.budget is None else " without --budget"
+            without = "" if self.budget is None else " without a budget"
             goes_on = f"; the same command{without} goes on"
         return f"No best yet: no checkpoint was asked all {questions} of {self.task}{goes_on}."
 
@@ -371,7 +371,7 @@ class Race(Report):
             names = f"{len(undecided)} of {self.loaded}"
         goes_on = "The same command goes on."
         if self.budget is not None:
-            goes_on = "The same command without --budget goes on to the proof."
+            goes_on = "The same command without a budget goes on to the proof."
         return f" Undecided: {names}. {goes_on}"
 
     def _saved(self) -> float:

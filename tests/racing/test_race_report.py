@@ -137,7 +137,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("of those that went on no other is better by more than 0.01 (error ≤ 5 %).", "deleted"),
         ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command without "
          "--budget goes on.", "unnamed"),
-        ("Undecided: 4 of 5. The same command without --budget goes on to the proof.", "budget two"),
+        ("Undecided: 4 of 5. The same command without a budget goes on to the proof.", "budget two"),
         ("Best so far: a, 95.0 % of gsm8k; nothing is shown of the others yet. Undecided: b.", "vague"),
         ("Best by agreement: a, 0.812 with the mean answer of all over 50 questions of gsm8k; without labels "
          "this has no margin and no error.", "agreed"),

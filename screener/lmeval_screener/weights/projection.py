@@ -274,7 +274,7 @@ async def _find(
 
 
 def _adapter_notes(snapshot: Snapshot) -> list[str]:
-    """A note on an adapter beside the weights that no program loads."""
+    """A note on an adapter next to the weights that no program loads."""
     adapters = [path for path in ADAPTERS if path in snapshot.files]
     if adapters and "adapter_config.json" not in snapshot.files:
         return [f"{adapters[0]} has no adapter_config.json: no program puts it on the weights"]
