@@ -291,7 +291,7 @@ class Race(Report):
         questions = f"{self.questions_each:,} drawn questions"
         if self.questions_each == self.questions_there:
             questions = count(self.questions_each, "question")
-        goes_on = "; the same command goes on" if is_undecided else ""
+        goes_on = f"; {self._command()} goes on" if is_undecided else ""
         return f"No best yet: no checkpoint was asked all {questions} of {self.task}{goes_on}."
 
     def _amount(self, row: Raced) -> str:
@@ -346,10 +346,14 @@ class Race(Report):
         names = listed(undecided)
         if len(undecided) > _NAMED:
             names = f"{len(undecided)} of {self.loaded}"
-        goes_on = "The same command goes on."
+        goes_on = f"{self._command().capitalize()} goes on."
         if self.budget is not None:
             goes_on = "The same command without --budget goes on to the proof."
         return f" Undecided: {names}. {goes_on}"
+
+    def _command(self) -> str:
+        """What goes on: not a command that judged a folder's answers, and so took no time."""
+        return "the same command" if self.seconds is not None else "the race's own command"
 
     def _saved(self) -> float:
         """Seconds that the unasked questions would have taken, by the asked ones' time."""
