@@ -152,7 +152,7 @@ class Standings:
         return bets
 
 
-def words_of(asking: Asking) -> list[str]:
+def command_options(asking: Asking) -> list[str]:
     """The options of `dispersion race` that ask the same questions in the same way."""
     words = list[str]()
     for field in fields(asking):
@@ -197,7 +197,7 @@ class LiveRace:
         error: float = ERROR,
     ) -> None:
         self.run = run
-        self._options = words_of(asking)
+        self._options = command_options(asking)
         tasks = ",".join(tasks_in(asking.tasks or ""))
         self.folder = RaceFolder.opened(replace(asking, output_path=run / race_name(tasks)))
         evaluation = self.folder.evaluation

@@ -13,7 +13,7 @@ from lmeval_dispersion.asking import Asking
 from lmeval_dispersion.racing.commands import add_arguments
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.rule import Bets
-from lmeval_dispersion.training.live_race import Standings, shown_difference, words_of
+from lmeval_dispersion.training.live_race import Standings, command_options, shown_difference
 
 N = 200
 ASKED = 60
@@ -125,7 +125,7 @@ def test_the_forecast_difference_is_shown_about_four_times_in_five(asked: int, t
 def test_the_command_that_goes_on_asks_as_the_callback_did(options: dict[str, Any]) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    words = words_of(Asking(tasks="sums", **options))
+    words = command_options(Asking(tasks="sums", **options))
     args = vars(parser.parse_args(["run", "--tasks", "sums", *words]))
     plain = vars(parser.parse_args(["run", "--tasks", "sums"]))
     changed = {name: args[name] for name in plain if args[name] != plain[name]}
