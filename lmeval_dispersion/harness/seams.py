@@ -418,6 +418,8 @@ def loaded_suite(
                 if near
                 else "`dispersion run ls tasks` lists them"
             )
+            if not theirs and near != [plain]:
+                hint += " (a task of your own needs include_path, its folder)"
             raise UsageError(f"lm-eval has no task {name!r}; {hint}")
     with sentences():
         loaded = manager.load(wanted)

@@ -84,15 +84,19 @@ def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
     labels = [label for label in contest.answered if label != contest.reference]
     count = min((len(contest.answered[label].score) for label in labels), default=0)
     check_agreement(len(labels), count)
-    answers = [_answers(evaluation, label, contest.order(label)[:count]) for label in labels]
+    answers = [tokens_of(evaluation, label, contest.order(label)[:count]) for label in labels]
     return {
         label: Agreed(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(count))
         for label, values in zip(labels, agreement(answers), strict=True)
     }
 
 
-def _answers(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> list[Array]:
-    """A checkpoint's probabilities of the answer tokens, to the questions at ``places``."""
+def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> list[Array]:
+    """A checkpoint's probabilities of the answer tokens, to the questions at ``places``.
+
+    Raises:
+        UsageError: A question was answered without them.
+    """
     answers = list[Array]()
     for place in places:
         question = evaluation.questions[place]

@@ -27,6 +27,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
+from lmeval_dispersion.racing.agreement import tokens_of
 from lmeval_dispersion.racing.contest import Contest, Phase, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, kept_race
@@ -402,13 +403,20 @@ class RaceFolder:
 
         with self._asking(contest, entry, update, self.more or complete) as asking:
             known = asking.known.first(count)
+            self._check_tokens(entry.label, contest, known)
             while len(known.score) < count:
                 begin = len(known.score)
                 known += asking.ask(begin, min(begin + asking.batch, count))
+                self._check_tokens(entry.label, contest, known)
                 contest.hold(entry.label, known)
                 self._watch(contest)
             contest.hold(entry.label, known)
         self._watch(contest)
+
+    def _check_tokens(self, label: str, contest: Contest, known: Scores) -> None:
+        """Raise UsageError for answers that cannot be ordered by, before more are asked."""
+        if self.more:
+            tokens_of(self.evaluation, label, contest.order(label)[: len(known.score)])
 
     def _at_its_turn(self, contest: Contest, entry: Entry, update: Update) -> None:
         """Ask a checkpoint on until it is dropped or was asked everything."""

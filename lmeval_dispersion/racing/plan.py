@@ -29,7 +29,7 @@ def questions_of(budget: int | str, everything: int) -> int:
                 raise ValueError
             return max(1, int(everything * share / 100))
         number = int(text)
-        if number < 0:
+        if number < 1:
             raise ValueError
     except ValueError:
         raise UsageError(

@@ -111,7 +111,7 @@ def ended_race(racing: Racing) -> Ended:
 
 
 def check_settings(racing: Racing) -> None:
-    """Raise UsageError for a number that is out of its range, or an unknown choice."""
+    """Raise UsageError for a number that is out of its range, or an unknown choice or budget."""
     limit = racing.limit
     for name, value, fits, wanted in (
         ("error", racing.error, 0 < racing.error < 1, "above 0 and below 1"),
@@ -127,6 +127,8 @@ def check_settings(racing: Racing) -> None:
         if value not in choices:
             words = " or ".join(str(choice or "none") for choice in choices)
             raise UsageError(f"expected {words}, got {value}", argument=name)
+    if racing.budget is not None:
+        questions_of(racing.budget, 1)  # refused before anything is loaded
 
 
 def _check_engine(how: How) -> None:

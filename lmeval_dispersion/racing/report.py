@@ -308,7 +308,7 @@ class Race(Report):
         goes_on = ""
         if is_undecided:
             without = "" if self.budget is None else " without a budget"
-            goes_on = f"; the same command{without} goes on"
+            goes_on = f"; {self._command()}{without} goes on"
         return f"No best yet: no checkpoint was asked all {questions} of {self.task}{goes_on}."
 
     def _amount(self, row: Raced) -> str:
@@ -369,10 +369,14 @@ class Race(Report):
         names = listed(undecided)
         if len(undecided) > _NAMED:
             names = f"{len(undecided)} of {self.loaded}"
-        goes_on = "The same command goes on."
+        goes_on = f"{self._command().capitalize()} goes on."
         if self.budget is not None:
             goes_on = "The same command without a budget goes on to the proof."
         return f" Undecided: {names}. {goes_on}"
+
+    def _command(self) -> str:
+        """What goes on: not a command that judged a folder's answers, and so took no time."""
+        return "the same command" if self.seconds is not None else "the race's own command"
 
     def _saved(self) -> float:
         """Seconds that the unasked questions would have taken, by the asked ones' time."""

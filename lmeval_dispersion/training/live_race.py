@@ -24,7 +24,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -155,6 +155,19 @@ class Standings:
         return bets
 
 
+def command_options(asking: Asking) -> list[str]:
+    """The options of `dispersion race` that ask the same questions in the same way."""
+    words = list[str]()
+    for field in fields(asking):
+        value = getattr(asking, field.name)
+        if field.name in ("tasks", "output_path") or value == field.default:
+            continue
+        words.append(f"--{field.name}")
+        if value is not True:
+            words.append(str(value))
+    return words
+
+
 class LiveRace:
     """The saves of a run, asked while they are in memory, and the folder that keeps their answers.
 
@@ -187,6 +200,7 @@ class LiveRace:
         error: float = ERROR,
     ) -> None:
         self.run = run
+        self._options = command_options(asking)
         tasks = ",".join(tasks_in(asking.tasks or ""))
         self.folder = RaceFolder.opened(replace(asking, output_path=run / race_name(tasks)))
         evaluation = self.folder.evaluation
@@ -246,9 +260,11 @@ class LiveRace:
             if planned:
                 cost += f", {_duration(planned * self.questions * pace)} for {planned}"
         tasks = self.folder.tasks
+        command = shlex.join(
+            ["dispersion", "race", str(self.run), "--tasks", tasks, *self._options]
+        )
         return (
-            f"race of {tasks}: each save answers {asked}{cost}. `dispersion race "
-            f"{shlex.quote(str(self.run))} --tasks {tasks}` goes on to the proof."
+            f"race of {tasks}: each save answers {asked}{cost}. `{command}` goes on to the proof."
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:

@@ -150,6 +150,8 @@ def test_a_race_that_is_stopped_shows_what_is_known(
             "--budget: expected a number of questions, or a part such as 10%, got many",
         ),
         (["--budget", "200%"], "got 200%"),
+        (["--budget", "0"], "expected a number of questions, or a part such as 10%, got 0"),
+        (["--budget", "many", "--dry-run"], "got many"),
         (["--answers", "none"], "--answers: without answers nothing can be shown"),
         (["--answers", "none", "--budget", "12"], "5 or more questions each"),
         (["--gpus-per-checkpoint", "2"], "expected `--engine ray`"),
@@ -193,3 +195,17 @@ def test_without_labels_the_order_is_by_agreement_and_says_that_nothing_is_shown
     assert {row["score"] for row in rows} == {None}
     ordered = sorted(rows, key=lambda row: -row["agreement"])
     assert [row["label"] for row in rows] == [row["label"] for row in ordered]
+
+
+def test_answers_that_are_no_tokens_are_refused_by_the_first_checkpoint(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The choices of sums are numbers of two digits; the others are not loaded to learn that."""
+    out = tmp_path / "out"
+    command = [*given(tasks, out, "sums-80", "sums-00", "sums-30", "sums-10"), "--answers", "none"]
+    for _ in range(2):
+        assert main([*command, "--budget", "40"]) == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert "expected questions whose answers are tokens" in last
+        assert "`dispersion tokens`" in last
+        assert len([*out.glob("*/results_*.json")]) == 1

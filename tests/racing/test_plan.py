@@ -36,7 +36,7 @@ def test_a_budget_is_a_number_or_a_part(budget: int | str, everything: int, ques
     assert questions_of(budget, everything) == questions
 
 
-@pytest.mark.parametrize("budget", ["", "%", "0%", "101%", "ten", "1e3", "-1", "nan%"])
+@pytest.mark.parametrize("budget", ["", "%", "0%", "101%", "ten", "1e3", "0", "-1", "nan%"])
 def test_another_budget_is_refused(budget: str) -> None:
     with pytest.raises(UsageError, match="expected a number of questions, or a part such as 10%"):
         questions_of(budget, 100)

@@ -117,7 +117,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); better than all others raced", "drawn"),
         ("Best: a, 95.0 % of gsm8k (200 questions); better than all others raced", "group"),
         ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); no other", "both"),
-        ("No best yet: no checkpoint was asked all 200 drawn questions of gsm8k; the same", "nobody"),
+        ("No best yet: no checkpoint was asked all 200 drawn questions of gsm8k;", "nobody"),
         ("better than all others raced (error ≤ 5 %).",
          "won listed timed short failed noted sampled groups missed partial drawn group half "
          "single worse based below above three slow slower several"),
@@ -128,22 +128,22 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("Best: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %); nearest: b, 0.950.", "equal"),
         ("Best: a, 95.0 % of gsm8k; no other was raced.", "alone"),
         ("Best so far: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %). "
-         "Undecided: b. The same command goes on.", "stopped"),
+         "Undecided: b. The race's own command goes on.", "stopped"),
         ("Best so far: a, 95.0 % of gsm8k; no other raced is better by more than 0.05 (error ≤ 5 %). "
-         "Undecided: b and c. The same command goes on.", "early"),
+         "Undecided: b and c. The race's own command goes on.", "early"),
         ("Best so far: a, 80.0 % of 50 of 200 questions of gsm8k; no other raced is better by more than",
          "budget"),
         ("no other raced than the best 2 is better than the last of them by more than 0.", "two"),
         ("of those that went on no other is better by more than 0.01 (error ≤ 5 %).", "deleted"),
-        ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command without "
-         "--budget goes on.", "unnamed"),
+        ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the race's own command "
+         "without a budget goes on.", "unnamed"),
         ("Undecided: 4 of 5. The same command without a budget goes on to the proof.", "budget two"),
         ("Best so far: a, 95.0 % of gsm8k; nothing is shown of the others yet. Undecided: b.", "vague"),
         ("Best by agreement: a, 0.812 with the mean answer of all over 50 questions of gsm8k; without labels "
          "this has no margin and no error.", "agreed"),
         ("## By task", "several"),
         ("1 of 9 checkpoints loaded, 200 of 1,800 questions asked (11 %).", "early"),
-        ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command", "never unnamed"),
+        ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the race's own", "never unnamed"),
         ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %).",
          "won stopped noted partial drawn group slow slower several"),
         ("3 of 4 checkpoints loaded, 325 of 800 questions asked (41 %).", "failed"),
@@ -264,6 +264,13 @@ def test_twelve_checkpoints_fit_into_one_look_and_long_lists_are_cut() -> None:
     assert labels[11] in text
     assert labels[12] not in text
     assert labels[39] in longer.to_frame()["label"].tolist()
+
+
+@pytest.mark.parametrize(("wall", "command"), [(9.0, "same command"), (None, "race's own command")])
+def test_a_judged_folder_names_the_race_as_what_goes_on(wall: float | None, command: str) -> None:
+    """`--replay FOLDER` asks nothing, so that the same command would never go on."""
+    assert f"The {command} goes on." in said(race(STOPPED, wall=wall))
+    assert f"; the {command} goes on." in said(race(NEVER, wall=wall))
 
 
 def test_the_best_ones_score_on_a_losers_own_questions_stands_beside_the_losers() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lmeval_dispersion.asking import Asking
+from lmeval_dispersion.racing.commands import add_arguments
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.rule import FINE, Bets
-from lmeval_dispersion.training.live_race import Standings, shown_difference
+from lmeval_dispersion.training.live_race import Standings, command_options, shown_difference
 
 N = 200
 ASKED = 60
@@ -117,3 +121,25 @@ def test_the_forecast_difference_is_shown_about_four_times_in_five(asked: int, t
         bets.take((worse - better)[:asked])
         shown += bets.refutes(0.0, 0.05)
     assert 65 <= shown <= 95
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"include_path": "my tasks", "batch_size": 16},
+        {"num_fewshot": 0, "metric": "acc_norm", "seed": 3},
+        {"apply_chat_template": True, "confirm_run_unsafe_code": True},
+        {"apply_chat_template": "chatml", "weigh": "questions", "device": "cpu"},
+    ],
+)
+def test_the_command_that_goes_on_asks_as_the_callback_did(options: dict[str, Any]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = command_options(Asking(tasks="sums", **options))
+    args = vars(parser.parse_args(["run", "--tasks", "sums", *words]))
+    plain = vars(parser.parse_args(["run", "--tasks", "sums"]))
+    changed = {name: args[name] for name in plain if args[name] != plain[name]}
+    assert {name: str(value) for name, value in changed.items()} == {
+        name: str(value) for name, value in options.items()
+    }
