@@ -131,7 +131,7 @@ COLUMNS = (
     _C(
         "equal_rows_with",
         str | None,
-        "label of another checkpoint with equal rows of which it is no copy, or null",
+        "label of another checkpoint with equal rows that it does not copy, or null",
     ),
     _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
     _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
