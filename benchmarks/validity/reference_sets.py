@@ -123,7 +123,13 @@ def read(folder: Path = records.FOLDER) -> dict[str, list[dict[str, Any]]]:
 
 def table(comparisons: Sequence[Comparison]) -> str:
     """The comparisons in Markdown, under their common verdict."""
-    headings = ["models", "by", *(f"`{name}`" for name in REFERENCES.values()), "difference", "no worse"]
+    headings = [
+        "models",
+        "by",
+        *(f"`{name}`" for name in REFERENCES.values()),
+        "difference",
+        "no worse",
+    ]
     lines = []
     for each in comparisons:
         percent = [f"{100 * share:.1f} %" for share in each.shares]
