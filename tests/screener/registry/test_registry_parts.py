@@ -336,8 +336,8 @@ def test_a_registry_of_an_older_layout_is_brought_to_todays(many, tmp_path, caps
         assert main(["registry", "query", str(old)]) == 0
         assert "org/b" in capsys.readouterr().out
         assert old.read_bytes() == stored  # who only reads changes nothing
-    for place in (old, new):
-        screen(many[:1], registry=place)
+    for place in (old, new):  # by the words that were the default then
+        screen(many[:1], registry=place, reference="reference-v1")
     assert schema(old) == schema(new)
     assert main(["registry", "query", str(old), "--format", "csv"]) == 0
     assert {"org/a", "org/b", "m00"} == {
