@@ -73,7 +73,7 @@ def ranks(folder: Path) -> str:
     A piece's id is its rank: merges are learnt from the most frequent on. Signs of the base alphabet,
     as single digits are, have none.
     """
-    references = {name: load_token_set(name, "reference") for name in ("reference", "reference-v2")}
+    references = {name: load_token_set(name, "reference") for name in ("reference", "reference-v1")}
     columns: dict[str, list[str]] = {"tokenizer": []}
     for path in sorted(folder.glob("*.json")):
         vocabulary = Vocabulary.from_tokenizer_json(path.read_bytes())

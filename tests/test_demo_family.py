@@ -35,7 +35,7 @@ def files_of(folder):
 def resolution():
     vocabulary = Vocabulary.from_tokenizer_json((DEMO / FAMILY["tokenizer"]).read_bytes())
     return resolve_tokens(
-        load_token_set("math"), load_token_set("reference", "reference"), vocabulary
+        load_token_set("math"), load_token_set("reference-v1", "reference"), vocabulary
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,15 +28,17 @@ class Answers:
         self,
         tokenizer: Any,
         asked: Mapping[str, Mapping[str, list[Question]]],
-        references: Sequence[str] = texts.REFERENCES[:1],
+        references: Mapping[str, str] = texts.REGISTERED,
     ) -> None:
         def spaced(words: list[str]) -> list[int]:
             ids = [tokenizer.token_to_id(f"Ġ{word}") for word in words]
             return [i for i in ids if i is not None]
 
         self.tokenizer, self.asked = tokenizer, asked
-        self.references = {name: spaced(texts.token_set_items(name)) for name in references}
-        self.reference = self.references[references[0]]
+        self.references = {
+            name: spaced(texts.token_set_items(words)) for name, words in references.items()
+        }
+        self.reference = self.references["reference"]
         self.tokens = {
             "math": [tokenizer.token_to_id(str(digit)) for digit in range(10)],
             "code": spaced(texts.NAMES + texts.VALUES),

@@ -34,6 +34,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from benchmarks.validity import records
 from benchmarks.validity.analysis import RESAMPLES, Resampled, drawn, outcome
 from benchmarks.validity.page import markdown
+from benchmarks.validity.texts import REFERENCES
 
 CONFIGURATION = records.ROOT / "benchmarks" / "validity" / "hub.yaml"
 WORK = records.ROOT / "build" / "validity-hub"
@@ -142,7 +143,8 @@ def screened(
     work.mkdir(parents=True, exist_ok=True)
     report = work / f"{suite.name}.json"
     report.unlink(missing_ok=True)
-    command = [*SCREEN, "-", "--domain", suite.domain, "-o", str(report), *options]
+    tokens = ["--domain", suite.domain, "--reference", REFERENCES["reference"]]
+    command = [*SCREEN, "-", *tokens, "-o", str(report), *options]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     listed = "".join(f"{name}\n" for name in names)
     status = subprocess.run(

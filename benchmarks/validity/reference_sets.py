@@ -123,7 +123,13 @@ def read(folder: Path = records.FOLDER) -> dict[str, list[dict[str, Any]]]:
 
 def table(comparisons: Sequence[Comparison]) -> str:
     """The comparisons in Markdown, under their common verdict."""
-    headings = ["models", "by", *(f"`{name}`" for name in REFERENCES), "difference", "no worse"]
+    headings = [
+        "models",
+        "by",
+        *(f"`{name}`" for name in REFERENCES.values()),
+        "difference",
+        "no worse",
+    ]
     lines = []
     for each in comparisons:
         percent = [f"{100 * share:.1f} %" for share in each.shares]
@@ -131,5 +137,6 @@ def table(comparisons: Sequence[Comparison]) -> str:
         difference = f"{each.difference.value:+.3f} ({low:+.3f} to {high:+.3f})"
         models = f"{each.checkpoints} {KINDS[each.kind]}"
         lines.append([models, FIGURES[each.figure], *percent, difference, each.verdict])
-    sentence = f"`{REFERENCES[1]}` orders no worse: {verdict_of(comparisons)}"
+    _, second = REFERENCES.values()
+    sentence = f"`{second}` orders no worse: {verdict_of(comparisons)}"
     return f"{sentence}\n\n{markdown(headings, lines)}"

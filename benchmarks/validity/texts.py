@@ -415,8 +415,10 @@ WITH_CALLS = SOURCES | {"code": calls, "wrong_code": wrong_calls}
 ALIKE: Sources = {"alike_wrong_sums": alike_wrong_sums, "alike_wrong_code": alike_wrong_calls}
 
 
-#: The reference sets: that of the registered population, and the one without words of programs.
-REFERENCES = ("reference", "reference-v2")
+#: The reference sets by their names in registered studies and committed rows -> the bundled set.
+#: First that of the registered populations, then the one without words of programs.
+REFERENCES = {"reference": "reference-v1", "reference-v2": "reference"}
+REGISTERED = {"reference": REFERENCES["reference"]}  # where a study has one only
 #: Words of the first reference set that the second lacks -> the second's word in their place.
 REPLACED = {
     "tree": "fruit",
@@ -465,14 +467,14 @@ def in_both(make: Callable[[random.Random], str]) -> Callable[[random.Random], s
 
 def token_set_words() -> list[str]:
     """Words of the bundled sets' default groups, spaced as the sets ask for, each once."""
-    names = (*REFERENCES, "code", "legal")
+    names = (*REFERENCES.values(), "code", "legal")
     words = [f" {word}" for name in names for word in token_set_items(name)]
     return list(dict.fromkeys(words))
 
 
 def token_set_items(name: str) -> list[str]:
     """Words of the default groups of a bundled set."""
-    groups = load_token_set(name, "reference" if name in REFERENCES else "domain").groups
+    groups = load_token_set(name, "reference" if name in REFERENCES.values() else "domain").groups
     return [word for group in groups.values() for word in group.items]
 
 

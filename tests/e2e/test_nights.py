@@ -247,7 +247,7 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     code, said, moves = night(*names, newone, mean_of(tmp_path / "third", "good", "mid"))
     assert (code, said[0]) == (0, "No new or changed checkpoint is above the former best.")
     assert moves["third"]["text"] == "below the former best, mid as it was"
-    assert moves["mid"]["text"] == "below the former best, its former self; was ratio 1.302"
+    assert moves["mid"]["text"] == "below the former best, its former self; was ratio 1.297"
     # The best is deleted: what comes is above all that is left, and not above what was there.
     shutil.rmtree(newone)
     code, said, moves = night(

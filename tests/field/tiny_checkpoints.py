@@ -34,13 +34,13 @@ WIDTH = 16
 DIGITS = list("0123456789")
 # The everyday words of the bundled reference set.
 _WORDS = (
-    "house kitchen garden street village town beach river mountain forest tree flower grass bird dog "
-    "cat horse fish bread milk cheese apple sugar coffee tea dinner breakfast lunch mother father "
-    "brother sister friend baby woman girl boy hair mouth nose arm leg foot finger shirt hat dress "
-    "shoes bed chair door morning evening night summer winter weather rain snow wind sun moon sky "
-    "music song eat drink sleep walk talk laugh smile cry sing dance cook wash buy wear love hope "
-    "dream remember travel visit happy sad tired warm cold hot soft sweet beautiful nice young tall "
-    "quiet loud clean dirty red blue green yellow"
+    "house kitchen garden street village town beach river mountain forest flower grass fruit bird dog "
+    "horse cow sheep bread milk cheese apple sugar coffee tea dinner breakfast lunch mother father "
+    "brother sister uncle baby woman girl boy hair mouth neck skin leg foot shoulder shirt hat dress "
+    "shoes bed chair door morning afternoon evening night midnight weather rain storm wind sun moon "
+    "sky music song eat drink laugh smile cry shout sing dance swim ride cook wash buy wear love hope "
+    "dream enjoy remember travel happy sad angry tired warm wet fresh sweet bitter beautiful lovely "
+    "pretty young quiet gentle funny brave bright heavy dirty"
 )
 EVERYDAY = _WORDS.split()
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -100,20 +100,22 @@ def _short(value: Any) -> Any:
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """Key, domain, reference of the sets with most results, or of ``domain``'s last run; else UsageError."""
-    most = (
-        "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens)"
-        if domain is None
-        else "max(started)"
-    )
+    """Key, domain, reference of ``domain``'s last run, else of the domain with most results; else UsageError.
+
+    The last run, as another version may have other words of everyday language under the same name.
+    """
     rows = connection.execute(
-        f"SELECT tokens, domain, reference FROM runs GROUP BY tokens ORDER BY {most} DESC, tokens"
+        "SELECT tokens, domain, reference, max(started), "
+        "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens) AS results "
+        "FROM runs GROUP BY tokens ORDER BY max(started) DESC, tokens"
     ).fetchall()
     if not rows:
         raise UsageError(
             "the registry has no results yet; `screen-checkpoints … --registry FILE` adds some"
         )
-    chosen = next((row for row in rows if domain in (None, row["domain"])), None)
+    if domain is None:
+        domain = max(rows, key=lambda row: int(row["results"]))["domain"]
+    chosen = next((row for row in rows if row["domain"] == domain), None)
     if chosen is None:
         names = ", ".join(sorted({row["domain"] for row in rows}))
         raise UsageError(f"expected a domain that the registry has, got {domain!r}; it has {names}")

@@ -29,8 +29,6 @@ MOST = 100  # answer tokens at most
 _RULE = 2  # how `answers.differing` chooses tokens: raise it when that changes, for registries
 READ = 36  # a task's answer tokens that are read: at most a tenth more bytes than keywords
 
-#: Names of bundled sets that stay with their words, should another set become the default.
-_PINNED = {"reference-v1": "reference"}
 _CASES: dict[str, Callable[[str], str]] = {
     "exact": str,
     "lower": str.lower,
@@ -152,7 +150,6 @@ def _path(name: str) -> Path | None:
     """The file of ``name``; None if it is neither a bundled name nor looks like a path."""
     if is_file(name):
         return Path(os.path.expanduser(name))
-    name = _PINNED.get(name, name)
     return data_folder("token_sets") / f"{name}.yaml" if name in bundled_token_sets() else None
 
 

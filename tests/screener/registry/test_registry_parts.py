@@ -79,6 +79,21 @@ def test_the_python_call_reads_only_what_is_new(many, tmp_path):
     assert taken == set(many[:5])
 
 
+def test_after_a_change_of_the_everyday_words_a_registry_shows_the_last_runs(tmp_path):
+    """The same domain by other words: fewer results than before, and still those that are asked for."""
+    place = tmp_path / "r.db"
+    models = [str(data_folder("demo") / name) for name in ("sums-80", "sums-45", "sums-30")]
+    old = screen(models, registry=place, reference="reference-v1")
+    new = screen(models[:2], registry=place)
+    assert all(c.seconds for c in new.checkpoints)  # read again
+    for domain in (None, "math"):
+        rows = registry(place, domain=domain).rows()
+        assert [row["ratio"] for row in rows] == [c.figure.mean for c in new.checkpoints]
+    again = screen(models, registry=place, reference="reference-v1")
+    assert not any(c.seconds for c in again.checkpoints)
+    assert means(again) == means(old)
+
+
 def test_results_of_an_older_method_are_read_again(many, tmp_path, monkeypatch):
     names = many[:2]
     place = tmp_path / "r.db"
@@ -321,8 +336,8 @@ def test_a_registry_of_an_older_layout_is_brought_to_todays(many, tmp_path, caps
         assert main(["registry", "query", str(old)]) == 0
         assert "org/b" in capsys.readouterr().out
         assert old.read_bytes() == stored  # who only reads changes nothing
-    for place in (old, new):
-        screen(many[:1], registry=place)
+    for place in (old, new):  # by the words that were the default then
+        screen(many[:1], registry=place, reference="reference-v1")
     assert schema(old) == schema(new)
     assert main(["registry", "query", str(old), "--format", "csv"]) == 0
     assert {"org/a", "org/b", "m00"} == {
