@@ -57,4 +57,4 @@ def test_a_screening_has_a_page_a_chart_and_what_was_read(results):
     ]
     tables = screened.document().tables()
     assert [row["label"] for row in tables["read"].rows] == [c.label for c in screened.checkpoints]
-    assert [len(row["tokens"].split()) for row in tables["tokens"].rows] == [10, 78]
+    assert [len(row["tokens"].split()) for row in tables["tokens"].rows] == [10, 58]
