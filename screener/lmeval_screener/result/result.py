@@ -468,12 +468,18 @@ class Result(Report):
         return f"chance that ranks 1 to here hold it, {whose}"
 
     def charts(self) -> Mapping[str, Chart]:
-        """Each group's ranking figure (along a training also G), and accuracy against it."""
+        """Each group's ranking figure (along a training also G), and accuracy against it.
+
+        The parts of G come first where it ranks: a picture (``-o fig.svg``) is the first chart, and
+        this one is the paper's figure 9.
+        """
         drawn: dict[str, Chart] = {}
         for place, group in enumerate(self.groups):
             best = group.names[group.checkpoints[0]]
             count = len(group.checkpoints) - len(group.set_aside)
             figure = group.figure
+            if figure == "G" and not group.steps:
+                drawn[f"parts{place}"] = _parts_chart(group)
             if group.steps:
                 drawn[f"ranking{place}"] = _course_chart(group, figure)
             else:
@@ -487,8 +493,6 @@ class Result(Report):
                 )
             if group.steps and figure == "ratio":
                 drawn[f"gap{place}"] = _course_chart(group, "G")
-            if figure == "G" and not group.steps:
-                drawn[f"parts{place}"] = _parts_chart(group)
         if self.agreement:
             drawn["accuracy"] = Chart(
                 partial(_draw, "accuracy_chart", self.groups),
