@@ -132,6 +132,9 @@ class Contest:
             best one that was not asked everything; 0 where it is not. Fixed before the first question.
         weights: The questions' weights in the mean score, by question; None for equal ones. Shape (N,).
         shared: Label -> number of first questions that it shares, where that is not ``sharing``.
+        may_stop: Whether the answers to shared questions may have ended the training that made the
+            checkpoints. Who is the best of those that there are then depends on these answers, so the bets
+            on them do not count.
 
     Attributes:
         answered: Label -> answers, in the checkpoint's own order.
@@ -151,6 +154,7 @@ class Contest:
     split: int = 0
     weights: Array | None = None
     shared: dict[str, int] = field(default_factory=dict)
+    may_stop: bool = False
     answered: dict[str, Scores] = field(default_factory=dict)
     standing: dict[str, Standing] = field(default_factory=dict)
     levels: dict[str, float] = field(default_factory=dict)
@@ -352,7 +356,7 @@ class Contest:
         bets = self._bets[label]
         if bets.columns is None and not self.side_by_side:
             bets.shared = self.sharing_of(label)
-        is_chosen = self.left_out or "deleted" in self.standing.values()
+        is_chosen = self.may_stop or self.left_out or "deleted" in self.standing.values()
         bets.begin = bets.shared if is_chosen else 0
         bets.take(self.answered[label].score[bets.taken :])
         return bets

@@ -341,6 +341,7 @@ class RaceFolder:
             split=self.kept.get("split", 0),
             weights=self.evaluation.weights,
             shared=dict(self.kept.get("shared", {})),
+            may_stop=self.kept.get("may_stop", False),
             against=dict(self.kept.get("turns", {})),
         )
         if self.lineup.by == "block" and not engine:

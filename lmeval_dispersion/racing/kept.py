@@ -55,6 +55,7 @@ class _RaceFile(_NeededKeys, total=False):
     margins: Sequence[
         tuple[Annotated[int, 0], Annotated[float, 0, 1]]
     ]  # questions asked, margin shown
+    may_stop: bool  # whether shared answers may have ended the training that made the checkpoints
     split: Annotated[int, 0]  # checkpoints among which half of the error is split
 
 

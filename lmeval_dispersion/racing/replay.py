@@ -294,6 +294,7 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         step=kept.get("step", STEP),
         split=kept.get("split", 0),
         shared=dict(kept.get("shared", {})),
+        may_stop=kept.get("may_stop", False),
         weights=np.array(kept["weights"]) if kept.get("weights") else None,
     )
     lineup = Lineup(entries, by=kept["order"])

@@ -180,6 +180,7 @@ class LiveRace:
         questions: Number of questions for each save.
         planned: Number of saves; None where it is not known.
         error: Chance, at most, that a statement is wrong.
+        may_stop: Whether the answers may end the run.
 
     Attributes:
         standings: The saves that were asked.
@@ -198,8 +199,10 @@ class LiveRace:
         *,
         planned: int | None = None,
         error: float = ERROR,
+        may_stop: bool = False,
     ) -> None:
         self.run = run
+        self._may_stop = may_stop
         self._options = command_options(asking)
         tasks = ",".join(tasks_in(asking.tasks or ""))
         self.folder = RaceFolder.opened(replace(asking, output_path=run / race_name(tasks)))
@@ -359,7 +362,8 @@ class LiveRace:
         shared = dict(kept.get("shared", {}))
         shared[label] = max(shared.get(label, 0), self.questions)
         settings = {"which": kept.get("which", _WHICH), "times": kept.get("times", 1)}
-        self.folder.keep(lineup, shared=shared, **settings)
+        may_stop = self._may_stop or kept.get("may_stop", False)
+        self.folder.keep(lineup, shared=shared, may_stop=may_stop, **settings)
         entrant = self.folder.entrant(entries[label], self.standings.contest)
         if entrant.is_stale:
             shutil.rmtree(self.folder.path / label)

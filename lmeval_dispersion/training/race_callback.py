@@ -249,7 +249,12 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         with without_trace():
             try:
                 race = LiveRace(
-                    self._asking, run, self.questions, planned=planned, error=self._error
+                    self._asking,
+                    run,
+                    self.questions,
+                    planned=planned,
+                    error=self._error,
+                    may_stop=self.stop_after is not None,
                 )
                 race.resume(step)
             except UsageError:

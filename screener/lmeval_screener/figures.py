@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -148,12 +148,6 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
 def paired_difference(mean: float, *left_out: Array) -> FigureDifference:
     """A difference with its error, from its leave-one-out values over T (|T|,) and over R (|R|,)."""
     return FigureDifference(mean, jackknife_se(*left_out), min(map(len, left_out)) - 1)
-
-
-def rank_places(means: Sequence[float]) -> list[int]:
-    """Rank of each mean, 1 for the largest; equal means share the better rank."""
-    values = -np.asarray(means, dtype=np.float64)
-    return [1 + int(place) for place in np.searchsorted(np.sort(values), values, side="left")]
 
 
 # --- the ratio ------------------------------------------------------------------------------------------

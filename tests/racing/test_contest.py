@@ -632,3 +632,21 @@ def test_of_equally_good_ones_the_first_predicts() -> None:
     columns = contest._bets["last"].columns
     assert columns is not None
     assert (columns[:, 0] == answers["a"].score[contest.order("last")]).all()
+
+
+def test_shared_answers_that_may_have_ended_a_training_are_no_evidence() -> None:
+    """The best of the saves that there are depends on them; what follows counts as ever."""
+    right = np.ones(N)
+    wrong = np.zeros(N)
+    margins = {}
+    for may_stop in (False, True):
+        for asked in (25, 100):
+            contest = Contest(N, sharing=25, may_stop=may_stop)
+            contest.hold("good", Scores(right, right))
+            contest.hold("bad", Scores(wrong, wrong).first(asked))
+            contest.answered["good"].score[:100] = 0.0
+            margins[may_stop, asked] = contest.shown(["good", "bad"]).margin
+    # Without evidence only the questions left bound the mean.
+    assert margins[True, 25] == pytest.approx((N - 25) / N - 0.5)
+    assert margins[False, 25] < margins[True, 25]
+    assert margins[True, 100] < margins[True, 25]

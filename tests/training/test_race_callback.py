@@ -221,6 +221,8 @@ def test_a_run_ends_after_saves_that_are_shown_to_be_worse(
     shown = " ".join(capsys.readouterr().err.split())
     assert "2 saves in a row" in shown
     assert "nothing of later saves" in shown
+    (file,) = run.glob("race-*/race.json")
+    assert json.loads(file.read_text())["may_stop"] is True
 
 
 @pytest.mark.parametrize("failing", ["asking", "writing"])
@@ -354,6 +356,7 @@ def test_a_share_of_the_time_lowers_the_questions(
     monkeypatch.setattr(LiveRace, "timed", lambda *_: 1.0)  # seconds a question: dear
     given = trained(tmp_path / "run", callback(task, questions=40, share=0.01))
     kept = json.loads((tmp_path / "run" / "race-words" / "race.json").read_text())
+    assert kept["may_stop"] is False
     assert set(kept["shared"].values()) == {10}
     assert list(raced(given.state.log_history)) == [4, 8, 12]
 
