@@ -5,9 +5,10 @@
 A text file has empty lines between texts; `--also FILE` is a second domain. An arm is a loss, or a
 baseline of the dispersion-loss paper (LD): `noise` on the input embeddings (NEFTune), `forgetting`
 (input embeddings drawn anew; of a tied model also the head). Each is compared with `base`: same
-start, same data, same order. Of several `--weight`, each loss takes the one of lowest perplexity on
-validation text; figures are those of test text. `--tasks dispersion_ten` evaluates every trained
-model, and the start, by lm-eval.
+start, same data, same order. Of several `--weight` (coefficients) and `--tau` (temperatures) each
+pair is trained and listed, and the loss takes the one of lowest perplexity on validation text; all
+other figures are those of test text. `--tasks dispersion_ten` evaluates the model of each arm, and
+the start, by lm-eval.
 
 `--recipe` sets all that follows, any of which another option changes: `published` is LD's
 mid-training of GPT-2, `scratch` the first paper's (RD) training from scratch (add `--scratch`),
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import rankdata, sem
+from scipy.stats import rankdata, sem, ttest_rel
 from scipy.stats import t as student
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
@@ -48,6 +49,7 @@ from lmeval_dispersion.training.losses import LOSSES
 
 BASELINES = ("base", "noise", "forgetting")
 LOSSES_OF_LD = ("angular_spread", "orthogonalization", "l2_repel", "decorrelation")
+WITH_TEMPERATURE = ("angular_spread", "l2_repel")
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,42 @@ RECIPES = {
         tokens=4 * 8 * 16, block=16, batch_size=4, accumulate=2, lr=1e-3, forget_every=2
     ),
 }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An arm with the coefficient and the temperature of its loss."""
+
+    arm: str
+    weight: float = 0.0
+    tau: float = 1.0
+
+    @property
+    def words(self):
+        """What a line says of the loss; nothing of a baseline."""
+        words = ""
+        if self.arm not in BASELINES:
+            words += f", weight {self.weight:g}"
+        if self.arm in WITH_TEMPERATURE:
+            words += f", tau {self.tau:g}"
+        return words
+
+    def folder(self, args, seed):
+        """Where the run of a seed keeps its model and its figures."""
+        name = self.arm
+        if self.arm not in BASELINES:
+            name += f"-{self.weight:g}"
+        if self.tau != 1:
+            name += f"-tau{self.tau:g}"
+        return Path(args.folder, f"{name}-{seed}")
+
+
+def settings_of(args, arm):
+    """All that are trained of an arm."""
+    if arm in BASELINES:
+        return [Setting(arm)]
+    taus = args.tau if args.tau and arm in WITH_TEMPERATURE else [1.0]
+    return [Setting(arm, weight, tau) for tau in taus for weight in args.weight or [0.1]]
 
 
 class ActiveForgetting(TrainerCallback):
@@ -222,16 +260,19 @@ def new_model(args, seed):
     return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.model, **changes))
 
 
-def loss_of(arm, weight, recipe, seed):
+def loss_of(setting, recipe, seed):
     """The arm's loss; a baseline's is measured, with weight 0."""
+    arm = setting.arm
     options = {}
     if recipe.max_tokens:
         options["max_tokens"] = recipe.max_tokens
     if arm in LOSSES_OF_LD and recipe.released:
         has_cut = arm in ("angular_spread", "orthogonalization")
         options["released"] = recipe.released if has_cut else True
+    if setting.tau != 1:
+        options["tau"] = setting.tau
     name = "angular_spread" if arm in BASELINES else arm
-    return DispersionConfig(name, recipe.layers, weight, seed=seed, options=options)
+    return DispersionConfig(name, recipe.layers, setting.weight, seed=seed, options=options)
 
 
 def arguments_of(here, arm, recipe, seed):
@@ -265,24 +306,24 @@ def arguments_of(here, arm, recipe, seed):
 def trained(args, recipe, run, data, tokenizer):
     """One run's held-out figures before, during and after training; kept in its folder.
 
-    ``run`` is (arm, weight, seed), ``data`` the rows to train on and the held-out ones by name.
+    ``run`` is (setting, seed), ``data`` the rows to train on and the held-out ones by name.
     """
-    arm, weight, seed = run
-    here = folder_of(args, run)
+    setting, seed = run
+    here = setting.folder(args, seed)
     if (here / "result.json").is_file():
         return json.loads((here / "result.json").read_text())
     train, held_out = data
     trainer = DispersionTrainer(
         model=new_model(args, seed),
-        args=arguments_of(here, arm, recipe, seed),
+        args=arguments_of(here, setting.arm, recipe, seed),
         train_dataset=train,
         eval_dataset=held_out,
         # A callback that evaluates the model at intervals, or judges it, goes here.
         callbacks=[],
-        dispersion=loss_of(arm, weight, recipe, seed),
+        dispersion=loss_of(setting, recipe, seed),
     )
     trainer.remove_callback(PrinterCallback)  # its table is on stdout
-    if arm == "forgetting":
+    if setting.arm == "forgetting":
         forgets(trainer, recipe, seed)
     print(f"{here.name}: {recipe.steps} steps", file=sys.stderr)
     before = trainer.evaluate()
@@ -298,13 +339,6 @@ def trained(args, recipe, run, data, tokenizer):
     for checkpoint in here.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     return result
-
-
-def folder_of(args, run):
-    """Where a run keeps its model and its figures."""
-    arm, weight, seed = run
-    name = f"{arm}-{seed}" if arm in BASELINES else f"{arm}-{weight:g}-{seed}"
-    return Path(args.folder, name)
 
 
 def last_checkpoint(here, steps):
@@ -343,7 +377,7 @@ def benchmarks(args, model, folder):
 
 
 def main(words=None):
-    """Train all, and print a line for each arm and text, then one for each arm's benchmarks."""
+    """Train all, and print a line for each arm and text, then the benchmarks and the scan."""
     args = parsed(words)
     recipe = recipe_of(args)
     disable_progress_bar()
@@ -360,26 +394,44 @@ def main(words=None):
     arms = list(dict.fromkeys(["base", *args.arm]))
     seeds = args.seed or [0]
     results = {}
-    chosen = {}
+    chosen = []
+    scan = []
     for arm in arms:
-        weights = [0.0] if arm in BASELINES else args.weight or [0.1]
-        for weight in weights:
+        losses = {}
+        for setting in settings_of(args, arm):
             for seed in seeds:
-                run = arm, weight, seed
+                run = setting, seed
                 results[run] = trained(args, recipe, run, data, tokenizer)
-        chosen[arm] = min(weights, key=lambda w: validation_loss(results, arm, w, seeds))
+            losses[setting] = validation_loss(results, setting, seeds)
+        best = min(losses, key=losses.get)
+        chosen.append(best)
+        if len(losses) > 1:
+            scan += scan_lines(losses, best)
     for line in perplexity_lines(args, recipe, results, chosen, seeds):
         print(line)
     if args.tasks:
         for line in benchmark_lines(args, chosen, seeds):
             print(line)
+    for line in scan:
+        print(line)
 
 
-def validation_loss(results, arm, weight, seeds):
+def scan_lines(losses, best):
+    """For each setting of a loss: perplexity on validation text after training."""
+    lines = []
+    for setting, loss in losses.items():
+        line = f"{setting.arm}{setting.words}: perplexity {math.exp(loss):.2f} on validation text"
+        if setting == best:
+            line += ", the lowest"
+        lines.append(line)
+    return lines
+
+
+def validation_loss(results, setting, seeds):
     """Mean loss on validation text after training, over seeds and domains."""
     of_domains = []
     for seed in seeds:
-        *_, last = results[arm, weight, seed]["after"].values()
+        *_, last = results[setting, seed]["after"].values()
         for name, value in last.items():
             if name.startswith("eval_validation") and name.endswith("_loss"):
                 of_domains.append(value)
@@ -392,22 +444,22 @@ def perplexity_lines(args, recipe, results, chosen, seeds):
     # All intervals hold together with 95 %.
     comparisons = max(1, (len(chosen) - 1) * len(paths))
     lines = []
-    for step in results["base", 0.0, seeds[0]]["after"]:
-        for arm, weight in chosen.items():
+    base = Setting("base")
+    for step in results[base, seeds[0]]["after"]:
+        for setting in chosen:
             for number, path in enumerate(paths):
                 name = f"eval_test{number}"
-                runs = [results[arm, weight, seed]["after"][step] for seed in seeds]
-                bases = [results["base", 0.0, seed]["after"][step] for seed in seeds]
+                runs = [results[setting, seed]["after"][step] for seed in seeds]
+                bases = [results[base, seed]["after"][step] for seed in seeds]
                 losses = np.array([run[f"{name}_loss"] for run in runs])
                 shifts = losses - np.array([run[f"{name}_loss"] for run in bases])
-                line = f"{arm} on {Path(path).name}"
+                line = f"{setting.arm} on {Path(path).name}"
                 if recipe.evaluations > 1:
                     line += f" after {step} steps"
                 line += f": perplexity {math.exp(losses.mean()):.2f}"
                 line += f", dispersion {np.mean([run[f'{name}_dispersion'] for run in runs]):.3f}"
-                if arm not in BASELINES:
-                    line += f", weight {weight:g}"
-                if arm != "base":
+                line += setting.words
+                if setting != base:
                     line += f", {change(shifts, comparisons)} against base"
                 lines.append(line)
     return lines
@@ -426,26 +478,42 @@ def change(shifts, comparisons):
 
 
 def benchmark_lines(args, chosen, seeds):
-    """For the start and each arm: accuracy and rank, in the mean over benchmarks."""
+    """For the start and each arm: accuracy and rank, in the mean over benchmarks.
+
+    A loss has also p-values: two-sided paired t-tests over the benchmarks, of means over seeds,
+    against the start and each baseline.
+    """
     accuracies = {}
     if not args.scratch:
         accuracies["start"] = [benchmarks(args, args.model, Path(args.folder, "start"))]
-    for arm, weight in chosen.items():
-        folders = [folder_of(args, (arm, weight, seed)) for seed in seeds]
-        accuracies[arm] = [benchmarks(args, folder / "model", folder) for folder in folders]
+    for setting in chosen:
+        folders = [setting.folder(args, seed) for seed in seeds]
+        runs = [benchmarks(args, folder / "model", folder) for folder in folders]
+        accuracies[setting.arm] = runs
     names = list(accuracies["base"][0])
-    table = np.array(
-        [
-            [np.mean([of_seed[name] for of_seed in by_seed]) for name in names]
-            for by_seed in accuracies.values()
-        ]
-    )
+    means = {}
+    for arm, runs in accuracies.items():
+        means[arm] = np.array([np.mean([run[name] for run in runs]) for name in names])
+    table = np.array(list(means.values()))
     ranks = rankdata(-table, axis=0).mean(axis=1)  # equal accuracies share their ranks
     lines = []
-    for arm, row, rank in zip(accuracies, table, ranks, strict=True):
+    for (arm, row), rank in zip(means.items(), ranks, strict=True):
         line = f"{arm}: accuracy {100 * row.mean():.2f} % over {len(names)} benchmarks"
-        lines.append(f"{line}, mean rank {rank:.2f} of {len(table)}")
+        line += f", mean rank {rank:.2f} of {len(table)}"
+        if arm in LOSSES:
+            line += p_values(row, means)
+        lines.append(line)
     return lines
+
+
+def p_values(row, means):
+    """A loss against the start and the baselines, over benchmarks: words for its line."""
+    words = ""
+    for other, theirs in means.items():
+        # Without a difference that varies there is no test.
+        if other not in LOSSES and np.ptp(row - theirs) > 0:
+            words += f", p {ttest_rel(row, theirs).pvalue:.2g} against {other}"
+    return words
 
 
 def parsed(words):
@@ -462,6 +530,9 @@ def parsed(words):
     arms = [*LOSSES, *BASELINES]
     parser.add_argument("--arm", action="append", default=[], choices=arms, help="may be repeated")
     parser.add_argument("--weight", action="append", type=float, default=[], help="default: 0.1")
+    parser.add_argument(
+        "--tau", action="append", type=float, default=[], help="temperature; default: 1"
+    )
     parser.add_argument("--seed", action="append", type=int, default=[], help="default: 0")
     parser.add_argument("--scratch", action="store_true", help="train from random weights")
     parser.add_argument(
@@ -473,7 +544,10 @@ def parsed(words):
     for field in dataclasses.fields(Recipe):
         name = field.name.replace("_", "-")
         parser.add_argument(f"--{name}", type=type(field.default), help="default: the recipe's")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if args.tau and not set(args.arm) & set(WITH_TEMPERATURE):
+        parser.error(f"expected an --arm with a temperature, {' or '.join(WITH_TEMPERATURE)}")
+    return args
 
 
 def recipe_of(args):

@@ -151,21 +151,74 @@ def test_from_scratch_the_weight_is_chosen_on_validation_text(sums, tmp_path, ca
             words += [f"--{name}", str(held_out)]
     MIDTRAIN["main"](words)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8  # two evaluations, two arms, two texts
+    assert len(lines) == 8 + 2  # two evaluations, two arms, two texts; two weights
     assert lines[0].startswith("base on a.txt after 2 steps: perplexity ")
-    assert lines[-1].startswith("cross_domain_push_away on b.txt after 4 steps: perplexity ")
+    assert lines[7].startswith("cross_domain_push_away on b.txt after 4 steps: perplexity ")
     validation = {}
     for weight in ("0.01", "30"):
         file = out / f"cross_domain_push_away-{weight}-0" / "result.json"
         after = json.loads(file.read_text())["after"]["4"]
         validation[weight] = [after[f"eval_validation{i}_loss"] for i in (0, 1)]
     best = min(validation, key=lambda weight: sum(validation[weight]))
-    assert f", weight {best}, " in lines[-1]
+    assert f", weight {best}, " in lines[7]
+    for line, (weight, losses) in zip(lines[8:], validation.items(), strict=True):
+        perplexity = math.exp(sum(losses) / 2)
+        expected = f"cross_domain_push_away, weight {weight}: perplexity {perplexity:.2f}"
+        lowest = ", the lowest" if weight == best else ""
+        assert line == f"{expected} on validation text{lowest}"
     config = json.loads((out / "base-0" / "model" / "config.json").read_text())
     assert config["intermediate_size"] == 24
     before = json.loads((out / "base-0" / "result.json").read_text())["before"]
     vocabulary = config["vocab_size"]
     assert before["eval_test0_loss"] == pytest.approx(math.log(vocabulary), rel=0.05)
+
+
+def test_temperatures_are_scanned_with_the_weights_and_reach_the_loss(sums, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = [DEMO, sums[0], str(out), "--recipe=tiny", "--arm=angular_spread", "--arm=push_away"]
+    MIDTRAIN["main"]([*words, "--weight=1", "--tau=1", "--tau=0.05"])
+    base, spread, push, *scan = capsys.readouterr().out.splitlines()
+    folders = {"1": "angular_spread-1-0", "0.05": "angular_spread-1-tau0.05-0"}
+    losses = {}
+    for tau, folder in folders.items():
+        after = json.loads((out / folder / "result.json").read_text())["after"]["4"]
+        losses[tau] = after["eval_validation0_loss"]
+    assert losses["1"] != losses["0.05"]
+    best = min(losses, key=losses.get)
+    assert f", weight 1, tau {best}, " in spread
+    assert "tau" not in base + push
+    assert len(scan) == 2
+    for line, tau in zip(scan, folders, strict=True):
+        assert line.startswith(f"angular_spread, weight 1, tau {tau}: perplexity ")
+        assert line.endswith("the lowest") == (tau == best)
+    # A later call adds to the folder, and its base is there already.
+    trained = (out / "base-0" / "model" / "model.safetensors").stat().st_mtime_ns
+    MIDTRAIN["main"]([*words[:-1], "--weight=1", "--tau=0.5"])
+    assert (out / "angular_spread-1-tau0.5-0" / "result.json").is_file()
+    assert (out / "base-0" / "model" / "model.safetensors").stat().st_mtime_ns == trained
+    with pytest.raises(SystemExit):
+        MIDTRAIN["main"]([DEMO, sums[0], str(out), "--recipe=tiny", "--arm=noise", "--tau=0.5"])
+    assert "expected an --arm with a temperature" in capsys.readouterr().err
+
+
+def test_p_values_are_of_paired_differences_over_benchmarks():
+    from scipy.stats import t
+
+    means = {
+        "start": np.array([0.3, 0.4, 0.5, 0.2]),
+        "base": np.array([0.31, 0.43, 0.5, 0.22]),
+        "noise": np.array([0.32, 0.42, 0.56, 0.24]),
+        "l2_repel": np.array([0.35, 0.41, 0.57, 0.29]),
+        "angular_spread": np.array([0.34, 0.44, 0.58, 0.26]),
+    }
+    shifts = means["angular_spread"] - means["base"]
+    value = shifts.mean() / (shifts.std(ddof=1) / 2)
+    expected = 2 * t.sf(abs(value), 3)
+    words = MIDTRAIN["p_values"](means["angular_spread"], means)
+    assert f", p {expected:.2g} against base" in words
+    assert words.count("against") == 3  # no loss, and not itself
+    same = {"base": means["base"], "l2_repel": means["base"]}
+    assert MIDTRAIN["p_values"](means["base"], same) == ""
 
 
 def test_a_large_change_is_its_per_cent_and_not_its_logarithm():
@@ -221,10 +274,12 @@ def test_the_published_recipe_is_the_papers():
     assert (args.learning_rate, args.weight_decay) == (5e-5, 0.1)
     assert (args.adam_beta1, args.adam_beta2) == (0.9, 0.95)
     assert (args.lr_scheduler_type, args.warmup_steps) == ("cosine", 305)
-    spread = MIDTRAIN["loss_of"]("angular_spread", 0.1, recipe, 0)
+    setting = MIDTRAIN["Setting"]
+    spread = MIDTRAIN["loss_of"](setting("angular_spread", 0.1), recipe, 0)
     assert (spread.layers, spread.weight) == ("all", 0.1)
     assert spread.options == {"max_tokens": 256, "released": 0.1}
-    assert MIDTRAIN["loss_of"]("l2_repel", 0.1, recipe, 0).options["released"] is True
+    repel = MIDTRAIN["loss_of"](setting("l2_repel", 0.1, tau=0.5), recipe, 0)
+    assert repel.options == {"max_tokens": 256, "released": True, "tau": 0.5}
 
 
 @pytest.mark.slow
