@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from lmeval_dispersion.report.document import Chart
 WIDTHS = {"wide": 860, "narrow": 340}
 _VEGA_LITE = "6.4"
 _PIXELS = 2  # of a PNG, for a pixel of the page
+_CAPTION = 100  # characters in a line of the caption above a picture
 _COLOUR = re.compile(r"var\((--[\w-]+)\)")
 _IDENTIFIERS = re.compile(r'(\bid="|url\(#|href="#)')
 
@@ -96,10 +99,12 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 
 
 def picture(chart: Chart, form: str) -> bytes:
-    """The chart as a file of its own, in the page's light colours: ``svg``, ``png`` or ``pdf``."""
+    """The chart under its caption, in the page's light colours: ``svg``, ``png`` or ``pdf``."""
     import vl_convert
 
-    svg = _COLOUR.sub(lambda match: _light_colours()[match[1]], chart_svg(chart, "chart", "wide"))
+    title = textwrap.wrap(chart.caption, _CAPTION)
+    titled = replace(chart, draw={**chart.specification(), "title": {"text": title}})
+    svg = _COLOUR.sub(lambda match: _light_colours()[match[1]], chart_svg(titled, "chart", "wide"))
     paper = f'><rect width="100%" height="100%" fill="{_light_colours()["--paper"]}"/>'
     svg = svg.replace(">", paper, 1)
     if form == "svg":

@@ -19,6 +19,7 @@ from lmeval_dispersion.report import (
     render,
 )
 from lmeval_dispersion.report.charts import WIDTHS, chart_spec, chart_svg
+from lmeval_dispersion.report.forms import file_bytes
 from lmeval_dispersion.report.html_page import html_fragment
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\u2028&\"'"
@@ -169,6 +170,15 @@ def test_the_answer_is_the_heading_and_the_footer_has_the_day():
     )
     assert "<h1>Kind</h1>" in render(Document("Kind"), "html")
     assert "<dt>Made on</dt><dd>2026-02-03</dd>" in text
+
+
+def test_a_saved_picture_has_its_whole_caption():
+    caption = " ".join(["the caption of a picture"] * 12)
+    chart = Chart(LINE, caption, "d")
+    svg = file_bytes(Document("t", sections=[Section("", [chart])]), "svg").decode("utf-8")
+    lines = re.findall(r">([^<>]*(?:caption|picture)[^<>]*)<", svg)
+    assert len(lines) > 1
+    assert " ".join(lines) == caption
 
 
 def test_a_narrow_picture_has_no_names_beside_its_points():

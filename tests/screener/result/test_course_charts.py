@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from scipy.stats import spearmanr
 from screenings import ranked, ratio_of, result, screened
+
+from lmeval_dispersion.report.forms import file_bytes
 
 ACCURACIES = {5: 0.2, 10: 0.5, 15: 0.4, 20: 0.7, 25: None, 30: 0.9}
 
@@ -41,6 +45,13 @@ def test_a_figure_stands_by_step_beside_the_accuracy_with_their_correlation(name
     rho = spearmanr(values, list(rated.values())).statistic
     assert f"and the accuracy (Spearman {rho:.3f}, p 0." in chart.caption
     assert chart.caption.endswith("of 5 checkpoints)")
+
+
+def test_a_saved_picture_has_the_correlation_in_it():
+    found = training(ACCURACIES, by_ratio=False)
+    svg = file_bytes(found.document(), "svg").decode("utf-8")
+    (drawn,) = re.findall(r">([^<>]*Spearman[^<>]*)</text>", svg)
+    assert drawn == found.charts()["ranking0"].caption
 
 
 def test_one_accuracy_or_equal_ones_have_no_correlation():
