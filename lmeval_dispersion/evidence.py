@@ -84,7 +84,7 @@ class Slope:
         right = self.was_right(chance)
         if right is not None:
             clauses.append(
-                f"{100 * right:.0f} of 100 pairs as far apart as ranks 1 and {last} were in order"
+                f"of pairs as far apart as ranks 1 and {last}, {100 * right:.0f} % were in the right order"
             )
         return f"of our own {self.kind}, {OUR_MODELS}, {'; '.join(clauses)}" if clauses else ""
 

@@ -148,7 +148,7 @@ def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(resul
     text, group = shown(result, width=100), one_group.groups[0]
     for said in (
         "G: how far the model keeps math tokens",
-        "Ratio: spread of math tokens over everyday words'",
+        "Ratio: spread of math tokens divided by that of everyday words",
     ):
         assert text.count(said) == 1
     assert text.count("─ 2 standard errors to the step before") == 1

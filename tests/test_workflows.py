@@ -90,14 +90,14 @@ def test_a_failed_gate_is_said_in_the_log_the_summary_and_the_outputs(action, tm
     high, low = (str(data_folder("demo") / name) for name in ("sums-80", "sums-00"))
     done, outputs, summary = action(f"{low} {tmp_path / 'none'}", GATE=high)
     assert done.returncode == 4
-    assert done.stdout.startswith("Failed: sums-00 (ratio -")
-    assert "\n**Failed: sums-00 (ratio -" in summary
+    assert done.stdout.startswith("Failed: sums-00 (ratio lower by ")
+    assert "\n**Failed: sums-00 (ratio lower by " in summary
     assert len((tmp_path / "calls").read_text().strip().split("\n\n")) == 1
     assert (outputs["status"], json.loads(outputs["below"])) == ("4", ["sums-00"])
     assert json.loads(outputs["failed"]) == [str(tmp_path / "none")]
     passed, outputs, summary = action(high, GATE=low)
     assert (passed.returncode, outputs["status"]) == (0, "0")
-    assert "\n**Passed: none of 1 lies below sums-00" in summary
+    assert "\n**Passed: sums-80 (ratio higher by " in summary
 
 
 def test_the_nights_news_are_the_summary_and_names_are_outputs(action, tmp_path):

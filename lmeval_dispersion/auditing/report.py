@@ -222,18 +222,16 @@ class Audit(RunReport):
                 "labels a slice."
             )
         other = ""
-        meaning = ""
         for row in estimators:
             if row.better:
-                other = f"; {row.estimator}, does ({row.mae:.1f})"
+                named = f"{row.estimator},"
                 if row.estimator.startswith("ATC"):
-                    meaning = (
-                        " ATC is the share of documents whose confidence is above a threshold."
-                    )
+                    named = "the share of documents whose confidence is above a threshold (ATC)"
+                other = f"; {named} does ({row.mae:.1f})"
                 break
         return (
             "Dispersion replaces no labels here: it does not reliably beat the labelled accuracy "
-            f"({ours.mae:.1f} against {alone.mae:.1f} points off {where}){other}.{meaning}"
+            f"({ours.mae:.1f} against {alone.mae:.1f} points off {where}){other}."
         )
 
     def _confidence(self) -> str:

@@ -385,7 +385,7 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
     caption = f"{count(len(rows), 'slice')} by {name}, least {'dispersed' if vectors else 'accurate'} first"
     if places := in_order(row.slice for row in rows):
         ordered = sorted(rows, key=lambda row: places.index(row.slice))
-        caption = f"{count(len(rows), 'slice')} by {name}, in its order"
+        caption = f"{count(len(rows), 'slice')} in order of {name}"
     heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
     every = [*ordered, whole]
     lines = [without_nan(row) for row in every]

@@ -256,11 +256,7 @@ class Race(Report):
         """Template values: the first sentence, and the parts of the others."""
         rivals = [row for row in self._judged() if row.label != self.best]
         unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
-        base = None
-        for row in self.checkpoints:
-            # A budget asks the base a few questions alone.
-            if row.status == "base" and row.questions == self.questions_each:
-                base = row.score
+        base = self._base_score()
         whole = [row.score or 0.0 for row in rivals if row.questions == self.questions_each]
         best = next((row for row in self.checkpoints if row.label == self.best), None)
         if best is not None and best.questions == self.questions_each:
@@ -296,10 +292,21 @@ class Race(Report):
             )
         is_whole = row.questions == self.questions_each
         so_far = "" if is_whole and not undecided else " so far"
+        base = self._base_score()
+        beside_base = ""
+        if is_whole and base is not None and base >= (row.score or 0.0):
+            beside_base = f" It does not score higher than the base ({base:.3f})."
         return (
             f"Best{so_far}: {row.label}, {self._amount(row)}; {self._others(undecided)}."
-            f"{self._left_to_do(undecided)}"
+            f"{beside_base}{self._left_to_do(undecided)}"
         )
+
+    def _base_score(self) -> float | None:
+        """The base's score, if it answered everything: a budget asks it a few questions alone."""
+        for row in self.checkpoints:
+            if row.status == "base" and row.questions == self.questions_each:
+                return row.score
+        return None
 
     def _no_best(self, is_undecided: bool) -> str:
         questions = f"{self.questions_each:,} drawn questions"

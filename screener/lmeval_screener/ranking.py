@@ -33,7 +33,10 @@ from lmeval_screener.targets.runs import step_key
 from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.weights.copies import Original, originals
 
-_NAMED = "taken as the base: the others name it, and no other (adapter_config.json, or base_model on the Hub)"
+_NAMED = (
+    "taken as the base: the others name it, and no other base "
+    "(adapter_config.json, or base_model on the Hub)"
+)
 
 K = TypeVar("K", bound=Hashable)
 

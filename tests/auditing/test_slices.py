@@ -149,7 +149,7 @@ def test_slices_with_an_order_keep_it_and_the_whole_run_is_not_on_their_axis(tmp
     tables = found.tables()
     names = [row["slice"] for row in tables["slices-level"].brief.rows]
     assert names == ["8", "9", "10", "11", "all documents"]
-    assert tables["slices-level"].caption == "4 slices by level, in its order"
+    assert tables["slices-level"].caption == "4 slices in order of level"
     assert [row["slice"] for row in tables["slices-kind"].rows] == ["b", "a", "all documents"]
     assert in_order(["0.2 to 0.4", "-1 to 0.1", "1e+03"]) == ["-1 to 0.1", "0.2 to 0.4", "1e+03"]
     assert in_order(["1", "two"]) == in_order(["1", "nan"]) == []

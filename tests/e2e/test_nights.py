@@ -39,7 +39,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
         model(tmp_path / "web" / "far", "good")
         everything.append(f"{web.endpoint}/far")
         code, said, moves = night(*everything)
-        assert (code, said) == (5, ["Best of a new group: far (rank 1).", "6 new."])
+        assert (code, said) == (5, ["First of a new group: far (rank 1).", "6 new."])
         assert {row["standing"] for row in moves.values()} == {"first"}
         # Nothing moved: nothing is said.
         assert night(*everything) == (0, ["no changes."], {})
@@ -58,8 +58,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
         code, said, moves = night(*everything)
         assert code == 5
         assert said[0] == (
-            "Worth evaluating, above the former best: new (rank 1, chance 76%) and "
-            "mid (rank 2, changed, chance 61%)."
+            "Worth evaluating, above the former best: new (rank 1) and mid (rank 2, changed)."
         )
         of = moves["org/worst"]["text"].removeprefix("ServerError, ranked by its figures of ")
         assert said[1:4] == [
@@ -239,7 +238,7 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     model(tmp_path / "mid", "best")
     newone = mean_of(tmp_path / "newone", "good", "best")
     code, said, moves = night(*names, newone)
-    newest = "newone (rank 2, chance 64%) and mid (rank 1, changed, chance 80%)"
+    newest = "newone (rank 2) and mid (rank 1, changed)"
     assert (code, said[0]) == (5, f"Worth evaluating, above the former best: {newest}.")
     assert moves["newone"]["text"] == "above the former best, oldbest"
     # Now mid is the best, and gets worse; something that is below what it was comes.
@@ -281,7 +280,7 @@ def test_a_cron_job_says_each_thing_once(night, tmp_path, since):
     a, b = model(tmp_path / "a", "worst"), model(tmp_path / "b", "mid")
     assert set(night(a, b, since=since)[2]) == {"a", "b"}
     c = model(tmp_path / "c", "best")
-    said = ["Worth evaluating, above the former best: c (rank 1, chance 73%).", "1 new."]
+    said = ["Worth evaluating, above the former best: c (rank 1).", "1 new."]
     assert night(a, b, c, since=since)[:2] == (5, said)
     # In the morning, after the night's run of today, `diff` says the same once more, and reads only.
     with closing(sqlite3.connect(night.store)) as connection, connection:
@@ -307,7 +306,7 @@ def test_a_base_is_never_worth_an_evaluation_nor_is_its_copy(night, tmp_path):
     below = "Below the base best by the ratio: mid and worst."
     assert (code, said) == (
         5,
-        ["Best of a new group: mid (rank 1).", copied, below, "3 new, 1 copy."],
+        ["First of a new group: mid (rank 1).", copied, below, "3 new, 1 copy."],
     )
     assert (moves["best"]["rank"], *texts(moves)["best"]) == (None, "new", "the base")
     later = model(tmp_path / "later", "best")
@@ -369,7 +368,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     model(known, "best")  # other weights under the known name, and the old ones under a new one
     code, said, moves = night(known, float16, model(tmp_path / "moved", "low"))
     assert said[:2] == [
-        "Worth evaluating, above the former best: known (rank 1, changed, chance 80%).",
+        "Worth evaluating, above the former best: known (rank 1, changed).",
         "Not news, by the rows read: moved is a copy of float16.",
     ]
     for top, names in (

@@ -311,7 +311,7 @@ def test_the_sides_of_a_base_are_news_and_so_is_its_change(night, acme, hub):
         "Above the base acme/base by the ratio: acme/up.",
         "Below the base acme/base by the ratio: acme/down.",
     ]
-    assert (code, said[:3]) == (5, ["Best of a new group: acme/up (rank 1).", *sides])
+    assert (code, said[:3]) == (5, ["First of a new group: acme/up (rank 1).", *sides])
     assert texts(moves) == {
         "acme/up": ("new", "first of its group; above its base"),
         "acme/down": ("new", "in a new group; below its base"),

@@ -165,13 +165,13 @@ def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails(
     c, d = first.gate.distances[1:]
     assert (c.label, c.difference) == ("c", pytest.approx(1.1 - 1.3))
     assert d.chance == first.chance("d", "a")
-    assert first.answer()[0].startswith("Failed: c (ratio -0.200")
+    assert first.answer()[0].startswith("Failed: c (ratio lower by 0.200")
     assert first.answer()[0].endswith(") lie below a (3 compared).")
     assert gate_of(of_four, "b").gate.below == ("c", "d")
     last = gate_of(of_four, "d")
     assert (last.gate.passed, last.exit_code) == (True, 0)
     assert last.answer()[0].startswith(
-        "Passed: none of 3 lies below d; the lowest is c (ratio +0.200"
+        "Passed: none of 3 lies below d; the lowest is c (ratio higher by 0.200"
     )
     # By rank alone: the errors are too large for any pair, though not for the whole spread.
     wide = result(siblings(*(1.5 - i / 40 for i in range(24)), se=0.06))
@@ -183,7 +183,7 @@ def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails(
     assert gate_of(result(siblings(1.3, 1.2, se=0.3)), "a").gate.passed
     many = gate_of(result(siblings(*(2 - i / 9 for i in range(10)))), "a")
     assert many.answer()[0].endswith(" and 6 more lie below a (9 compared).")
-    assert many.answer()[0].count("(ratio -") == 3
+    assert many.answer()[0].count("(ratio lower by ") == 3
 
 
 def test_a_gate_by_g_is_its_paired_difference():

@@ -183,7 +183,10 @@ def test_the_ratio_is_over_the_answers_and_g_over_its_t(tmp_path, task, capsys):
     assert content["answers"] == {"name": "snippets", "tokens": {found.best.family: 4}}
     assert list(content["tokens"][0]["answers"]["pieces"].values()) == rows
     assert plain.to_dict()["answers"] is None
-    assert "spread of 4 answer tokens of snippets over everyday words'" in found.to_markdown()
+    assert (
+        "spread of 4 answer tokens of snippets divided by that of everyday words"
+        in found.to_markdown()
+    )
     assert "answer tokens of snippets" not in plain.to_markdown()
     # From the registry the same, over the same tokens; without the task other figures, that are read.
     again = screen(names, task=task, registry=tmp_path / "r.db")

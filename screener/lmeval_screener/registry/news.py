@@ -32,6 +32,7 @@ from lmeval_screener.result.gate import Gate
 from lmeval_screener.screened import Failed, Group, Reading, Screened, grouped
 from lmeval_screener.weights.copies import originals
 
+_CHANCE = "to be above the former best, as on our own models or by --slope"
 _WORTH = 0.5  # chance to be above the former best from which a checkpoint is worth an evaluation
 _KINDS = ("new", "changed", "recovered", "copy", "renamed", "gone", "failed")
 _SIDES = {"level": "level with its base", "equal": "the rows of its base"}
@@ -65,9 +66,7 @@ class Move:
     rank: Annotated[int | None, Col("Rank", "d", short="#", drop=2)] = None
     ratio: Annotated[float | None, Col("Ratio", ".3f", drop=3)] = None
     G: Annotated[float | None, Col("G", ".3f", drop=3)] = None
-    chance: Annotated[
-        float | None, Col("Chance", ".0%", hint="to be above the former best", drop=1)
-    ] = None
+    chance: Annotated[float | None, Col("Chance", ".0%", hint=_CHANCE, drop=1)] = None
     standing: Literal["above", "level", "below", "first", "equal", "copy"] | None = None
     text: Annotated[str, Col("How")] = ""
     name: str = ""
@@ -146,7 +145,7 @@ class News(Report):
             "Worth evaluating, above the former best": [
                 m for m in compared if m.standing == "above"
             ],
-            "Best of a new group": [m for m in compared if m.standing == "first" and m.rank == 1],
+            "First of a new group": [m for m in compared if m.standing == "first" and m.rank == 1],
             "Not apart from the former best by its rows": [
                 m for m in compared if m.standing == "level"
             ],
@@ -159,7 +158,7 @@ class News(Report):
             said = ["No new or changed checkpoint is above the former best."]
         if equal := [move.checkpoint for move in compared if move.standing == "equal"]:
             said.append(
-                f"Not ranked, as output rows are equal: {some(equal)}; ask them: dispersion race."
+                f"Output rows equal to another's: {some(equal)}; ask both: dispersion race."
             )
         said += [f"Not news, by the rows read: {some(copies)}."] if copies else []
         said += [*self.against_base, *self.unknown]
@@ -189,8 +188,7 @@ class News(Report):
 def _names(moves: Sequence[Move]) -> str:
     def called(move: Move) -> str:
         changed = f", {move.what}" if move.what in ("changed", "recovered") else ""
-        chance = "" if move.chance is None else f", chance {move.chance:.0%}"
-        return f"{move.checkpoint} (rank {move.rank}{changed}{chance})"
+        return f"{move.checkpoint} (rank {move.rank}{changed})"
 
     return some([called(move) for move in moves])
 
@@ -553,7 +551,7 @@ def _standings(
         alike = group.by_rows.get(c.same_rows, []) if c.same_rows is not None else []
         if len(alike) > 1:
             other = alike[alike[0] is c].label
-            standings[place] = _Standing("equal", f"not ranked: equal rows, as {other}")
+            standings[place] = _Standing("equal", f"output rows equal to those of {other}")
             continue
         if c.is_set_aside:
             standings[place] = _Standing(None, "set aside, without a ratio to rank by")

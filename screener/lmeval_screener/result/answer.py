@@ -34,7 +34,7 @@ _SIDES = {
 }
 # Measured in code alone: in math pairs below their base are ordered as others are.
 _BELOW = "Two below their base have no order in code: never practised and taught wrong look alike."
-_BY_GAP = "no chance is known of an order by G"
+_BY_GAP = "how often an order by G is right is not known"
 _NOT_KNOWN = (
     "how often such an order is right is not known for these; "
     "`dispersion verify` fits it to your results"
@@ -159,8 +159,8 @@ def group_sentences(
     success = _success(group, first[-1].rank)
     return [
         _first_line(group, first, subject),
-        f"{success[0].upper()}{success[1:]}.",
         *by_figure(group),
+        f"{success[0].upper()}{success[1:]}.",
         *against,
         *equal,
     ]

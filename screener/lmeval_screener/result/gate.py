@@ -41,7 +41,8 @@ class Distance:
             # As many decimals as show two digits of the error.
             places = min(6, max(3, 1 - math.floor(math.log10(self.se))))
             error = f" ± {self.se:.{places}f}"
-        words = f"{figure} {self.difference:+.{places}f}{error}"
+        side = "lower" if self.difference < 0 else "higher"
+        words = f"{figure} {side} by {abs(self.difference):.{places}f}{error}"
         if self.chance is not None and self.chance <= _HARDLY:
             words += f", chance to be better {self.chance:.0%}"
         return f"{self.label} ({words})"
@@ -133,6 +134,9 @@ class Gate:
             return f"The gate cannot be judged: {alone}.{rest}"
         if self.passed:
             lowest = min(self.distances, key=lambda distance: distance.difference)
+            if self.compared == 1:
+                alone = lowest.said(self.figure)
+                return f"Passed: {alone} does not lie below {self.reference}.{rest}"
             closest = f"the lowest is {lowest.said(self.figure)}"
             return f"Passed: none of {self.compared} lies below {self.reference}; {closest}.{rest}"
         low = [distance for distance in self.distances if distance.label in self.below]

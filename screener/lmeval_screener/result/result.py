@@ -404,7 +404,7 @@ class Result(Report):
             gap += f", {DISTANCES[group.metric]} distance"
         answers = group.checkpoints[0].resolution.answers
         of_ratio = f"{len(answers)} answer tokens of {self.answers}" if answers else T
-        ratio = f"spread of {of_ratio} over {R}'"
+        ratio = f"spread of {of_ratio} divided by that of {R}"
         against = "ratio minus the base's, with its paired standard error"
         of_base = answer.decimals([c.against for c in group.checkpoints if c.against is not None])
         figures = [

@@ -293,7 +293,7 @@ def said(members: Sequence[Screened]) -> list[str]:
                 words = (f"is {what}", f"are {what}")
             copies.setdefault(words, []).append(c.label)
         elif c.equal_rows_with is not None:
-            known = "" if c.bodies.is_same is False else ", bodies not compared"
+            known = "" if c.bodies.is_same is False else " (other weights not compared)"
             what = f"the rows of {c.equal_rows_with}{known}"
             equal.setdefault((f"has {what}", f"have {what}"), []).append(c.label)
     return [f"{_line(names)}." for names in (copies, equal) if names]

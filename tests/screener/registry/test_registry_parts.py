@@ -444,7 +444,7 @@ def test_what_is_said_of_newcomers():
     level = Move("changed", "b", "g", rank=2, chance=None, standing="level")
     below = Move("new", "c", "g", rank=9, chance=0.03, standing="below")
     said = {
-        "Worth evaluating, above the former best: a (rank 1, chance 62%).": above,
+        "Worth evaluating, above the former best: a (rank 1).": above,
         "Not apart from the former best by its rows: b (rank 2, changed).": level,
         "No new or changed checkpoint is above the former best.": below,
     }

@@ -25,15 +25,15 @@ from lmeval_dispersion.report import render
 OURS = {"parameters": 190_000, "base": "org/base"}  # as the siblings that were counted
 COUNTS = (
     "Of our own fine-tunes, models of about 0.2 million parameters, such a list held one within 0.01 of the "
-    "best in 17 of 18 groups and tasks (6 fresh groups of 32 fine-tunes); 89 of 100 pairs as far apart as "
-    "ranks 1 and 9 were in order."
+    "best in 17 of 18 groups and tasks (6 fresh groups of 32 fine-tunes); of pairs as far apart as ranks "
+    "1 and 9, 89 % were in the right order."
 )
 MIXTURES = "in 18 of 18 groups and tasks (6 fresh groups of 24 random mixtures)"
 NOT_KNOWN = (
     "How often such an order is right is not known for these; "
     "`dispersion verify` fits it to your results."
 )
-BY_GAP = "No chance is known of an order by G."
+BY_GAP = "How often an order by G is right is not known."
 NOISE = (
     "The rows give these {} no order (math). Race all, or ask a few questions of all: "
     "`dispersion race --all --budget 5%`."
@@ -141,7 +141,9 @@ def test_a_short_list_of_another_length_is_the_one_that_is_spoken_of():
     shown = found.shown(found.shortlist(2))
     assert shown.answer()[0] == "Evaluate first: a, b (highest ratio of 24; math)."
     assert "such a list" not in shown.answer()[1]
-    assert "73 of 100 pairs as far apart as ranks 1 and 2 were in order" in shown.answer()[1]
+    assert (
+        "of pairs as far apart as ranks 1 and 2, 73 % were in the right order" in shown.answer()[1]
+    )
     assert "such a list" in found.shown(found.shortlist(24)).answer()[1]  # of all that there are
 
 
@@ -168,8 +170,8 @@ def test_by_g_no_chance_is_known_and_whose_ratio_is_missing_is_said():
     unread = "No ratio: it was not read; the order is by G alone."
     said = [
         "Evaluate first: a, b, c (all 3, highest G first; math).",
-        BY_GAP,
         "The order is by G, the paper's figure (cosine distance).",
+        BY_GAP,
         unread,
     ]
     assert result(members).answer() == said
@@ -181,7 +183,7 @@ def test_by_g_no_chance_is_known_and_whose_ratio_is_missing_is_said():
         replace(c, ratio=ratio_of(1.0 + i)) for i, c in enumerate(members)
     ]  # as with --rank-by gap
     disagree = "The order is by G, the paper's figure (cosine distance); by the ratio c is first."
-    assert result(members).answer() == [said[0], BY_GAP, disagree]
+    assert result(members).answer() == [said[0], disagree, BY_GAP]
     members[1] = replace(members[1], ratio=None, no_ratio="the norm of foo is not known")
     said = "No ratio of b: the norm of foo is not known; the order is by G alone."
     assert said in result(members).answer()
@@ -318,7 +320,7 @@ def test_several_groups_get_a_sentence_each_up_to_four():
     by_g = "The order is by G, the paper's figure (cosine distance)."
     assert (
         said[0]
-        == f"fam · 0B: Evaluate first: m0-0, m0-1 (all 2, highest G first; math). {BY_GAP} {by_g}"
+        == f"fam · 0B: Evaluate first: m0-0, m0-1 (all 2, highest G first; math). {by_g} {BY_GAP}"
     )
     assert said[4] == "2 more groups below."
 

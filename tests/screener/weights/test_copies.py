@@ -78,7 +78,9 @@ def test_every_format_and_change_that_moves_no_prediction(tmp_path, kind, dtype,
             assert c.ratio.mean == pytest.approx(slow, rel=1e-5)
             assert c.ratio.rounding < 1e-4 * slow
     text = " ".join(result.to_markdown().split())
-    assert (f" of {label}, bodies not compared" if kind == "gguf" else f" of {label}") in text
+    assert (
+        f" of {label} (other weights not compared)" if kind == "gguf" else f" of {label}"
+    ) in text
     entries = {c["label"]: c[of] for c in result.to_dict()["checkpoints"]}
     assert entries[label] is None
     assert entries[stands["converted"].label] == label
