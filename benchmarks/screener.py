@@ -112,7 +112,7 @@ def child(name: str, repos: list[str]) -> None:
         # Imports are not the work, also those that wait for the first checkpoint on a server.
         import lmeval_screener.checkpoints.hub
         import lmeval_screener.result.answer
-        import lmeval_screener.screening  # noqa: F401
+        import lmeval_screener.screening.run  # noqa: F401
     elif "safe_open" in name:
         import safetensors.torch  # noqa: F401
     start = time.perf_counter()

@@ -14,6 +14,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from types import UnionType
 from typing import (
     Annotated,
@@ -43,11 +44,13 @@ class Option(NamedTuple):
         metavar: The value's name in the help; None where there is none, or choices.
         names: The option's names; none for the field's own.
         action: What is done with the value; None to store it.
+        type: Makes the value from its text; None for the field's own type.
     """
 
     metavar: str | None = None
     names: tuple[str, ...] = ()
     action: type[argparse.Action] | None = None
+    type: Callable[[str], Any] | None = None
 
 
 def add_options(
@@ -103,7 +106,9 @@ def _add_option(
             given["action"] = option.action
         if choices:
             given["choices"] = choices
-        elif types[0] in (int, float) and str not in types:
+        if option.type:
+            given["type"] = option.type
+        elif types[0] in (int, float, Path) and str not in types:
             given["type"] = types[0]
     if bool in types and len(types) > 1:  # an option that may be given without its value
         given["nargs"] = "?"
@@ -131,6 +136,13 @@ def _help(text: str, default: Any, types: list[Any]) -> str:
     elif types != [bool]:
         words += f" (default: {'none' if default in (None, '', ()) else default})"
     return words.replace("%", "%%")
+
+
+def options_of(declared: Callable[..., T], args: argparse.Namespace) -> T:
+    """The options object of a command's arguments, which are called as the fields."""
+    given = vars(args)
+    names = [name for name in inspect.signature(declared).parameters if name in given]
+    return declared(**{name: given[name] for name in names})
 
 
 def texts_of(declared: type[Any]) -> dict[str, str]:

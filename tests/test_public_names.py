@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from lmeval_screener.registry.commands import Questioned
+from lmeval_screener.screening.arguments import ScreenArguments
 
 import lmeval_dispersion
 from lmeval_dispersion.asking import Racing
@@ -112,6 +114,8 @@ def test_functions_take_no_class_that_is_not_public():
 @pytest.mark.parametrize(
     ("command", "declared", "python_alone"),
     [
+        ("screen", ScreenArguments, ("checkpoints", "progress")),
+        ("registry", Questioned, ("file", "action", "what", "since")),
         ("race", Racing, ("checkpoints", "demo", "quiet")),
         ("audit", Auditing, ("run", "demo", "details", "seed", "short")),
         ("calibrate", Calibrating, ("run", "seed", "answers")),

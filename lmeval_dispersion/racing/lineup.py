@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from lmeval_screener.result.result import Result
-from lmeval_screener.screening import prepared
-from lmeval_screener.selection import select
+from lmeval_screener.screening.arguments import ScreenArguments
+from lmeval_screener.screening.run import Screening
+from lmeval_screener.screening.selection import select
 from lmeval_screener.shortlist.accuracies import Accuracies, Rated
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.loading import with_base
@@ -172,7 +173,7 @@ class Named(NamedTuple):
             return {c.target.name: self.arguments_of(c) for c in self.candidates}
         if taken:
             return {name: {"model": name} for name in self.words}
-        targets = select(self.words, family=family).targets
+        targets = select(ScreenArguments(self.words, family=family)).targets
         return {str(target.name): target.arguments() for target in targets}
 
     def arguments_of(self, candidate: Candidate) -> dict[str, str]:
@@ -259,17 +260,25 @@ def _screened(
     named: Named, tasks: str, which: Which, count: Callable[[], tuple[Counter[str], int]]
 ) -> tuple[Result, list[str]]:
     """The screening of the named checkpoints, and a note on tokens that the tasks' documents gave."""
-    task: str | AnswerSet | None = first_known(tasks)[0].removesuffix(SUFFIX)
-    if not task:
-        task = None if which.domain else _counted(tasks, count)
+    task = first_known(tasks)[0].removesuffix(SUFFIX)
+    answers = None if task or which.domain else _counted(tasks, count)
+    arguments = ScreenArguments(
+        named.words,
+        task=task or None,
+        domain=which.domain,
+        base=which.base,
+        family=which.family,
+    )
     with progress_bar() as update:
-        run = prepared(which.domain, task, base=which.base)
+        run = Screening(arguments, answers)
         run.on_done = lambda outcome, done, count: update(done, count, outcome.label)
-        screened = run.result(select(named.words, family=which.family))
-    if not isinstance(task, AnswerSet) or not screened.checkpoints:
+        screened = run.result(select(arguments))
+    if answers is None or not screened.checkpoints:
         return screened, []
     tokens = [token.text.strip() for token in screened.checkpoints[0].resolution.of_ratio]
-    return screened, [f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}."]
+    return screened, [
+        f"Screened by the {len(tokens)} tokens of {answers.about}: {' '.join(tokens)}."
+    ]
 
 
 def _set_aside(screened: Result) -> list[str]:
@@ -378,7 +387,7 @@ def all_named(
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
         return Lineup(entries, by="block")
-    targets = labelled(select(names, family=family).targets)
+    targets = labelled(select(ScreenArguments(names, family=family)).targets)
     for target in targets:
         if target.refused or target.is_glob:
             raise UsageError(

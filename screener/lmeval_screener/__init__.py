@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lmeval_screener.registry.news import News
     from lmeval_screener.result.result import Result
     from lmeval_screener.screened import Failed, Group, Screened
-    from lmeval_screener.screening import screen
+    from lmeval_screener.screening.run import screen
 
 __all__ = ["Failed", "Group", "News", "Result", "Screened", "screen"]
 
@@ -20,7 +20,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_MODULES = {"screen": "screening", "Result": "result.result", "News": "registry.news"}
+_MODULES = {"screen": "screening.run", "Result": "result.result", "News": "registry.news"}
 
 
 def __getattr__(name: str) -> Any:

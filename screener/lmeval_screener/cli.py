@@ -6,7 +6,6 @@ Only the standard library is imported before the arguments are known, so that ``
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmeval_dispersion.arguments import add_options, options_of
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
     add_output,
-    add_tasks,
     add_version,
     command_line,
     command_parser,
@@ -28,12 +27,13 @@ from lmeval_dispersion.options import (
 )
 from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report.forms import PICTURES
-from lmeval_screener.selection import add_ranking_options, add_selection_options
+from lmeval_screener.orders import Ordering
+from lmeval_screener.screening.arguments import Measuring, ScreenArguments, Selecting, Showing
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
     from lmeval_screener.screened import Failed, Reading
-    from lmeval_screener.screening import OnDone
+    from lmeval_screener.screening.run import OnDone
     from lmeval_screener.shortlist.choice import Shortlist
 
 _EVERY = 30.0  # seconds between two lines of progress
@@ -74,75 +74,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``screen-checkpoints``, which is also ``dispersion screen``."""
-    parser.description, parser.usage = _ABOUT, f"{parser.prog} [options] CHECKPOINT ..."
+    parser.description = _ABOUT
+    parser.usage = f"{parser.prog} [options] CHECKPOINT ..."
     group = parser.add_argument_group("what to screen")
-    what = group.add_argument
-    what(
+    group.add_argument(
         "checkpoints",
         nargs="*",
         metavar="CHECKPOINT",
         help="names, folders, files, addresses: see below",
     )
-    what("--family", metavar="NAME", help="a family; FILE:NAME for your own (default: none)")
-    add_selection_options(group)
-    what("--demo", action="store_true", help="the bundled tiny models; needs no network")
-    what(
-        "--list",
-        choices=("families", "domains", "tasks"),
-        help="print the bundled ones (default: no)",
-    )
+    add_options(group, Selecting)
     group = parser.add_argument_group("how")
-    how = group.add_argument
-    how(
-        "--domain",
-        metavar="SET",
-        help="words of the domain: bundled, SET:GROUP,GROUP or a YAML file (default: of --task, else math)",
-    )
-    ratio = "lm-eval's tasks, or a set's file; the ratio is over answers of the first that has known ones"
-    add_tasks(group, f"{ratio} (default: those of the domain)")
-    how(
-        "--reference",
-        default="reference",
-        metavar="SET",
-        help="everyday words (default: reference)",
-    )
-    how(
-        "--tokenizer",
-        metavar="SOURCE",
-        help="tokenizer for checkpoints without one (default: none)",
-    )
-    add_ranking_options(group)
-    how("--slope", type=Path, metavar="FILE", help="your slope k, of verify --keep (default: ours)")
-    how(
-        "--dry-run",
-        action="store_true",
-        help="print the requests and bytes it would take, and stop",
-    )
-    how(
-        "--registry",
-        type=Path,
-        metavar="FILE",
-        help="keep results here, read only new ones (default: none)",
-    )
+    add_options(group, Measuring)
+    add_options(group, Ordering)
     group = parser.add_argument_group("what to show")
-    show = group.add_argument
-    few = "ranks 1 to K of each group; without K those that hold the best with 90 %% (default: all)"
-    show("--shortlist", type=_places, nargs="?", const=math.inf, metavar="K", help=few)
-    show(
-        "--audit-sample",
-        type=int,
-        default=0,
-        metavar="N",
-        help="add N others at random (default: 0)",
-    )
-    emit = "write the list and its tasks for lm-eval here (default: nothing)"
-    show("--emit", type=Path, metavar="FOLDER", help=emit)
-    show("--accuracy", metavar="SOURCE", help="compare with results or CSV (default: none)")
-    show(
-        "--fail-if-below",
-        metavar="CHECKPOINT",
-        help="status 4 if any lies below it (default: none)",
-    )
+    add_options(group, Showing)
     add_output(group)
     add_version(parser)
     add_examples(
@@ -166,40 +112,22 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     output = Output.of(args)
 
-    from lmeval_screener.screening import ordered_by, prepared
-    from lmeval_screener.selection import select
+    from lmeval_screener.screening.run import Screening
+    from lmeval_screener.screening.selection import select
 
     def notice(name: str, seconds: float) -> None:
         output.say(
             f"screen-checkpoints: the server's rate limit of {name} is reached; continuing in {seconds:.0f} s"
         )
 
-    screening = prepared(
-        *(args.domain, args.tasks, args.reference, args.accuracy, args.slope),
-        tokenizer=args.tokenizer,
-        fail_if_below=args.fail_if_below,
-        notice=notice,
-        keep_on_interrupt=True,
-        base=args.base,
-        order=ordered_by(args.rank_by, args.metric),
+    arguments = options_of(ScreenArguments, args)
+    screening = Screening(
+        arguments, fail_if_below=args.fail_if_below, notice=notice, keep_on_interrupt=True
     )
     domain = screening.domain
     if domain.remark:
         output.say(f"screen-checkpoints: {domain.remark}")
-    options = (
-        "family",
-        "demo",
-        "author",
-        "tag",
-        "base_model",
-        "since",
-        "limit",
-        "registry",
-        "tokenizer",
-    )
-    selected = select(
-        args.checkpoints, notice=notice, **{name: vars(args)[name] for name in options}
-    )
+    selected = select(arguments, notice)
     if selected.sentence and not args.dry_run:  # the plan's own answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
     named, _ = screening.named(selected.targets)
@@ -212,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
         output.write(plan_document(selected, named, domain, screening.reference))
         return 0
-    with screening.recorded(args.registry, args.since, args.command) as session:
+    with screening.recorded(args.command) as session:
         with _progress(args.quiet) as screening.on_done:
             result = screening.result(selected)
         if session is not None and session.reused:
@@ -237,7 +165,7 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
         return 1
     chosen = None
     if args.shortlist is not None or args.emit is not None:
-        few = None if args.shortlist in (None, math.inf) else args.shortlist
+        few = None if args.shortlist is True else args.shortlist
         chosen = result.shortlist(few, audit_sample=args.audit_sample)
     if chosen is not None and args.emit is not None and chosen.chosen:
         from lmeval_screener.shortlist.manifest import emit
@@ -287,15 +215,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"expected at least 0, got {args.audit_sample}", argument="audit_sample")
 
 
-def _places(text: str) -> int:
-    """The K of ``--shortlist``."""
-    if text.lstrip("-").isdecimal():
-        return int(text)
-    raise argparse.ArgumentTypeError(
-        f"expected a number, got {text!r}; checkpoints go before this option"
-    )
-
-
 def _names(chosen: Shortlist) -> str:
     """The names of the list as a user writes them; their explanation goes to stderr, past any pipe."""
     for choice in chosen.groups:
@@ -331,7 +250,6 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
-    from lmeval_dispersion.arguments import add_options
     from lmeval_dispersion.asking import Judge
 
     parser.description = (

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from lmeval_dispersion.arguments import Option
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.options import Once
 
 RankBy = Literal["gap", "ratio"]
 #: The distance of G, as `lmeval_dispersion.geometry.Metric`, which imports NumPy.
@@ -12,7 +17,10 @@ DISTANCES = {"cosine": "cosine", "euclidean": "Euclidean"}
 
 
 class Order(NamedTuple):
-    """The figure that orders, ``ratio`` or ``gap`` for G, and the distance of G; None where nobody says."""
+    """The figure that orders, ``ratio`` or ``gap`` for G, and the distance of G.
+
+    Each is None where nobody says.
+    """
 
     rank_by: RankBy | None = None
     metric: Distance | None = None
@@ -45,3 +53,36 @@ def stored_order(rank_by: Any, metric: Any) -> Order:
         rank_by if rank_by in get_args(RankBy) else None,
         metric if metric in get_args(Distance) else None,
     )
+
+
+def _figure(text: str) -> str:
+    """The value of ``--rank-by``, which may be called G."""
+    return "gap" if text.lower() == "g" else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordering:
+    """How a user wants checkpoints to be ordered.
+
+    Attributes:
+        rank_by: Figure that ranks; gap is G, whose order has no known chance. Default: that of the
+            family's file, else ratio.
+        metric: Distance of G. Default: that of the family's file, else cosine.
+        base: Model that the others were trained from, their zero point. Default: the base they
+            name.
+    """
+
+    rank_by: Annotated[RankBy | None, Option(type=_figure)] = None
+    metric: Distance | None = None
+    base: Annotated[str | None, Option("CHECKPOINT", action=Once)] = None
+
+    @property
+    def order(self) -> Order:
+        """The order that is asked for; UsageError for another figure or distance."""
+        for name, value, known in (
+            ("rank_by", self.rank_by, get_args(RankBy)),
+            ("metric", self.metric, get_args(Distance)),
+        ):
+            if value is not None and value not in known:
+                raise UsageError(f"expected {', '.join(known)}, got {value!r}", argument=name)
+        return Order(self.rank_by, self.metric)

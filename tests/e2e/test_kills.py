@@ -39,7 +39,7 @@ MODULES = (
     ),
     *("lmeval_dispersion.racing.commands", "lmeval_dispersion.racing.evaluation", "datasets"),
     *("lmeval_dispersion.harness.from_samples", "lmeval_dispersion.laboratory.study"),
-    *("lmeval_screener.cli", "lmeval_screener.screening"),
+    *("lmeval_screener.cli", "lmeval_screener.screening.run"),
 )
 KILLED = {-signal.SIGKILL, -signal.SIGPROF}
 DISPERSION_CLASS = "!function lmeval_dispersion.harness.DispersionTask"

@@ -19,7 +19,7 @@ import pytest
 from checkpoints import write_with_words
 from hub_faults import status
 from lmeval_screener.cli import main as screen_checkpoints
-from lmeval_screener.screening import TIMEOUT
+from lmeval_screener.screening.run import TIMEOUT
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.shared import without_hub

@@ -16,7 +16,7 @@ import pytest
 from checkpoints import slow_gap, write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
 from lmeval_screener.reading import Reader
-from lmeval_screener.screening import TIMEOUT
+from lmeval_screener.screening.run import TIMEOUT
 from lmeval_screener.tokens.resolution import resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary

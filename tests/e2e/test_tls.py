@@ -10,7 +10,7 @@ from hub_faults import truncated
 from hub_server import HubServer
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import http
-from lmeval_screener.screening import TIMEOUT
+from lmeval_screener.screening.run import TIMEOUT
 
 from lmeval_dispersion.installation import data_folder
 

@@ -12,7 +12,8 @@ import pytest
 from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.cli import main
-from lmeval_screener.selection import query_of, select
+from lmeval_screener.screening.arguments import ScreenArguments
+from lmeval_screener.screening.selection import query_of, select
 from lmeval_screener.targets.names import Target, parse_targets, shared_name
 
 from lmeval_dispersion.errors import UsageError
@@ -74,7 +75,7 @@ def test_inside_a_folder_a_final_model_counts_once_and_steps_are_no_checkpoint_o
     model("myruns/a", "sums-80")
     model("myruns/a/checkpoint-5", "sums-45")
     model("myruns/b/checkpoint-5", "sums-45")
-    selected = select(["myruns"])
+    selected = select(ScreenArguments(["myruns"]))
     assert [target.repo for target in selected.targets] == ["myruns/a"]
     assert selected.left_out == ["myruns/b"]
     steps = ["myruns/a/checkpoint-5", "myruns/a", "myruns/b/checkpoint-5"]

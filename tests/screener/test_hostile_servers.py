@@ -19,7 +19,7 @@ from lmeval_screener.checkpoints.hub import parse_listing, parse_references
 from lmeval_screener.checkpoints.networks import Networks
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.selection import Query, Selected, _listed, _parse_page
+from lmeval_screener.screening.selection import Query, Selected, _listed, _parse_page
 from lmeval_screener.targets.names import parse_target
 from lmeval_screener.targets.runs import step_key, step_number
 

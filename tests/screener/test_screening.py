@@ -16,12 +16,11 @@ import pytest
 from lmeval_screener.chance import Chances
 from lmeval_screener.cli import _progress, main
 from lmeval_screener.result.gate import Gate
-from lmeval_screener.screening import Screening, floor_among, screen
-from lmeval_screener.selection import Selected
+from lmeval_screener.screening.arguments import ScreenArguments
+from lmeval_screener.screening.run import Screening, floor_among, screen
+from lmeval_screener.screening.selection import Selected
 from lmeval_screener.targets.families import demo_targets
 from lmeval_screener.targets.names import parse_target
-from lmeval_screener.tokens.resolution import load_domain
-from lmeval_screener.tokens.sets import load_token_set
 from screenings import GAPS, failed, ranking, result, screened, siblings
 from tokenizers import Tokenizer
 
@@ -70,7 +69,7 @@ def interruptible():
 @pytest.mark.usefixtures("interruptible")
 def test_a_signal_ends_folders_that_are_read_in_turn(keep):
     """The checkpoint that is being read ends; the others are named."""
-    run = Screening(load_domain(), load_token_set("reference", "reference"), keep_on_interrupt=keep)
+    run = Screening(ScreenArguments(), keep_on_interrupt=keep)
     run.on_done = lambda outcome, done, count: (
         signal.raise_signal(signal.SIGINT) if done == 3 else None
     )

@@ -16,13 +16,14 @@ from hub_client import whole_gap
 from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.cli import main
-from lmeval_screener.selection import (
+from lmeval_screener.screening.arguments import ScreenArguments, Selecting
+from lmeval_screener.screening.selection import (
     _first_day,
-    add_selection_options,
     read_list,
     select,
 )
 
+from lmeval_dispersion.arguments import add_options
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import UsageError
 
@@ -52,8 +53,8 @@ def registry(served, tmp_path):
 def chosen(*words, names=()):
     """The targets that options and names select."""
     parser = argparse.ArgumentParser()
-    add_selection_options(parser)
-    return select(names, **vars(parser.parse_args(words)))
+    add_options(parser, Selecting)
+    return select(ScreenArguments(names, **vars(parser.parse_args(words))))
 
 
 def means(result):

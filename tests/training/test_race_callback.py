@@ -16,7 +16,8 @@ import pytest
 import tiny_models
 import torch
 from live_training import QUESTIONS, model, raced, rows, trainer
-from lmeval_screener.selection import select
+from lmeval_screener.screening.arguments import ScreenArguments
+from lmeval_screener.screening.selection import select
 from processes import environment
 from tiny_decoders import TRAINERS_WARN
 from transformers import EarlyStoppingCallback, TrainerCallback
@@ -129,7 +130,9 @@ def test_the_race_goes_on_to_the_proof_in_the_folder(
     }
     assert result["checkpoints"][0]["questions"] == QUESTIONS
     assert not (tmp_path / "race-words").exists()
-    assert not select(["run"]).left_out  # the race's folder is no checkpoint that failed
+    assert not select(
+        ScreenArguments(["run"])
+    ).left_out  # the race's folder is no checkpoint that failed
     for step, text in before.items():  # what was asked in the training is not asked again
         (file,) = (run / "race-words" / f"checkpoint-{step}").glob("samples_*.jsonl")
         assert file.read_text().startswith(text)

@@ -6,20 +6,20 @@ Only the standard library is imported before a command runs.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from lmeval_dispersion.arguments import Option, add_options, takes
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.options import add_examples, add_output, one_thread
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.report.declared import listed
-from lmeval_screener.selection import add_ranking_options
+from lmeval_screener.orders import Ordering
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Report
-    from lmeval_screener.orders import Distance, RankBy
 
 #: The options that each action accepts.
 _TAKES = {"query": "domain scale top base", "show": "", "diff": "domain since base"}
@@ -38,24 +38,17 @@ DATE: the end of the last run before today (yesterday), a date or time in UTC, o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion registry``."""
-    what = "what to do, see below (default: query)"
-    parser.add_argument("action", choices=_TAKES, default="query", help=what)
+    parser.add_argument(
+        "action", choices=_TAKES, default="query", help="what to do, see below (default: query)"
+    )
     parser.add_argument(
         "registry", type=Path, metavar="FILE", help="the registry that --registry wrote"
     )
     parser.add_argument(
         "what", nargs="?", metavar="ARGUMENT", help="SQL, CHECKPOINT or DATE, see below"
     )
-    parser.add_argument(
-        "--domain", metavar="SET", help="only results of this token set (default: the most used)"
-    )
-    parser.add_argument(
-        "--scale", metavar="NAME", help="only this scale, such as 7B (default: all)"
-    )
-    parser.add_argument(
-        "--top", type=int, metavar="K", help="only the K best of each group (default: all)"
-    )
-    add_ranking_options(parser)
+    add_options(parser, Questioned, "domain", "scale", "top")
+    add_options(parser, Ordering)
     add_output(parser, details=False)
     add_examples(
         parser,
@@ -66,40 +59,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def registry(
-    file: str | Path,
-    action: Literal["query", "show", "diff"] = "query",
-    what: str | None = None,
-    *,
-    domain: str | None = None,
-    scale: str | None = None,
-    top: int | None = None,
-    since: str | None = None,
-    rank_by: RankBy | None = None,
-    metric: Distance | None = None,
-    base: str | None = None,
-) -> Report:
-    """Ask a registry that ``screen(registry=FILE)`` wrote: `News` for ``diff``, else an `Answer`.
+@dataclass(frozen=True)
+class Questioned(Ordering):
+    """What a registry is asked.
 
-    Args:
+    Attributes:
         file: The registry.
         action: ``query``: the latest state of every checkpoint, ranked; ``show``: the history of a
             checkpoint; ``diff``: the changes since a time.
-        what: For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint: label, path or address.
-        domain: For ``query``, ``diff``: only results of this token set; default: the most used.
-        scale: For ``query``: only this scale, such as ``7B``.
-        top: For ``query``: the most checkpoints of each group, at least 1.
-        since: For ``diff``: ``last`` for the news that were announced last, once more; else ``yesterday``, a
-            date or time in UTC, or a run of the registry, for all changes since.
-        rank_by: ``ratio``, or ``gap`` for G. Default: that of the family's file, else the ratio.
-        metric: The distance of G, ``cosine`` or ``euclidean``. Default: the family's, else ``cosine``.
-        base: For ``query``, ``diff``: the checkpoint that the others were trained from.
+        what: For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint: label, path
+            or address.
+        domain: Only results of this token set. Default: the most used.
+        scale: Only this scale, such as 7B. Default: all.
+        top: Only the K best of each group. Default: all.
+        since: For ``diff``: ``last`` for the news that were announced last, once more; else
+            ``yesterday``, a date or time in UTC, or a run of the registry, for all changes since.
+    """
+
+    file: str | Path
+    action: Literal["query", "show", "diff"] = "query"
+    what: str | None = None
+    _: KW_ONLY
+    domain: Annotated[str | None, Option("SET")] = None
+    scale: Annotated[str | None, Option("NAME")] = None
+    top: Annotated[int | None, Option("K")] = None
+    since: str | None = None
+
+
+@takes(Questioned)
+def registry(asked: Questioned) -> Report:
+    """Ask a registry that ``screen(registry=FILE)`` wrote: `News` for ``diff``, else an `Answer`.
+
+    ``scale`` and ``top`` are for ``query``; ``domain`` and ``base`` also for ``diff``.
 
     Raises:
-        UsageError: No registry, or one without results; an unknown checkpoint, domain or time; SQL that fails
-            or takes over 60 seconds; an argument that is missing, or that the action does not use.
+        UsageError: No registry, or one without results; an unknown checkpoint, domain or time; SQL
+            that fails or takes over 60 seconds; an argument that is missing, or that the action
+            does not use.
         DispersionError: SQLite cannot read the file: it is damaged or locked.
     """
+    action = asked.action
+    file = asked.file
+    what = asked.what
+    since = asked.since
     if what is None and action == "show":
         raise UsageError(f"expected the checkpoint after show {file}, got none")
     if what is not None and action == "diff":
@@ -107,33 +109,32 @@ def registry(
     if since is None and action == "diff":
         raise UsageError(f"expected a date after diff {file}, such as yesterday, got none")
     is_sql = action == "query" and what is not None
-    given = {"domain": domain, "scale": scale, "top": top, "since": since, "base": base}
-    for option, value in given.items():
-        if value is not None and (is_sql or option not in _TAKES[action].split()):
-            asked = "query with SQL" if is_sql else action
-            raise UsageError(f"{asked} does not use this; leave it out", argument=option)
-    if top is not None and top < 1:
-        raise UsageError(f"expected at least 1, got {top}", argument="top")
+    for option in ("domain", "scale", "top", "since", "base"):
+        is_used = option in _TAKES[action].split() and not is_sql
+        if getattr(asked, option) is not None and not is_used:
+            kind = "query with SQL" if is_sql else action
+            raise UsageError(f"{kind} does not use this; leave it out", argument=option)
+    if asked.top is not None and asked.top < 1:
+        raise UsageError(f"expected at least 1, got {asked.top}", argument="top")
+    order = asked.order
     one_thread()
-    from lmeval_screener.orders import Order
     from lmeval_screener.registry import news, queries
     from lmeval_screener.registry.database import to_read
 
-    order = Order(rank_by, metric)
     with to_read(Path(file)) as connection:
         if action == "show":
             return queries.history(connection, str(what))
         if action == "diff":
-            tokens = queries.sets_of(connection, domain)[0]
+            tokens = queries.sets_of(connection, asked.domain)[0]
             if since == "last":
                 start, end = news.last_announced(connection, tokens)
-                again = news.news(connection, tokens, start, order, base, until=end)
+                again = news.news(connection, tokens, start, order, asked.base, until=end)
                 return replace(again, until=end)
             start = news.since_time(connection, str(since), tokens)
-            return news.news(connection, tokens, start, order, base)
+            return news.news(connection, tokens, start, order, asked.base)
         if what is not None:
             return queries.sql_answer(connection, what)
-        return queries.query(connection, order, base, domain, scale, top)
+        return queries.query(connection, order, asked.base, asked.domain, asked.scale, asked.top)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -144,11 +145,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"expected {listed(list(_TAKES), 'or')}, got {word!r}{nearest(word, _TAKES)}"
         )
-    options = {
-        name: vars(args)[name] for name in ("domain", "scale", "top", "rank_by", "metric", "base")
-    }
-    asked = {"since" if args.action == "diff" else "what": args.what}
-    output.write(registry(args.registry, args.action, **asked, **options).document())
+    names = ("domain", "scale", "top", "rank_by", "metric", "base")
+    options = {name: getattr(args, name) for name in names}
+    options["since" if args.action == "diff" else "what"] = args.what
+    output.write(registry(args.registry, args.action, **options).document())
     return 0
 
 

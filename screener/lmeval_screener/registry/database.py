@@ -57,7 +57,7 @@ _NETWORK = re.compile(
 )
 
 if TYPE_CHECKING:
-    from lmeval_screener.selection import CompleteList
+    from lmeval_screener.screening.selection import CompleteList
 
 
 def _is_dtype(text: str) -> bool:

@@ -11,7 +11,7 @@ from lmeval_dispersion.report import Column, Document, Section, Table
 from lmeval_screener.formats import SAFETENSORS
 
 if TYPE_CHECKING:
-    from lmeval_screener.selection import Selected
+    from lmeval_screener.screening.selection import Selected
     from lmeval_screener.targets.names import Target
     from lmeval_screener.tokens.sets import TokenSet
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.layouts import mistake, nearest
+from lmeval_screener.budgets import bundled_yaml, load_yaml
 from lmeval_screener.orders import Distance, Order, RankBy
 from lmeval_screener.targets.names import Target, parse_target
-from lmeval_screener.yaml_fields import bundled_yaml, load_yaml
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def parse_targets(
 
 def _not_local(target: Target, path: str) -> Target:
     """A name without an owner; refused if it is ``demo``, or close to a family's or a local file's."""
-    from lmeval_screener.yaml_fields import bundled_yaml
+    from lmeval_screener.budgets import bundled_yaml
 
     if not target.on_hub or "/" in path or target.revision is not None:
         return target

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.layouts import mistake, nearest
+from lmeval_screener.budgets import load_yaml
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import (
     MOST,
@@ -32,7 +33,6 @@ from lmeval_screener.tokens.sets import (
     lookup,
 )
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.yaml_fields import load_yaml
 
 # T: of the tokens that differ between answers as many as cover this share of their weight, within bounds; if
 # the most frequent ones within the bounds cover less than the least share, answers differ in too many words.

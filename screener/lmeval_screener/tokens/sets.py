@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.layouts import mistake, nearest
+from lmeval_screener.budgets import load_yaml
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.yaml_fields import load_yaml
 
 Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]

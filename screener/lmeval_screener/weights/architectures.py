@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from lmeval_screener.budgets import bundled_yaml
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.yaml_fields import bundled_yaml
 
 #: The tables of architectures.yaml, which explains each.
 TABLES: dict[str, Any] = bundled_yaml(Path(__file__).with_name("architectures.yaml"))

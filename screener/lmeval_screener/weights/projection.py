@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.budgets import CONFIG, parsed
+from lmeval_screener.budgets import CONFIG, bounded_yaml, parsed
 from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
@@ -49,7 +49,6 @@ from lmeval_screener.weights.rows import (
     sliced_error,
 )
 from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
-from lmeval_screener.yaml_fields import bounded_yaml
 
 #: First request of a shard's header, in bytes per tensor and in all: enough for nearly all names.
 _PER_TENSOR, _SOME = 140, 2048

@@ -9,7 +9,7 @@ from hub_client import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener import screen
-from lmeval_screener.selection import query_of
+from lmeval_screener.screening.selection import query_of
 from lmeval_screener.targets.layouts import layout_of
 from lmeval_screener.targets.names import Target, labelled, parse_name, parse_target, parse_targets
 from lmeval_screener.targets.runs import run_and_step

@@ -18,23 +18,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.output import progress_bar
-from lmeval_screener.chance import Own, read_slope
+from lmeval_screener.chance import read_slope
 from lmeval_screener.checkpoints.concurrency import in_loop, run, side_by_side
 from lmeval_screener.errors import ScreeningError, UnreadBaseError
-from lmeval_screener.orders import UNSAID, Distance, Order, RankBy
+from lmeval_screener.orders import RankBy
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result.gate import Gate
 from lmeval_screener.result.result import Result
-from lmeval_screener.screened import RANKED, Failed, Reading, Screened
-from lmeval_screener.selection import CompleteList, Selected, select
+from lmeval_screener.screened import Failed, Reading, Screened
+from lmeval_screener.screening.arguments import ScreenArguments
+from lmeval_screener.screening.selection import CompleteList, Selected, select, several
 from lmeval_screener.targets.names import Target, labelled, parse_target, parse_targets
 from lmeval_screener.tokens.resolution import load_domain
-from lmeval_screener.tokens.sets import AnswerSet, TokenSet, load_token_set
+from lmeval_screener.tokens.sets import AnswerSet, load_token_set
 from lmeval_screener.weights.copies import originals
 
 if TYPE_CHECKING:
@@ -59,124 +60,37 @@ _SCOUTS = 3  # checkpoints that are tried first; if none can reach the Hub, no o
 OnDone = Callable[[Reading | Failed, int, int], None]
 
 
-def screen(
-    checkpoints: str | Iterable[str] = (),
-    *,
-    family: str | None = None,
-    domain: str | None = None,
-    task: str | None = None,
-    reference: str = "reference",
-    accuracy: str | Path | None = None,
-    demo: bool = False,
-    progress: Callable[[int, int, str], None] | None = None,
-    tokenizer: str | None = None,
-    author: str | Sequence[str] = (),
-    tag: str | Sequence[str] = (),
-    base_model: str | Sequence[str] = (),
-    limit: int | None = None,
-    registry: str | Path | None = None,
-    since: str | None = None,
-    base: str | None = None,
-    rank_by: RankBy | None = None,
-    metric: Distance | None = None,
-    slope: str | Path | None = None,
-) -> Result:
+@takes(ScreenArguments)
+def screen(arguments: ScreenArguments) -> Result:
     """Rank checkpoints by the dispersion of their output rows, reading only the rows that are needed.
 
-    Args:
-        checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
-            of training runs, weights files, or addresses such as ``s3://bucket/run/checkpoint-*``;
-            ``demo`` for the bundled ones.
-        family: Name of a family whose checkpoints are added; ``FILE:NAME`` for a family of your own file.
-        domain: Domain tokens T: a bundled token set or a YAML file. Default: the task's, else ``math``.
-        task: lm-eval's ``NAME,NAME``, or a YAML file of answers: the ratio is over the answer tokens of the
-            first task that has known ones. Default: those known of the domain, else T of G.
-        reference: Everyday tokens R, likewise.
-        accuracy: Accuracies to compare the order with: a CSV file, or lm-eval's results.
-        demo: Whether to add the bundled demo's checkpoints.
-        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
-            notebook or on a terminal, where that takes more than a second.
-        tokenizer: Tokenizer for checkpoints without their own: a repository, a folder, an address, or a
-            tokenizer file.
-        author: Organisations or users of the Hub whose models are screened too.
-        tag: Tags of the Hub that all listed models have.
-        base_model: Models whose fine-tunes, according to the Hub, are screened too.
-        limit: The most listed models; those changed last count.
-        registry: The SQLite file that keeps results; only new or changed checkpoints are read.
-        since: Start of ``result.news``: ``last`` or ``yesterday``, which announce a checkpoint once, a date
-            or time (UTC), or a run of the registry. Without a registry: only listed models that changed on
-            that date or later. Default: no news, and all.
-        base: The checkpoint that the others were trained from, their zero point. Default: the base
-            that all others of a group name, if there is one.
-        rank_by: The figure that ranks: ``ratio``, or ``gap`` for G, whose order has no known chance. Default:
-            that of the family's file, else the ratio.
-        metric: The distance of G, ``cosine`` or ``euclidean``. Default: the family's, else ``cosine``.
-        slope: File that ``verify`` kept: chances by your own results. Default: by ours.
-
-    Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
+    The result has the screened checkpoints, ranked inside (family, scale), and the failed ones with
+    their reasons. With a registry, ``since`` may also be a time (UTC) or a run of it, and ``last``
+    and ``yesterday`` announce a checkpoint once; the news are ``result.news``.
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
         ScreeningError: A listing of the Hub cannot be read; a failed checkpoint does not raise.
     """
-    options = {"tokenizer": tokenizer, "base": base, "order": ordered_by(rank_by, metric)}
-    run = prepared(domain, task, reference, accuracy, slope, **options)
+    run = Screening(arguments)
     if run.domain.remark:
-        warnings.warn(run.domain.remark, stacklevel=2)
-    names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
+        warnings.warn(run.domain.remark, stacklevel=3)
+    names = several(arguments.checkpoints)
+    arguments = replace(arguments, checkpoints=names)
     if names == ["demo"] and not Path("demo").exists():
-        names, demo = [], True
-    selected = select(
-        names,
-        family=family,
-        demo=demo,
-        author=author,
-        tag=tag,
-        base_model=base_model,
-        since=since,
-        limit=limit,
-        registry=registry,
-        tokenizer=tokenizer,
-    )
+        arguments = replace(arguments, checkpoints=(), demo=True)
+    selected = select(arguments)
+    progress = arguments.progress
     with (
-        run.recorded(registry, since, "screen()") as session,
+        run.recorded("screen()") as session,
         progress_bar(hidden=progress is not None) as bar,
     ):
         report = progress or bar
         run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
         result = run.result(selected)
     if session is not None and session.loss:
-        warnings.warn(session.loss, stacklevel=2)
+        warnings.warn(session.loss, stacklevel=3)
     return result
-
-
-def prepared(
-    domain: str | None,
-    task: str | AnswerSet | None,
-    reference: str = "reference",
-    accuracy: str | Path | None = None,
-    slope: str | Path | None = None,
-    **settings: Any,
-) -> Screening:
-    """A Screening: options of `screen`, ``settings`` its fields; UsageError if one cannot be used."""
-    accuracies = own = None
-    if accuracy is not None:
-        from lmeval_screener.shortlist.accuracies import read_accuracies
-
-        accuracies = read_accuracies(str(accuracy))
-    if slope is not None:
-        own = read_slope(slope)
-    sets = load_domain(domain, task), load_token_set(reference, "reference")
-    return Screening(*sets, accuracies=accuracies, slope=own, **settings)
-
-
-def ordered_by(rank_by: RankBy | None, metric: Distance | None) -> Order:
-    """The order that a user asks for; UsageError for another figure or distance."""
-    if rank_by not in (None, *RANKED):
-        raise UsageError(f"expected {', '.join(RANKED)}, got {rank_by!r}", argument="rank_by")
-    if metric not in (None, *METRICS):
-        raise UsageError(f"expected {', '.join(METRICS)}, got {metric!r}", argument="metric")
-    return Order(rank_by, metric)
 
 
 def floor_among(
@@ -206,33 +120,37 @@ def floor_among(
 
 @dataclass
 class Screening:
-    """One screening: its settings, those of :func:`screen`, and its state; UsageError for a wrong setting.
+    """One screening: its settings and its state; UsageError for a wrong setting.
 
     Attributes:
+        arguments: Those of :func:`screen`.
+        answers: The task's answers, in place of those of the arguments' task.
         fail_if_below: Label or name of the checkpoint that no other may fall behind.
-        base: Label or name of the checkpoint that the others were trained from.
-        session: The registry's session, which gives known readings and keeps new ones.
         notice: Called with a server's name and seconds when its rate limit makes the run wait.
-        slope: The slope of the user's own results.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return the results so far (main thread only).
         on_done: Called when a checkpoint ends; see `OnDone`.
     """
 
-    domain: TokenSet
-    reference: TokenSet
-    tokenizer: str | None = None
-    accuracies: Accuracies | None = None
+    arguments: ScreenArguments
+    answers: AnswerSet | None = None
     fail_if_below: str | None = None
-    session: Session | None = None
     notice: Notice | None = None
     keep_on_interrupt: bool = False
-    base: str | None = None
-    order: Order = UNSAID
-    slope: Own | None = None
     on_done: OnDone | None = None
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
+        """Read the sets and files of the arguments."""
+        arguments = self.arguments
+        self.order = arguments.order
+        self.accuracies: Accuracies | None = None
+        if arguments.accuracy is not None:
+            from lmeval_screener.shortlist.accuracies import read_accuracies
+
+            self.accuracies = read_accuracies(str(arguments.accuracy))
+        self.slope = None if arguments.slope is None else read_slope(arguments.slope)
+        self.domain = load_domain(arguments.domain, self.answers or arguments.task)
+        self.reference = load_token_set(arguments.reference, "reference")
+        self.session: Session | None = None  # the registry's, with known readings
         given = os.environ.get(TIMEOUT) or _TIMEOUT
         try:
             self._seconds = float(given)
@@ -247,13 +165,13 @@ class Screening:
         self._done = 0
 
     @contextlib.contextmanager
-    def recorded(
-        self, registry: str | Path | None, since: str | None, command: str
-    ) -> Iterator[Session | None]:
-        """A registry's session, or None without one; ``since`` adds news; UsageError if either is unfit.
+    def recorded(self, command: str) -> Iterator[Session | None]:
+        """The registry's session, or None without one; UsageError if it or ``since`` is unfit.
 
         News count as announced once the block has ended without an error: else they must be sent again.
         """
+        registry = self.arguments.registry
+        since = self.arguments.since
         if registry is None:
             yield None
             return
@@ -263,7 +181,8 @@ class Screening:
         with to_write(Path(registry)) as connection:
             session = self.session = Session(
                 connection,
-                *(self.domain, self.reference),
+                self.domain,
+                self.reference,
                 command=command,
                 path=Path(registry),
                 since=since,
@@ -309,9 +228,15 @@ class Screening:
         # Only now: news that another run announced meanwhile are not repeated.
         since = since_time(session.connection, session.since, session.tokens)
         session.begun = since
-        among = session.connection, session.tokens, since, self.order
-        others = [failed for failed in result.failed if not session.holds(failed.target)]
-        changes = news(*among, until=session.ended, others=others, own=self.slope)
+        changes = news(
+            session.connection,
+            session.tokens,
+            since,
+            self.order,
+            until=session.ended,
+            others=[failed for failed in result.failed if not session.holds(failed.target)],
+            own=self.slope,
+        )
         return replace(result, news=replace(changes, gate=result.gate))
 
     async def _screened(self, selected: Selected, all_local: bool) -> Result:
@@ -372,7 +297,7 @@ class Screening:
 
         Then there are no connections: importing them takes a while.
         """
-        return self.tokenizer is None and all(
+        return self.arguments.tokenizer is None and all(
             target.local
             and target.tokenizer is None
             and not Path(target.repo, "adapter_config.json").exists()
@@ -381,9 +306,11 @@ class Screening:
 
     async def _check_tokenizer(self) -> None:
         """Refuse a ``--tokenizer`` that cannot be opened; with a registry only a misspelt one."""
+        tokenizer = self.arguments.tokenizer
+        if tokenizer is None:
+            return
         try:
-            if self.tokenizer is not None:
-                await self._reader.sources.tokenizer(self.tokenizer)
+            await self._reader.sources.tokenizer(tokenizer)
         except ScreeningError as error:
             if self.session is None or error.code.endswith(("NotFound", "Name")):
                 raise UsageError(str(error)) from error
@@ -398,9 +325,9 @@ class Screening:
     def named(self, targets: Iterable[Target]) -> tuple[list[Target], dict[str, str]]:
         """All targets, with those of options (`floor_among`), each once and labelled; and option -> label."""
         every, found = list(dict.fromkeys(targets)), dict[str, Target]()
-        for name, text in (("fail_if_below", self.fail_if_below), ("base", self.base)):
+        for name, text in (("fail_if_below", self.fail_if_below), ("base", self.arguments.base)):
             if text is not None:
-                found[name] = floor_among(every, text, self.tokenizer, name)
+                found[name] = floor_among(every, text, self.arguments.tokenizer, name)
                 every = list(dict.fromkeys([*every, found[name]]))
         every = labelled(every)
         labels = {target: target.label for target in every}

@@ -6,7 +6,7 @@ costs no further request if its commit is cached, or if it has no weights or may
 
 from __future__ import annotations
 
-import argparse
+import datetime
 import fnmatch
 import os
 import re
@@ -15,24 +15,22 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
+from urllib.parse import urlencode
 
 from lmeval_dispersion.errors import UsageError, printable
-from lmeval_dispersion.options import Once
+from lmeval_dispersion.report.cells import unguarded
 from lmeval_screener.budgets import PAGES
 from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import run
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import holds_weights
+from lmeval_screener.screening.arguments import ScreenArguments
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.targets.names import Listed, Target, matching_paths, parse_targets
 
 if TYPE_CHECKING:
-    import datetime
-
     from lmeval_screener.checkpoints.http import Notice
     from lmeval_screener.checkpoints.hub import Hub
-
-# `--help` needs this module's options at once: other modules are imported where they are used.
 
 _PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # time budget for one page of a listing
@@ -67,8 +65,6 @@ class Query:
 
     def address(self, size: int) -> str:
         """Path and query of the listing's first page, most recently changed repositories first."""
-        from urllib.parse import urlencode
-
         order = {"sort": "lastModified", "limit": size, "expand": _EXPAND}
         asked = {"author": self.author, "filter": self.tags, **order}
         return f"/api/models?{urlencode({key: value for key, value in asked.items() if value}, doseq=True)}"
@@ -121,71 +117,23 @@ class Selected:
         return f"{sentence}; left out: {left_out}" if left_out else sentence
 
 
-def add_selection_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options that select Hub checkpoints by listing; `select` has them as arguments."""
-    add = parser.add_argument
-
-    def several(option: str, metavar: str, what: str) -> None:
-        add(option, action="append", default=[], metavar=metavar, help=f"{what} (default: none)")
-
-    several("--author", "NAME", "all models of an organisation or user")
-    several("--tag", "NAME", "models with this tag of the Hub")
-    several("--base-model", "CHECKPOINT", "its fine-tunes, according to the Hub")
-    add(
-        "--since",
-        metavar="DATE",
-        help="listed models changed since then; with --registry: news since then (default: all)",
-    )
-    add(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="only the N listed models changed last (default: all)",
-    )
-
-
-def add_ranking_options(parser: argparse._ActionsContainer) -> None:
-    """Add ``--rank-by``, ``--metric`` and ``--base``."""
-    parser.add_argument(
-        "--rank-by",
-        choices=("ratio", "gap"),
-        type=lambda name: "gap" if name.lower() == "g" else name,
-        help="figure that ranks; gap is G (default: that of the family's file, else ratio)",
-    )
-    parser.add_argument(
-        "--metric",
-        choices=("cosine", "euclidean"),
-        help="distance of G (default: that of the family's file, else cosine)",
-    )
-    of_base = "model that the others were trained from (default: the base they name)"
-    parser.add_argument("--base", action=Once, metavar="CHECKPOINT", help=of_base)
-
-
-def select(
-    names: Sequence[str],
-    *,
-    family: str | None = None,
-    demo: bool = False,
-    author: str | Sequence[str] = (),
-    tag: str | Sequence[str] = (),
-    base_model: str | Sequence[str] = (),
-    since: str | None = None,
-    limit: int | None = None,
-    registry: object = None,
-    tokenizer: str | None = None,
-    notice: Notice | None = None,
-) -> Selected:
-    """The checkpoints for names and options; listings are requested. Options are `screen`'s.
+def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected:
+    """The checkpoints that names and options mean; listings are requested.
 
     Raises:
         ScreeningError: A listing cannot be read.
         UsageError: An option or a list that cannot be used as given, or a listing without models.
     """
-    queries, first = _queries(author, tag, base_model), None if registry else _first_day(since)
+    limit = arguments.limit
+    options = _queries(arguments)
+    first = None if arguments.registry else _first_day(arguments.since)
     if limit is not None and limit < 1:
         raise UsageError(f"expected at least 1, got {limit}", argument="limit")
-    written = [name for text in names for name in (read_list(sys.stdin) if text == "-" else [text])]
-    parts = [*(query_of(name) or name for name in written), *queries]
+    parts: list[Query | str] = []
+    for text in several(arguments.checkpoints):
+        for name in read_list(sys.stdin) if text == "-" else [text]:
+            parts.append(query_of(name) or name)
+    parts += options
     queries = [part for part in parts if isinstance(part, Query)]
     if not queries and (first is not None or limit is not None):
         raise UsageError(
@@ -193,49 +141,59 @@ def select(
             "registry, which knows which names are new",
             argument="limit" if first is None else "since",
         )
-    selected, chosen = Selected(), dict[Target, Target]()
+    selected = Selected()
+    chosen: dict[Target, Target] = {}
     listings = iter(run(_listings(queries, first, limit, notice, selected)) if queries else ())
     for part in parts:
         if isinstance(part, str):
-            for target in parse_targets(part, tokenizer, selected.left_out):
+            for target in parse_targets(part, arguments.tokenizer, selected.left_out):
                 chosen.setdefault(target, target)
         else:  # a target with its commit costs less than the same one by name
             chosen |= {target: target for target in next(listings)}
     selected.targets = list(chosen.values())
-    if family is not None:
-        file, _, name = family.rpartition(":")
+    if arguments.family is not None:
+        file, _, name = arguments.family.rpartition(":")
         selected.targets += load_family(name, file or None).checkpoints
-    if demo:
+    if arguments.demo:
         selected.targets += demo_targets()
     return selected
 
 
-def _queries(
-    author: str | Sequence[str], tag: str | Sequence[str], base_model: str | Sequence[str]
-) -> list[Query]:
+def _queries(arguments: ScreenArguments) -> list[Query]:
     """The listings that options ask for: of each author and base model, with all tags."""
-    authors, tags, bases = (
-        [x] if isinstance(x, str) else list(x) for x in (author, tag, base_model)
-    )
-    for name, values, form, example in (
-        ("author", authors, _AUTHOR, "ORG"),
-        ("base_model", bases, _REPOSITORY, "ORG/NAME"),
-    ):
-        for value in values:
-            if not form.fullmatch(value):
-                raise UsageError(
-                    f"expected {example}, got {value!r}; copy it from its page", argument=name
-                )
+    authors = _checked("author", arguments.author, _AUTHOR, "ORG")
+    bases = _checked("base_model", arguments.base_model, _REPOSITORY, "ORG/NAME")
+    tags = several(arguments.tag)
     if not (authors or tags or bases):
         return []
-    filters = [(*tags, f"base_model:finetune:{base}") for base in bases] or [(*tags,)]
-    return [Query(name, of) for name in authors or (None,) for of in filters]
+    tuned = [f"base_model:finetune:{base}" for base in bases]
+    queries = []
+    each: list[str | None] = [*authors] or [None]
+    for author in each:
+        queries += [Query(author, (*tags, tag)) for tag in tuned] or [Query(author, (*tags,))]
+    return queries
+
+
+def several(given: str | Iterable[str]) -> list[str]:
+    """The values of an argument that takes one or several."""
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _checked(
+    name: str, given: str | Sequence[str], form: re.Pattern[str], example: str
+) -> list[str]:
+    """The values of an argument; UsageError for one that is not of the form."""
+    values = several(given)
+    for value in values:
+        if not form.fullmatch(value):
+            raise UsageError(
+                f"expected {example}, got {value!r}; copy it from its page", argument=name
+            )
+    return values
 
 
 def _first_day(since: str | None) -> datetime.date | None:
     """The day (UTC) of a date or of ``yesterday``."""
-    import datetime
-
     if since is None:
         return None
     if since == "last":
@@ -260,8 +218,6 @@ def read_list(file: TextIO) -> list[str]:
     ``revision`` if there is one.
     """
     import csv
-
-    from lmeval_dispersion.report.cells import unguarded
 
     try:
         text = file.read().removeprefix("\ufeff")

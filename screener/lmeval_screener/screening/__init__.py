@@ -1,0 +1,1 @@
+"""One screening: what is asked, the checkpoints that are meant, and the run."""

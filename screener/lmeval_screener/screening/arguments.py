@@ -1,0 +1,113 @@
+"""What a screening is asked: the declaration of the arguments.
+
+Only the standard library is imported for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from lmeval_dispersion.arguments import Option
+from lmeval_dispersion.options import Once
+from lmeval_screener.orders import Ordering
+
+
+def _places(text: str) -> int:
+    """The K of ``--shortlist``."""
+    if text.lstrip("-").isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"expected a number, got {text!r}; checkpoints go before this option"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selecting:
+    """Which checkpoints are screened, besides those that are named.
+
+    Attributes:
+        family: Family whose checkpoints are screened; FILE:NAME for one of your own file.
+        author: Organisation or user of the Hub whose models are screened.
+        tag: Tag of the Hub that all listed models have.
+        base_model: Model whose fine-tunes, according to the Hub, are screened.
+        since: Listed models changed since this date, or yesterday; with a registry, news since
+            then, or since the last ones. Default: all.
+        limit: Only the N listed models changed last. Default: all.
+        demo: Screen the bundled tiny models; needs no network.
+    """
+
+    family: Annotated[str | None, Option("NAME")] = None
+    author: Annotated[Sequence[str] | str, Option("NAME")] = ()
+    tag: Annotated[Sequence[str] | str, Option("NAME")] = ()
+    base_model: Annotated[Sequence[str] | str, Option("CHECKPOINT")] = ()
+    since: Annotated[str | None, Option("DATE")] = None
+    limit: Annotated[int | None, Option("N")] = None
+    demo: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring(Ordering):
+    """By which tokens checkpoints are measured, and what else is known of them.
+
+    Attributes:
+        domain: Words of the domain: bundled, SET:GROUP,GROUP or a YAML file. Default: the task's,
+            else math.
+        task: lm-eval's tasks, or a set's file; the ratio is over answers of the first that has
+            known ones. Default: those of the domain.
+        reference: Everyday words: bundled, SET:GROUP,GROUP or a YAML file.
+        tokenizer: Tokenizer for checkpoints without one: a repository, folder, address or file.
+        accuracy: Results, or a CSV file of accuracies, to compare the order with.
+        slope: Your own slope k, as `verify --keep` writes it. Default: ours.
+        registry: SQLite file that keeps results; only new or changed checkpoints are read.
+    """
+
+    domain: Annotated[str | None, Option("SET")] = None
+    task: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), Once)] = None
+    reference: Annotated[str, Option("SET")] = "reference"
+    tokenizer: Annotated[str | None, Option("SOURCE")] = None
+    accuracy: Annotated[str | Path | None, Option("SOURCE")] = None
+    slope: Annotated[str | Path | None, Option("FILE")] = None
+    registry: Annotated[str | Path | None, Option("FILE")] = None
+
+
+@dataclass(frozen=True)
+class ScreenArguments(Selecting, Measuring):
+    """All arguments of a screening.
+
+    Attributes:
+        checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``,
+            folders, folders of training runs, weights files, or addresses such as
+            ``s3://bucket/run/checkpoint-*``; ``demo`` for the bundled ones.
+        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a
+            bar, in a notebook or on a terminal, where that takes more than a second.
+    """
+
+    checkpoints: str | Iterable[str] = ()
+    _: KW_ONLY
+    progress: Callable[[int, int, str], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Showing:
+    """What the command alone takes: what it prints in place of a report, or does with it.
+
+    Attributes:
+        list: Print the bundled ones. Default: no.
+        dry_run: Print the requests and bytes it would take, and stop.
+        shortlist: Ranks 1 to K of each group; without K those that hold the best with 90 %.
+            Default: all.
+        audit_sample: Add N others at random.
+        emit: Write the list and its tasks for lm-eval here. Default: nothing.
+        fail_if_below: Status 4 if any lies below it.
+    """
+
+    list: Literal["families", "domains", "tasks"] | None = None
+    dry_run: bool = False
+    shortlist: Annotated[int | bool | None, Option("K", type=_places)] = None
+    audit_sample: Annotated[int, Option("N")] = 0
+    emit: Annotated[Path | None, Option("FOLDER")] = None
+    fail_if_below: Annotated[str | None, Option("CHECKPOINT")] = None
