@@ -72,6 +72,11 @@ class ScreeningError(DispersionError):
         self.code = code
 
 
+def cannot(code: str, reason: str, step: str) -> ScreeningError:
+    """The error for a checkpoint that cannot be read: the reason and the next step."""
+    return ScreeningError(code, f"cannot be screened because {reason}; {step}")
+
+
 class UnreadBaseError(ScreeningError):
     """An adapter leaves the head to its base, which cannot be read.
 

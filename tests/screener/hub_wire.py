@@ -150,14 +150,16 @@ class Loopback:
     def __exit__(self, *_: object) -> None:
         async def stop() -> None:
             for server in self._servers:
+                self._loop.remove_reader(server.sockets[0])
+            # What was just accepted takes three turns to begin, and only then closes itself.
+            for _ in range(3):
+                await asyncio.sleep(0)
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            for server in self._servers:
                 server.close()
-            await asyncio.sleep(
-                0.001
-            )  # a connection that was just made begins: it closes what it opened
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.sleep(0)
 
         asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
@@ -193,8 +195,7 @@ class Loopback:
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # a client that goes away, and a server that ends: streams would report them
         finally:
-            if not writer.transport.is_closing():
-                writer.transport.abort()
+            writer.transport.abort()  # also one that waits for a client to take its last bytes
 
     async def _answer(self, request: Request, reply: Reply, writer: asyncio.StreamWriter) -> bool:
         """Send a reply as it says; whether the connection goes on."""
@@ -215,6 +216,7 @@ class Loopback:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         writer.close()
+        await writer.wait_closed()
         return False
 
     async def _send_raw(self, raw: Sequence[bytes | float], writer: asyncio.StreamWriter) -> None:

@@ -9,21 +9,23 @@ the input embedding, if config.json or the architecture's default ties the two.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from lmeval_screener.budgets import bundled_yaml
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import cannot
 
 #: The tables of architectures.yaml, which explains each.
 TABLES: dict[str, Any] = bundled_yaml(Path(__file__).with_name("architectures.yaml"))
-HEADS, EMBEDDINGS, FINAL_NORMS, WRAPPERS = (
-    tuple(TABLES[key]) for key in ("heads", "embeddings", "final_norms", "wrappers")
-)
+HEADS = tuple[str, ...](TABLES["heads"])
+EMBEDDINGS = tuple[str, ...](TABLES["embeddings"])
+FINAL_NORMS = tuple[str, ...](TABLES["final_norms"])
+WRAPPERS = tuple[str, ...](TABLES["wrappers"])
 _HEAD_BIASES = (
     *(name.removesuffix("weight") + "bias" for name in HEADS),
-    *("decoder.bias", "pred_layer.proj.bias"),  # ModernBERT, XLM
+    "decoder.bias",  # ModernBERT
+    "pred_layer.proj.bias",  # XLM
 )
 #: A factor for each token's logit (Dory), stored where the head is tied too.
 _LOGIT_SCALE = ("lm_head.logit_scale",)
@@ -49,18 +51,16 @@ WHOLE_IN_MLX = frozenset(TABLES["whole_in_mlx"].split())
 
 #: Parts of names that do not belong to the model's own head or embedding.
 NOT_THE_MODEL = (
-    *(
-        "mtp",
-        "draft",
-        "medusa",
-        "eagle",
-        "vision",
-        "visual",
-        "audio",
-        "speech",
-        "talker",
-        "code_predictor",
-    ),
+    "mtp",
+    "draft",
+    "medusa",
+    "eagle",
+    "vision",
+    "visual",
+    "audio",
+    "speech",
+    "talker",
+    "code_predictor",
 )
 
 #: Values of ``model_type`` whose class does *not* tie when config.json is silent; all other known ones tie.
@@ -79,6 +79,8 @@ _PACKED = re.compile(
     r"_weight_\w+|SCB|W_q|trellis|suh|svh|codes|codebooks|absmax|weight_[gvq]\w*|tq_\w+|parametrizations\..+|"
     r"base_layer\..+|lora_\w+(\..+)?)"
 )
+#: Keys of a language model's configuration inside that of a larger model.
+_INNER_CONFIGS = ("text_config", "language_config", "llm_config", "thinker_config")
 #: Start of the warning that a head is stored although the configuration ties it.
 SAYS_TIED = "config.json says that embeddings are tied"
 
@@ -91,14 +93,15 @@ def choose_tensor(
     Contradictions and silence of config.json are added to ``warnings``.
     """
     stored = set(names)
-    if scale := stored_name(stored, _LOGIT_SCALE):
+    scale = stored_name(stored, _LOGIT_SCALE)
+    if scale is not None:
         reason = (
             f"each logit is multiplied by a learned {scale}, which neither G nor the ratio includes"
         )
         raise cannot("NoOutputProjection", reason, "screen models of another architecture")
     head = stored_name(stored, HEADS) or _only_head(stored)
     ties = _says_tied(levels(config))
-    if head:
+    if head is not None:
         if ties:
             warnings.append(
                 f"{SAYS_TIED}, but {head} is stored: the stored head was read, "
@@ -106,14 +109,17 @@ def choose_tensor(
             )
         return head, False
     embedding = stored_name(stored, EMBEDDINGS)
-    if packed := _packed(stored, HEADS) or (None if embedding else _packed(stored, EMBEDDINGS)):
+    packed = _packed(stored, HEADS)
+    if packed is None and embedding is None:
+        packed = _packed(stored, EMBEDDINGS)
+    if packed is not None:
         reason = f"its output projection is stored packed or in parts ({packed})"
         raise cannot("QuantizedTensor", reason, "screen the unquantised model")
     if embedding is None:
-        some = ", ".join(sorted(stored)[:3]) or "none"
+        first_names = ", ".join(sorted(stored)[:3]) or "none"
         raise cannot(
             "NoOutputProjection",
-            f"none of its {len(stored)} tensors ({some}, …) is a known output projection or input embedding",
+            f"none of its {len(stored)} tensors ({first_names}, …) is a known output projection or input embedding",
             "check that it is a causal language model",
         )
     types = model_types(config)
@@ -133,16 +139,21 @@ def choose_tensor(
     return embedding, True
 
 
-def stored_name(stored: Iterable[str], candidates: tuple[str, ...]) -> str | None:
+def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | None:
     """The stored name of the first stored candidate, under any wrapper; None without one."""
-    names = set(stored)
-    return next((w + name for name in candidates for w in WRAPPERS if w + name in names), None)
+    for candidate in candidates:
+        for wrapper in WRAPPERS:
+            if wrapper + candidate in stored:
+                return wrapper + candidate
+    return None
 
 
-def head_bias(stored: Iterable[str]) -> list[str]:
+def head_bias(stored: Collection[str]) -> list[str]:
     """The warning for a stored bias of the head; empty without one."""
     bias = stored_name(stored, _HEAD_BIASES)
-    return [f"{bias} is stored: neither G nor the ratio includes a head's bias"] if bias else []
+    if bias is None:
+        return []
+    return [f"{bias} is stored: neither G nor the ratio includes a head's bias"]
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:
@@ -151,29 +162,26 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
     Those that are not in `SCALES` come first: an error names them. Empty without any.
     """
     stem = name.removesuffix("weight")
-    words = {
-        other.removeprefix(stem) for other in stored if other.startswith(stem) and other != name
-    }
-    return sorted(
-        (w for w in words if not _HARMLESS.fullmatch(w)), key=lambda word: (word in SCALES, word)
-    )
+    words = set()
+    for other in stored:
+        word = other.removeprefix(stem)
+        if other not in (word, name) and not _HARMLESS.fullmatch(word):
+            words.add(word)
+    return sorted(words, key=lambda word: (word in SCALES, word))
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
     """``model_type`` in config.json and in the language model inside it, outermost first."""
-    return [
-        level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)
-    ]
+    stated = [level.get("model_type") for level in levels(config)]
+    return [model_type for model_type in stated if isinstance(model_type, str)]
 
 
 def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
     """Kind of the final norm, whether it multiplies by 1 + weight, whether it has a weight; None: unknown."""
-    if (
-        model_type == "hf_olmo"
-    ):  # OLMo as first released, and DataDecide: by settings (olmo/model.py)
-        kinds: dict[Any, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
-        stated = config.get("layer_norm_type")
-        kind = kinds.get(stated) if isinstance(stated, str) else None
+    if model_type == "hf_olmo":
+        # OLMo as first released, and DataDecide: by settings (olmo/model.py).
+        kinds: dict[str, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
+        kind = kinds.get(str(config.get("layer_norm_type")))
         has_weight = config.get("layer_norm_with_affine")
         return (kind, False, has_weight) if kind and isinstance(has_weight, bool) else None
     if model_type == "chatglm" and config.get("rmsnorm") is True:
@@ -184,32 +192,21 @@ def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, 
 
 def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """config.json and the configurations of a language model inside it."""
-    inner = [
-        config.get(key)
-        for key in ("text_config", "language_config", "llm_config", "thinker_config")
-    ]
-    return [config, *(level for level in inner if isinstance(level, dict))]
+    stated = [config.get(key) for key in _INNER_CONFIGS]
+    return [config, *(level for level in stated if isinstance(level, dict))]
 
 
 def is_of_model(name: str) -> bool:
     """Whether a name belongs to the text model, outside its layers: not to a draft head or an image tower."""
-    return not any(word in name for word in NOT_THE_MODEL) and not any(
-        map(str.isdigit, name.split("."))
-    )
-
-
-def cannot(code: str, reason: str, step: str) -> ScreeningError:
-    """The error for a checkpoint that cannot be read: the reason and the next step."""
-    return ScreeningError(code, f"cannot be screened because {reason}; {step}")
+    in_layer = any(map(str.isdigit, name.split(".")))
+    return not in_layer and not any(word in name for word in NOT_THE_MODEL)
 
 
 def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
     """A stored tensor that replaces one of some weights, if there is one."""
-    stems = tuple(w + name.removesuffix("weight") for name in candidates for w in WRAPPERS)
+    stems = [w + name.removesuffix("weight") for name in candidates for w in WRAPPERS]
     for name in sorted(stored):
-        if not name.startswith(stems):
-            continue
-        stem = next(stem for stem in stems if name.startswith(stem))
+        stem = next((stem for stem in stems if name.startswith(stem)), name)
         if _PACKED.fullmatch(name.removeprefix(stem)):
             return name
     return None

@@ -32,10 +32,10 @@ from lmeval_screener.budgets import (
 )
 from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.snapshot import PART, Snapshot
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, cannot
 from lmeval_screener.formats import is_gguf
 from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
-from lmeval_screener.weights.architectures import TABLES, NormKind, cannot, head_bias
+from lmeval_screener.weights.architectures import TABLES, NormKind, head_bias
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
 from lmeval_screener.weights.tensors import PLAIN_DTYPES, Header, Tensor, WeightFile, damaged

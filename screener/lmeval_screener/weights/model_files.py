@@ -17,7 +17,7 @@ from lmeval_screener.budgets import CONFIG, INDEX, parsed
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import SAFETENSORS, TRANSFORMERS, Format, safetensors_files
-from lmeval_screener.weights.rows import slice_files
+from lmeval_screener.weights.rows import SLICE
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,22 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
         if has_index:
             index = await read_json(snapshot, kind.index, "BadIndex")
             shards = index.get("weight_map")
-            if not isinstance(shards, dict) or not all(
-                isinstance(file, str) for file in shards.values()
-            ):
+            is_map = isinstance(shards, dict)
+            if not is_map or not all(isinstance(file, str) for file in shards.values()):
                 raise bad_index(snapshot, kind.index, "has no weight_map of names")
             named = sorted(set(shards.values()))
-            missing = [file for file in named if file not in snapshot.files]
+            missing = []
+            for file in named:
+                if file not in snapshot.files or "/" in file or not file.endswith(kind.suffix):
+                    missing.append(file)
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 reason = f"names {missing[0]!r}{more}, which does not exist, of {len(named)} files"
                 raise bad_index(snapshot, kind.index, reason)
             return ModelFiles(tuple(named), kind, index)
-    if slices := slice_files(snapshot.files):
-        return ModelFiles(tuple(slices), sliced=True)
     others = safetensors_files(snapshot.files)
+    if others and all(map(SLICE.fullmatch, others)):
+        return ModelFiles(tuple(others), sliced=True)
     if len(others) == 1:
         note = (
             f"{SAFETENSORS.single} is not stored; {others[0]}, the only safetensors file, was read"
@@ -82,7 +84,7 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
     return ModelFiles(tuple(others))
 
 
-def bad_index(snapshot: Snapshot, name: str | None, reason: str) -> ScreeningError:
+def bad_index(snapshot: Snapshot, name: str, reason: str) -> ScreeningError:
     """The error for an index of shards that does not fit its files."""
     copy = "copy" if snapshot.is_local else "upload"
     why = f"the index is stale or the {copy} incomplete"
@@ -95,12 +97,13 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
     """A JSON file's object, empty if the file is missing; ScreeningError ``code`` for anything else."""
     if path not in snapshot.files:
         return {}
+    budget = INDEX if path.endswith(".index.json") else CONFIG
     try:
-        budget = INDEX if path.endswith(".index.json") else CONFIG
         fields: Any = parsed(await snapshot.small_file(path), budget)
-        reason = "" if isinstance(fields, dict) else "is not a JSON object"
     except ValueError as error:
-        fields, reason = {}, f"is not valid JSON ({error})"
-    if reason:
-        raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; {snapshot.next_step}")
-    return dict(fields)
+        reason = f"is not valid JSON ({error})"
+    else:
+        if isinstance(fields, dict):
+            return fields
+        reason = "is not a JSON object"
+    raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; {snapshot.next_step}")

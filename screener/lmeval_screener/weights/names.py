@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, cannot
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     FINAL_NORMS,
     HEADS,
     NORMS,
+    NORMS_WITHOUT_WEIGHT,
     TABLES,
     WRAPPERS,
-    cannot,
     is_of_model,
     levels,
     model_types,
@@ -35,60 +35,40 @@ from lmeval_screener.weights.architectures import (
 Shape = tuple[int, ...] | None
 
 
-class Wrapper(NamedTuple):
-    """What a program puts into names.
-
-    Attributes:
-        part: The part of a name.
-        cause: How it came there.
-        step: The command that saves the model without it.
-    """
-
-    part: str
-    cause: str
-    step: str
-
-
 _UNWRAP = "save the model inside it: `accelerator.unwrap_model(model).save_pretrained(FOLDER)`"
 _GATHER = (
     "gather it when saving: `model.save_pretrained(FOLDER, state_dict=accelerator.get_state_dict(model))`, "
     "or join its shards with `accelerate merge-weights`"
 )
 _MERGE = "merge it into its base: `model.merge_and_unload().save_pretrained(FOLDER)`"
-#: Parts that no class has, wherever they stand in a name.
-_ANYWHERE = (
-    Wrapper(
-        "_orig_mod",
+_FSDP = ("it was saved from FSDP's wrappers", _GATHER)
+_FLATTENED = ("it was saved from FSDP's flattened parameters", _GATHER)
+_RECOMPUTED = ("it was saved from layers wrapped for activation checkpointing", _GATHER)
+#: Parts that no class has, wherever they stand in a name: how they came there, and the command that saves the
+#: model without them.
+_ANYWHERE = {
+    "_orig_mod": (
         "it was saved from a compiled model",
         "save `model._orig_mod`: `model._orig_mod.save_pretrained(FOLDER)`",
     ),
-    Wrapper("_fsdp_wrapped_module", "it was saved from FSDP's wrappers", _GATHER),
-    Wrapper("_fpw_module", "it was saved from FSDP's wrappers", _GATHER),
-    Wrapper("_flat_param", "it was saved from FSDP's flattened parameters", _GATHER),
-    Wrapper("flat_param_0", "it was saved from FSDP's flattened parameters", _GATHER),
-    Wrapper(
-        "_checkpoint_wrapped_module",
-        "it was saved from layers wrapped for activation checkpointing",
-        _GATHER,
-    ),
-    Wrapper(
-        "_checkpoint_wrapped_model",
-        "it was saved from layers wrapped for activation checkpointing",
-        _GATHER,
-    ),
-    Wrapper("_forward_module", "it was saved from the wrapper of Lightning or DeepSpeed", _UNWRAP),
-)
-#: Beginnings of all names of a wrapped model.
-_IN_FRONT = (
-    Wrapper("base_model.model", "it was saved from a PEFT model", _MERGE),
-    Wrapper("module", "it was saved from the wrapper of DDP, DataParallel or DeepSpeed", _UNWRAP),
-    Wrapper(
-        "_module",
+    "_fsdp_wrapped_module": _FSDP,
+    "_fpw_module": _FSDP,
+    "_flat_param": _FLATTENED,
+    "flat_param_0": _FLATTENED,
+    "_checkpoint_wrapped_module": _RECOMPUTED,
+    "_checkpoint_wrapped_model": _RECOMPUTED,
+    "_forward_module": ("it was saved from the wrapper of Lightning or DeepSpeed", _UNWRAP),
+}
+_PEFT = "base_model.model"
+#: Beginnings of all names of a wrapped model, likewise.
+_IN_FRONT = {
+    _PEFT: ("it was saved from a PEFT model", _MERGE),
+    "module": ("it was saved from the wrapper of DDP, DataParallel or DeepSpeed", _UNWRAP),
+    "_module": (
         "it was saved from the wrapper of Opacus",
         "save `model._module` with save_pretrained",
     ),
-)
-_PEFT_INSIDE = ".base_model.model."
+}
 #: Parts of names of a PEFT model whose adapters were not merged.
 _UNMERGED = re.compile(
     r"base_layer|original_module|modules_to_save|token_adapter|trainable_tokens_(delta|original)|"
@@ -104,14 +84,15 @@ _DRAFT_INPUTS = ("fc.weight", "model.fc.weight")
 _DRAFT_CLASSES = re.compile(r"Eagle3?$|^Medusa|Speculator|DraftModel")
 #: Heads of models that score, classify or estimate, and their classes: reward and value models, probes.
 _OTHER_HEADS = (
-    *(
-        "score.weight",
-        "classifier.weight",
-        "v_head.summary.weight",
-        "v_head.0.weight",
-        "value_head.weight",
-    ),
-    *("regression_layer.weight", "reward_head.weight", "qa_outputs.weight", "rm_head.weight"),
+    "score.weight",
+    "classifier.weight",
+    "v_head.summary.weight",
+    "v_head.0.weight",
+    "value_head.weight",
+    "regression_layer.weight",
+    "reward_head.weight",
+    "qa_outputs.weight",
+    "rm_head.weight",
 )
 _OTHER_CLASSES = re.compile(
     r"For(Sequence|Token)Classification|ForQuestionAnswering|RewardModel|ForScore|ForTextEncoding|ValueHead"
@@ -143,7 +124,7 @@ _OF_HEADS = (
     "decoder.bias",
 )
 #: Parts of the names of prefixes and wrappers.
-_OF_WRAPPERS = {part for name in (*WRAPPERS, *_PREFIXES.values()) for part in name.split(".")}
+_OF_WRAPPERS = set(".".join((*WRAPPERS, *_PREFIXES.values())).split("."))
 
 
 def _inner_parts() -> set[str]:
@@ -217,44 +198,49 @@ def refuse_part(
         ScreeningError: ``NoOutputProjection``, for a plain language model of a known class: transformers
             refuses to load it.
     """
-    stated = config.get("vocab_size"), config.get("hidden_size")
-    rows, width = (size if type(size) is int else 0 for size in stated)
     if not _plain_type(config) or len(shape) != 2 or any(key in config for key in _OTHER_WIDTHS):
         return
-    fits = shape[0] == (rows or shape[0]) or (more_rows and shape[0] > rows)
-    if fits and shape[1] == (width or shape[1]):
+    stored_rows, stored_width = shape
+    rows = _positive(config.get("vocab_size"), stored_rows)
+    width = _positive(config.get("hidden_size"), stored_width)
+    has_rows = stored_rows == rows or (more_rows and stored_rows > rows)
+    if has_rows and stored_width == width:
         return
     step = "correct config.json, or save it again with save_pretrained"
-    if shape[0] < rows or shape[1] < width:
+    if stored_rows < rows or stored_width < width:
         step = (
             "if it is one slice of tensor parallelism, save the gathered model with save_pretrained"
         )
     raise cannot(
         "NoOutputProjection",
-        f"{name} is {shape[0]} × {shape[1]} and config.json says {rows or shape[0]} × {width or shape[1]}, "
+        f"{name} is {stored_rows} × {stored_width} and config.json says {rows} × {width}, "
         "which transformers does not load",
         step,
     )
 
 
-def notes_on(names: Iterable[str], config: Mapping[str, Any]) -> list[str]:
+def _positive(stated: Any, otherwise: int) -> int:
+    return stated if type(stated) is int and stated > 0 else otherwise
+
+
+def notes_on(names: Collection[str], config: Mapping[str, Any]) -> list[str]:
     """Notes on a checkpoint that is loaded as a language model and was saved for something else."""
-    stored = set(names)
-    heads = [name for name in _OTHER_HEADS if name in stored]
-    classes = [name for name in _architectures(config) if _OTHER_CLASSES.search(name)]
-    if not heads and not classes:
+    heads = [f"{name} is stored" for name in _OTHER_HEADS if name in names]
+    classes = filter(_OTHER_CLASSES.search, _architectures(config))
+    stated = [f"config.json says {name}" for name in classes]
+    if not heads and not stated:
         return []
-    parts = [f"{name} is stored" for name in heads[:1]]
-    parts += [f"config.json says {name}" for name in classes[:1]]
-    stated = " and ".join(parts)
+    signs = " and ".join(heads[:1] + stated[:1])
     return [
-        f"{stated}: read as AutoModelForCausalLM loads it, without the head that it was trained for"
+        f"{signs}: read as AutoModelForCausalLM loads it, without the head that it was trained for"
     ]
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
     stated = config.get("architectures")
-    return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+    if not isinstance(stated, list):
+        return []
+    return [name for name in stated if isinstance(name, str)]
 
 
 def _random(reason: str, step: str) -> ScreeningError:
@@ -268,14 +254,14 @@ def _plain_type(config: Mapping[str, Any]) -> str:
     return types[0] if is_plain and types[0] in NORMS else ""
 
 
-def _refuse_drafts(names: Iterable[str], config: Mapping[str, Any]) -> None:
-    stored = set(names)
-    parts = [name for name in _DRAFT_MAPS if name in stored or f"model.{name}" in stored]
+def _refuse_drafts(names: Collection[str], config: Mapping[str, Any]) -> None:
+    parts = [name for name in _DRAFT_MAPS if name in names or f"model.{name}" in names]
     size = config.get("draft_vocab_size")
     if isinstance(size, int):
         parts.append(f"draft_vocab_size {size}")
-    parts += [name for name in _architectures(config) if _DRAFT_CLASSES.search(name)]
-    parts += [name for name in _DRAFT_INPUTS if name in stored and _plain_type(config)]
+    parts += filter(_DRAFT_CLASSES.search, _architectures(config))
+    if _plain_type(config):
+        parts += [name for name in _DRAFT_INPUTS if name in names]
     if parts:
         raise cannot(
             "NoOutputProjection",
@@ -286,36 +272,33 @@ def _refuse_drafts(names: Iterable[str], config: Mapping[str, Any]) -> None:
 
 def _refuse_wrappers(names: Collection[str], config: Mapping[str, Any]) -> None:
     """Refuse what programs are known to put into names, wherever it stands."""
-    known = {wrapper.part: wrapper for wrapper in _ANYWHERE}
     has_adapters = any(name in _WITH_ADAPTERS for name in model_types(config))
     unmerged = ""
     seen: set[str] = set()  # hundreds of thousands of names have a few hundred parts
     for name in names:
-        if _PEFT_INSIDE in name:
-            raise _wrapped(_IN_FRONT[0], name)
+        if f".{_PEFT}." in name:
+            raise _wrapped(_PEFT, name)
         for part in set(name.split(".")) - seen:
             seen.add(part)
-            if part in known:
-                raise _wrapped(known[part], name)
+            if part in _ANYWHERE:
+                raise _wrapped(part, name)
             if not unmerged and not has_adapters and _UNMERGED.fullmatch(part):
                 unmerged = name
     if unmerged:
         raise _random(f"its adapter was not merged ({unmerged})", _MERGE)
-    for wrapper in _IN_FRONT:
-        beginning = f"{wrapper.part}."
-        wrapped = [name for name in names if name.startswith(beginning)]
-        inside = [re.sub(f"^({re.escape(beginning)})+", "", name) for name in wrapped]
+    for part in _IN_FRONT:
+        wrapped = [name for name in names if name.startswith(f"{part}.")]
+        inside = {re.sub(rf"^({part}\.)+", "", name) for name in wrapped}
         if wrapped and (len(wrapped) == len(names) or stored_name(inside, (*HEADS, *EMBEDDINGS))):
-            raise _wrapped(wrapper, wrapped[0])
+            raise _wrapped(part, wrapped[0])
 
 
-def _refuse_other_case(names: Iterable[str]) -> None:
+def _refuse_other_case(names: Collection[str]) -> None:
     """Refuse names of a head or embedding that are known but for capital letters."""
-    stored = set(names)
     known = (*HEADS, *EMBEDDINGS)
-    if stored_name(stored, known):
+    if stored_name(names, known):
         return
-    lowered = {name.lower(): name for name in stored}
+    lowered = {name.lower(): name for name in names}
     name = stored_name(lowered, known)
     if name is not None and lowered[name] != name:
         step = "rename the tensors as their class names them, and save them again"
@@ -325,11 +308,11 @@ def _refuse_other_case(names: Iterable[str]) -> None:
         )
 
 
-def _wrapped(wrapper: Wrapper, name: str) -> ScreeningError:
-    where = "begin with" if name.startswith(wrapper.part) else "hold"
-    return _random(
-        f"{wrapper.cause} and names {where} `{wrapper.part}.`, which no class has", wrapper.step
-    )
+def _wrapped(part: str, name: str) -> ScreeningError:
+    """The error for a name with a part that a wrapper puts there."""
+    cause, step = _ANYWHERE.get(part) or _IN_FRONT[part]
+    where = "begin with" if name.startswith(part) else "hold"
+    return _random(f"{cause} and names {where} `{part}.`, which no class has", step)
 
 
 def refuse_placeholders(shapes: Mapping[str, Shape]) -> None:
@@ -345,9 +328,8 @@ def refuse_placeholders(shapes: Mapping[str, Shape]) -> None:
         )
 
 
-def _refuse_foreign_parts(names: Iterable[str], model_type: str) -> None:
+def _refuse_foreign_parts(stored: Collection[str], model_type: str) -> None:
     """Refuse a head, embedding or norm under a name that a plain language model's class does not have."""
-    stored = set(names)
     prefix = _PREFIXES.get(model_type, "model.")
     for candidates in (HEADS, EMBEDDINGS, FINAL_NORMS):
         name = stored_name(stored, candidates) or _at_the_end(stored, candidates)
@@ -375,22 +357,21 @@ def _at_the_end(stored: Iterable[str], candidates: Iterable[str]) -> str | None:
 
 
 def _foreign(name: str, candidates: Iterable[str]) -> ScreeningError:
-    tails = [candidate for candidate in candidates if f".{candidate}" in name]
-    beginning = name.rpartition(f".{max(tails, key=len)}")[0] if tails else name
+    tails = [f".{candidate}" for candidate in candidates if f".{candidate}" in name]
+    beginning = name.rpartition(max(tails, key=len))[0] if tails else name
     return _random(
         f"its names begin with `{beginning}.`, under which its class has nothing: a loader leaves them out",
         "save the language model alone with save_pretrained, or rename the tensors as its class names them",
     )
 
 
-def _refuse_missing_layers(names: Iterable[str], config: Mapping[str, Any]) -> None:
+def _refuse_missing_layers(stored: Collection[str], config: Mapping[str, Any]) -> None:
     """Refuse a known class's checkpoint without its final norm, or with fewer layers than it should have."""
-    stored = set(names)
     types = model_types(config)
     if not types or types[-1] not in NORMS or types[-1] in _WITH_HOLES:
         return
     norm = stored_name(stored, FINAL_NORMS)
-    is_known = types[0] in NORMS and types[-1] not in TABLES["norms_without_weight"]
+    is_known = types[0] in NORMS and types[-1] not in NORMS_WITHOUT_WEIGHT
     if norm is None and is_known and any(_LAYER.match(name) for name in stored):
         raise _random("its final norm is not stored under a name that its class has", _INCOMPLETE)
     place = norm or stored_name(stored, EMBEDDINGS) or ""

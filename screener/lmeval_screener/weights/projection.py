@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.budgets import CONFIG, bounded_yaml, parsed
+from lmeval_screener.budgets import bounded_yaml
 from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, cannot
 from lmeval_screener.formats import (
     ADAPTERS,
     ARCHIVE,
@@ -31,7 +31,7 @@ from lmeval_screener.formats import (
     is_training_state,
 )
 from lmeval_screener.targets.layouts import STOPPED, layout_of
-from lmeval_screener.weights import architectures as names
+from lmeval_screener.weights import architectures
 from lmeval_screener.weights.model_files import ModelFiles, bad_index, model_files, read_json
 from lmeval_screener.weights.names import (
     Shape,
@@ -51,8 +51,11 @@ from lmeval_screener.weights.rows import (
 from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 
 #: First request of a shard's header, in bytes per tensor and in all: enough for nearly all names.
-_PER_TENSOR, _SOME = 140, 2048
+_PER_TENSOR = 140
+_LEAST_HEADER = 2048
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+#: Where a checkpoint names its base: file -> key.
+_NAMES_OF_BASES = {"adapter_config.json": "base_model_name_or_path", "README.md": "base_model"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +72,7 @@ class FinalNorm:
 
     name: str | None = None
     weight: NDArray[np.float64] | None = None
-    kind: names.NormKind | None = None
+    kind: architectures.NormKind | None = None
     reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
@@ -77,7 +80,9 @@ class FinalNorm:
         if self.weight is None:
             raise ValueError(f"expected a known final norm: {self.reason}")
         seen = rows.astype(np.float64) * self.weight
-        return seen - seen.mean(axis=1, keepdims=True) if self.kind == "layer" else seen
+        if self.kind == "layer":
+            seen -= seen.mean(axis=1, keepdims=True)
+        return seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +92,7 @@ class StoredNorm:
     files: WeightFiles
     name: str | None = None  # name of the tensor; None if the norm has no weight
     holders: Sequence[str] = ()  # the files that hold it: one, or one for each slice
-    kind: names.NormKind = "rms"
+    kind: architectures.NormKind = "rms"
     plus_one: bool = False  # whether the norm multiplies by 1 + weight
     guess: int = 16_384  # bytes of the first request for a holder's header
     reason: str = ""  # why the location is unknown
@@ -104,15 +109,16 @@ class StoredNorm:
             tensor = header.tensors.get(self.name)
             if tensor is None:
                 return FinalNorm(reason=f"{self.name} is not in {file}")
-            offsets = header.slices.get(self.name) or (0,)
-            end = offsets[0] + tensor.elements
-            other = len(self.holders) == 1 and tensor.elements != width
-            vector = len(tensor.shape) == len(offsets) == 1 and tensor.strides in (None, (1,))
-            if tensor.dtype not in FLOAT_DTYPES or not vector or end > width or other:
+            begin, *others = header.slices.get(self.name) or (0,)
+            end = begin + tensor.elements
+            is_part = len(self.holders) > 1
+            fits = end <= width and (is_part or tensor.elements == width)
+            is_vector = len(tensor.shape) == 1 and not others and tensor.strides in (None, (1,))
+            if tensor.dtype not in FLOAT_DTYPES or not is_vector or not fits:
                 stored = f"{tensor.dtype} of shape {tensor.shape}"
                 return FinalNorm(reason=f"{self.name} is {stored}, expected {width} numbers")
             row = replace(await self.files.matrix(file, tensor), shape=(1, tensor.elements))
-            weight[offsets[0] : end] = (await row.read([0]))[0]
+            weight[begin:end] = (await row.read([0]))[0]
         weight += self.plus_one
         if not np.isfinite(weight).all() or not weight.any():
             return FinalNorm(reason=f"{self.name} is zero or not finite")
@@ -178,10 +184,13 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
 
     def refuse(bad: Iterable[int], state: str, why: str) -> None:
         numbers = [str(i) for i in bad]
-        shown = ", ".join(numbers[:8]) + (", …" if len(numbers) > 8 else "")
-        if numbers:
-            reason = f"rows {shown} of {projection.name} {state}: {why}"
-            raise names.cannot("BadRows", reason, "screen another checkpoint")
+        if not numbers:
+            return
+        shown = ", ".join(numbers[:8])
+        if len(numbers) > 8:
+            shown += ", …"
+        reason = f"rows {shown} of {projection.name} {state}: {why}"
+        raise cannot("BadRows", reason, "screen another checkpoint")
 
     v = projection.shape[0]
     outside = sorted({i for i in ids if not 0 <= i < v})
@@ -209,320 +218,300 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
         [read_json(snapshot, "config.json", "BadConfig"), model_files(snapshot)]
     )
     try:
-        return await _find(snapshot, config, chosen)
+        return await _Model(snapshot, config, chosen).projection()
     except ScreeningError as error:
-        if error.code != "QuantizedTensor" or not (base := await _base_model(snapshot)):
+        if error.code != "QuantizedTensor":
             raise
-        raise ScreeningError(
-            error.code, f"{str(error).partition('; ')[0]}; screen {base}"
-        ) from error
+        base = await _base_model(snapshot)
+        if base is None:
+            raise
+        reason = str(error).partition("; ")[0]
+        raise ScreeningError(error.code, f"{reason}; screen {base}") from error
 
 
-async def _find(
-    snapshot: Snapshot, config: Mapping[str, Any], chosen: ModelFiles
-) -> OutputProjection:
-    files = WeightFiles(snapshot)
-    warnings = _adapter_notes(snapshot)
-    holders = chosen.holders
-    shapes: dict[str, Shape] = dict.fromkeys(holders)
-    parameters = snapshot.parameters
-    if chosen.kind is None:
-        await _refuse_unreadable(snapshot, chosen)
-        warnings += chosen.notes
-        stored_parameters = await _take_headers(files, chosen, holders, shapes)
-        parameters = parameters or stored_parameters
-    is_mlx = await _refuse_names(files, holders, shapes, config)
-    name, tied = _chosen(holders, config, warnings)
-    header, tensor = await _header_with(name, files, chosen, holders)
-    if chosen.kind is not None:
-        refuse_placeholders({stored: part.shape for stored, part in header.tensors.items()})
-        parameters = parameters or await _parameters(files, chosen.index, holders, tensor)
-    rows = await _whole_rows(tensor, header, files, chosen, holders, config)
-    if not chosen.sliced and not header.slices:
-        refuse_part(name, rows.shape, config)
-        embedding = names.stored_name(shapes, names.EMBEDDINGS)
+class _Model:
+    """A model in transformers' layout, in which the output projection is looked for.
+
+    Args:
+        snapshot: Its files.
+        config: config.json; empty without one.
+        chosen: Its weights files.
+    """
+
+    def __init__(self, snapshot: Snapshot, config: Mapping[str, Any], chosen: ModelFiles) -> None:
+        self._snapshot = snapshot
+        self._config = config
+        self._chosen = chosen
+        self._files = WeightFiles(snapshot)
+        self._types = architectures.model_types(config)
+        self._holders = chosen.holders  # tensor -> the files that hold it
+        self._shapes: dict[str, Shape] = dict.fromkeys(self._holders)
+        self._is_mlx = False  # whether mlx_lm wrote it, as far as the headers read say
+        self._warnings: list[str] = []
+
+    async def projection(self) -> OutputProjection:
+        """The output projection; ScreeningError if it is missing or unreadable."""
+        snapshot = self._snapshot
+        chosen = self._chosen
+        self._note_adapter()
+        parameters = snapshot.parameters
+        if chosen.kind is None:
+            await _refuse_unreadable(snapshot, chosen)
+            self._warnings += chosen.notes
+            parameters = parameters or await self._read_headers()
+        await self._refuse_names()
+        name, tied = self._choose()
+        header, tensor = await self._locate(name)
+        if chosen.kind is not None:
+            refuse_placeholders({stored: part.shape for stored, part in header.tensors.items()})
+            parameters = parameters or await self._count_parameters(tensor)
+        rows = await self._whole_rows(tensor, header)
+        if not chosen.sliced and not header.slices:
+            self._refuse_other_sizes(name, rows.shape, tied)
+        if not tied and _shares_an_embedding(tensor, header):
+            tied = True
+            says_tied = architectures.SAYS_TIED
+            self._warnings = [text for text in self._warnings if not text.startswith(says_tied)]
+        self._note_few_rows(rows)
+        self._warnings += architectures.head_bias(self._holders)
+        self._warnings += notes_on(self._holders, self._config)
+        norm = self._as_converted(self._find_norm(), header)
+        return OutputProjection(
+            name,
+            self._holders[name][0],
+            tensor.dtype,
+            rows,
+            tied,
+            parameters,
+            tuple(self._warnings),
+            norm,
+            files=chosen.paths,
+            stored=frozenset(self._holders),
+            types=tuple(self._types),
+        )
+
+    def _note_adapter(self) -> None:
+        """Warn of an adapter next to the weights that no program loads."""
+        files = self._snapshot.files
+        adapters = [path for path in ADAPTERS if path in files]
+        if adapters and "adapter_config.json" not in files:
+            self._warnings.append(
+                f"{adapters[0]} has no adapter_config.json: no program puts it on the weights"
+            )
+
+    async def _read_headers(self) -> int:
+        """Read the headers of files without an index; the number of parameters."""
+        paths = self._chosen.paths
+        headers = await side_by_side(self._files.header(path) for path in paths)
+        parameters = 0
+        for file, header in zip(paths, headers, strict=True):
+            # A slice counts its own elements, so that the whole counts once.
+            parameters += header.parameters
+            self._is_mlx = self._is_mlx or header.writer == architectures.MLX
+            for stored, tensor in header.tensors.items():
+                self._holders.setdefault(stored, []).append(file)
+                self._shapes[stored] = tensor.shape
+        return parameters
+
+    async def _refuse_names(self) -> None:
+        """Refuse names that no loader has; those of mlx_lm are its own."""
+        try:
+            refuse_names(self._shapes, self._config, by_transformers=not self._is_mlx)
+        except ScreeningError:
+            if self._is_mlx or not self._holders:
+                raise
+            shard = next(iter(self._holders.values()))[0]
+            if (await self._files.header(shard)).writer != architectures.MLX:
+                raise
+            self._is_mlx = True
+            refuse_names(self._shapes, self._config, by_transformers=False)
+
+    def _choose(self) -> tuple[str, bool]:
+        """As `choose_tensor`; the error of a model that was trained for another head says so."""
+        try:
+            return architectures.choose_tensor(self._holders, self._config, self._warnings)
+        except ScreeningError as error:
+            notes = notes_on(self._holders, self._config)
+            if not notes:
+                raise
+            raise ScreeningError(error.code, f"{error} ({notes[0]})") from error
+
+    async def _locate(self, name: str) -> tuple[Header, Tensor]:
+        """The header of the file that holds a tensor, and the tensor; or ScreeningError (``BadIndex``)."""
+        file = self._holders[name][0]
+        header = await self._files.header(file, self._header_bytes(file))
+        tensor = header.tensors.get(name)
+        if tensor is None:
+            index = self._chosen.kind.index if self._chosen.kind else ""
+            reason = f"says that {name} is in {file}, which does not contain it"
+            raise bad_index(self._snapshot, index, reason)
+        return header, tensor
+
+    def _header_bytes(self, file: str) -> int:
+        """The estimated size of a shard's header, by the number of its tensors."""
+        tensors = sum(files[0] == file for files in self._holders.values())
+        return _LEAST_HEADER + _PER_TENSOR * tensors
+
+    async def _whole_rows(self, tensor: Tensor, header: Header) -> Rows:
+        """The matrix' rows, put together where it is stored in slices."""
+        name = tensor.name
+        rows = await self._rows(tensor, header)
+        if not self._chosen.sliced and name not in header.slices:
+            return rows
+        if self._chosen.sliced and isinstance(rows, ScaledRows):
+            raise sliced_error(name, "it has separate scales, which may be sliced too")
+        pieces = []
+        for path in self._holders[name]:
+            part = await self._files.header(path)
+            pieces.append((await self._files.matrix(path, part.tensors[name]), part))
+        whole = pieced(name, pieces, self._stated("vocab_size", "hidden_size"))
+        return whole if len(pieces) > 1 else rows
+
+    async def _rows(self, tensor: Tensor, header: Header) -> Rows:
+        """Rows of a stored matrix, with its separate scales, if any."""
+        # An index may omit tensors next to the matrix.
+        companions = architectures.companions(tensor.name, {*header.tensors, *self._holders})
+        stem = tensor.name.removesuffix("weight")
+        quantization = self._config.get("quantization_config")
+        how = f"as {tensor.dtype}"
+        if companions:
+            how += f" with {stem}{companions[0]} next to it"
+        if tensor.dtype in FLOAT_DTYPES:
+            if len(tensor.shape) != 2 or 0 in tensor.shape:
+                reason = f"{tensor.name} has shape {tensor.shape}, expected (v, d)"
+                step = "check that it is a causal language model"
+                raise cannot("NoOutputProjection", reason, step)
+            file = self._holders[tensor.name][0]
+            rows = await self._files.matrix(file, tensor)
+            is_code = tensor.dtype in SCALED_DTYPES
+            if not companions and not (is_code and quantization):
+                return rows
+            if not companions:
+                how += " without the scales of config.json's quantization_config"
+            elif is_code and len(companions) == 1 and companions[0] in architectures.SCALES:
+                name = stem + companions[0]
+                file = self._holders.get(name, [file])[0]
+                scale = (await self._files.header(file)).tensors.get(name)
+                if scale is None:
+                    how += f", which is not in {file}"
+                else:
+                    scales = await self._files.matrix(file, scale, narrow=True)
+                    with_scales = scaled(rows, scales, quantization)
+                    if with_scales is not None:
+                        return with_scales
+                    how += f", {scale.dtype} of shape {scale.shape}, blocks of no known size"
+        reason = f"{tensor.name} is stored {how}"
+        raise cannot("QuantizedTensor", reason, "screen the unquantised model")
+
+    def _refuse_other_sizes(self, name: str, shape: tuple[int, int], tied: bool) -> None:
+        """Refuse a matrix, or an input embedding, of other sizes than config.json says."""
+        refuse_part(name, shape, self._config)
+        embedding = architectures.stored_name(self._shapes, architectures.EMBEDDINGS)
         if embedding is not None:
-            refuse_part(embedding, shapes[embedding] or (), config, more_rows=not tied)
-    if not tied and _shares_an_embedding(tensor, header):
-        tied = True
-        warnings = [text for text in warnings if not text.startswith(names.SAYS_TIED)]
-    warnings += _few_rows(rows, config)
-    warnings += names.head_bias(holders)
-    warnings += notes_on(holders, config)
-    norm = _find_norm(files, holders, config)
-    is_mlx = is_mlx or header.writer == names.MLX
-    if is_mlx and norm.plus_one and names.model_types(config)[-1] in names.WHOLE_IN_MLX:
-        norm = replace(norm, plus_one=False)
-        warnings.append(
+            stored = self._shapes[embedding] or ()
+            refuse_part(embedding, stored, self._config, more_rows=not tied)
+
+    def _note_few_rows(self, rows: Rows) -> None:
+        """Warn where fewer rows are stored than config.json's vocabulary has."""
+        stored = rows.shape[0]
+        sizes = self._stated("vocab_size")
+        if sizes and stored < sizes[0]:
+            self._warnings.append(
+                f"config.json says vocab_size {sizes[0]}, but only {stored} rows are stored"
+            )
+
+    def _stated(self, *keys: str) -> tuple[int, ...] | None:
+        """The numbers under some keys, at the first level of config.json that has them all."""
+        for level in architectures.levels(self._config):
+            values = [level.get(key) for key in keys]
+            if all(type(value) is int for value in values):
+                return tuple(values)
+        return None
+
+    async def _count_parameters(self, head: Tensor) -> int | None:
+        """Parameters if the Hub does not count them.
+
+        By every header of a local folder, where they cost nothing; else by the index's ``total_size`` in
+        bytes: all matrices are assumed to have the output projection's element type.
+        """
+        metadata = self._chosen.index.get("metadata")
+        if not isinstance(metadata, dict):
+            metadata = {}
+        total = metadata.get("total_parameters")
+        if type(total) is int and total > 0:
+            return total
+        if self._snapshot.is_local:
+            counts = [(await self._files.header(shard)).parameters for shard in self._chosen.paths]
+            return sum(counts)
+        size = metadata.get("total_size")
+        if type(size) not in (int, float) or not 0 < size < 2**62:
+            return None
+        return int(size) * 8 // DTYPE_BITS[head.dtype]
+
+    def _find_norm(self) -> StoredNorm:
+        """The final norm: its location, and how it is applied."""
+        files = self._files
+        if not self._types:
+            reason = "config.json has no model_type, which says how the final norm is applied"
+            return StoredNorm(files, reason=reason)
+        kind_of_model = self._types[-1]
+        norm = architectures.norm_of_type(kind_of_model, self._config)
+        if norm is None:
+            reason = f"the norm of {kind_of_model} is not known"
+            if kind_of_model in architectures.TABLES["post_norm"]:
+                reason = f"{kind_of_model} has no final norm"
+            return StoredNorm(files, reason=reason)
+        kind, plus_one, has_weight = norm
+        if not has_weight:
+            return StoredNorm(files, kind=kind)
+        name = architectures.stored_name(self._holders, architectures.FINAL_NORMS)
+        if name is None:
+            return StoredNorm(files, reason="no final norm with a known name is stored")
+        bias = name.removesuffix("weight") + "bias"
+        if kind == "rms" and bias in self._holders:
+            reason = f"{bias} is stored, and the norm of {kind_of_model} has no bias"
+            return StoredNorm(files, reason=reason)
+        held = self._holders[name]
+        return StoredNorm(files, name, held, kind, plus_one, self._header_bytes(held[0]))
+
+    def _as_converted(self, norm: StoredNorm, header: Header) -> StoredNorm:
+        """The norm as the files' writer stores it: mlx_lm has added the 1 of some models."""
+        is_mlx = self._is_mlx or header.writer == architectures.MLX
+        if not is_mlx or not norm.plus_one or self._types[-1] not in architectures.WHOLE_IN_MLX:
+            return norm
+        self._warnings.append(
             f"converted by mlx_lm, which stores 1 + {norm.name}: read as mlx_lm loads it, "
             "not as transformers"
         )
-    return OutputProjection(
-        name,
-        holders[name][0],
-        tensor.dtype,
-        rows,
-        tied,
-        parameters,
-        tuple(warnings),
-        norm,
-        files=chosen.paths,
-        stored=frozenset(holders),
-        types=tuple(names.model_types(config)),
-    )
-
-
-def _adapter_notes(snapshot: Snapshot) -> list[str]:
-    """A note on an adapter next to the weights that no program loads."""
-    adapters = [path for path in ADAPTERS if path in snapshot.files]
-    if adapters and "adapter_config.json" not in snapshot.files:
-        return [f"{adapters[0]} has no adapter_config.json: no program puts it on the weights"]
-    return []
-
-
-async def _take_headers(
-    files: WeightFiles,
-    chosen: ModelFiles,
-    holders: dict[str, list[str]],
-    shapes: dict[str, Shape],
-) -> int:
-    """Add the tensors of files without an index to ``holders`` and ``shapes``.
-
-    Returns the number of parameters.
-    """
-    headers = await side_by_side(files.header(path) for path in chosen.paths)
-    for file, header in zip(chosen.paths, headers, strict=True):
-        for stored, tensor in header.tensors.items():
-            holders.setdefault(stored, []).append(file)
-            shapes[stored] = tensor.shape
-    # A slice counts its own elements, so that the whole counts once.
-    return sum(header.parameters for header in headers)
-
-
-async def _header_with(
-    name: str, files: WeightFiles, chosen: ModelFiles, holders: Mapping[str, Sequence[str]]
-) -> tuple[Header, Tensor]:
-    """The header of the file that holds the matrix, and the matrix in it.
-
-    Raises:
-        ScreeningError: The index names a file that is not there, or that does not hold the matrix.
-    """
-    snapshot = files.snapshot
-    sharded = chosen.kind
-    index = sharded.index if sharded else None
-    file = holders[name][0]
-    if sharded:
-        is_there = "/" not in file and file in snapshot.files
-        if not is_there or not file.endswith(sharded.suffix):
-            raise bad_index(
-                snapshot, index, f"says that {name} is in {file!r}, which does not exist"
-            )
-    header = await files.header(file, _header_bytes(holders, file))
-    tensor = header.tensors.get(name)
-    if tensor is None:
-        raise bad_index(
-            snapshot, index, f"says that {name} is in {file}, which does not contain it"
-        )
-    return header, tensor
-
-
-async def _whole_rows(
-    tensor: Tensor,
-    header: Header,
-    files: WeightFiles,
-    chosen: ModelFiles,
-    holders: Mapping[str, Sequence[str]],
-    config: Mapping[str, Any],
-) -> Rows:
-    """The matrix' rows, put together where it is stored in slices."""
-    name = tensor.name
-    # The index may omit tensors next to the matrix.
-    here = {stored: [holders[name][0]] for stored in header.tensors}
-    rows = await _rows(files, tensor, {**here, **holders}, config)
-    if not chosen.sliced and name not in header.slices:
-        return rows
-    if chosen.sliced and isinstance(rows, ScaledRows):
-        raise sliced_error(name, "it has separate scales, which may be sliced too")
-    pieces = []
-    for path in holders[name]:
-        part = await files.header(path)
-        pieces.append((await files.matrix(path, part.tensors[name]), part))
-    whole = pieced(name, pieces, _sizes(config))
-    return whole if len(pieces) > 1 else rows
-
-
-def _few_rows(rows: Rows, config: Mapping[str, Any]) -> list[str]:
-    """A note where fewer rows are stored than config.json's vocabulary has."""
-    for level in names.levels(config):
-        size = level.get("vocab_size")
-        if type(size) is int:
-            if rows.shape[0] < size:
-                stored = rows.shape[0]
-                return [f"config.json says vocab_size {size}, but only {stored} rows are stored"]
-            break
-    return []
-
-
-async def _rows(
-    files: WeightFiles,
-    tensor: Tensor,
-    holders: Mapping[str, Sequence[str]],
-    config: Mapping[str, Any],
-) -> Rows:
-    """Rows of a stored matrix, with its separate scales, if any."""
-    companions = names.companions(tensor.name, holders)
-    stem = tensor.name.removesuffix("weight")
-    quantization = config.get("quantization_config")
-    how = f"as {tensor.dtype}" + (f" with {stem}{companions[0]} next to it" if companions else "")
-    if tensor.dtype in FLOAT_DTYPES:
-        if len(tensor.shape) != 2 or 0 in tensor.shape:
-            reason = f"{tensor.name} has shape {tensor.shape}, expected (v, d)"
-            raise names.cannot(
-                "NoOutputProjection", reason, "check that it is a causal language model"
-            )
-        rows = await files.matrix(holders[tensor.name][0], tensor)
-        is_code = tensor.dtype in SCALED_DTYPES
-        if not companions and not (is_code and quantization):
-            return rows
-        if not companions:
-            how += " without the scales of config.json's quantization_config"
-        elif is_code and len(companions) == 1 and companions[0] in names.SCALES:
-            name = stem + companions[0]
-            file = holders[name][0]
-            scale = (
-                (await files.header(file)).tensors.get(name)
-                if file in files.snapshot.files
-                else None
-            )
-            if scale is None:
-                how += f", which is not in {file}"
-            elif made := scaled(rows, await files.matrix(file, scale, narrow=True), quantization):
-                return made
-            else:
-                how += f", {scale.dtype} of shape {scale.shape}, blocks of no known size"
-    raise names.cannot(
-        "QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model"
-    )
-
-
-def _chosen(
-    holders: Mapping[str, Sequence[str]], config: Mapping[str, Any], warnings: list[str]
-) -> tuple[str, bool]:
-    """As `choose_tensor`; the error of a model that was trained for another head says so."""
-    try:
-        return names.choose_tensor(holders, config, warnings)
-    except ScreeningError as error:
-        notes = notes_on(holders, config)
-        if not notes:
-            raise
-        raise ScreeningError(error.code, f"{error} ({notes[0]})") from error
-
-
-async def _refuse_names(
-    files: WeightFiles,
-    holders: Mapping[str, Sequence[str]],
-    shapes: Mapping[str, Shape],
-    config: Mapping[str, Any],
-) -> bool:
-    """Refuse names that no loader has; whether mlx_lm wrote them, as far as the headers read say."""
-    is_mlx = any(header.writer == names.MLX for header in files.read_headers())
-    try:
-        refuse_names(shapes, config, by_transformers=not is_mlx)
-    except ScreeningError:
-        shards = [shard for (shard, *_) in holders.values() if shard in files.snapshot.files]
-        if is_mlx or not shards or (await files.header(shards[0])).writer != names.MLX:
-            raise
-        is_mlx = True
-        refuse_names(shapes, config, by_transformers=False)
-    return is_mlx
+        return replace(norm, plus_one=False)
 
 
 async def _refuse_unreadable(snapshot: Snapshot, chosen: ModelFiles) -> None:
     """Raise ScreeningError for files without an index that are not one whole, nor its slices."""
-    if not chosen.paths:
+    paths = chosen.paths
+    if not paths:
         raise await no_weights_error(snapshot)
-    if len(chosen.paths) > 1 and not chosen.sliced:
-        if known := layout_of(chosen.paths, snapshot.repo, is_local=snapshot.is_local):
-            code, reason, step = known
-            raise names.cannot(code, reason, step)
-        reason = f"it has {len(chosen.paths)} safetensors files but no {SAFETENSORS.index}"
-        if not snapshot.is_local:
-            step = "the upload may be incomplete"
-        elif any("-of-" in path for path in chosen.paths):
-            step = snapshot.next_step
-        else:
-            step = f"name the one that you mean, such as {snapshot.repo}/{chosen.paths[0]}"
-        raise names.cannot("NoSafetensors", reason, step)
-
-
-def _header_bytes(holders: Mapping[str, Sequence[str]], file: str) -> int:
-    """The estimated size of a shard's header, by the number of its tensors."""
-    return _SOME + _PER_TENSOR * sum(files[0] == file for files in holders.values())
+    if len(paths) == 1 or chosen.sliced:
+        return
+    known = layout_of(paths, snapshot.repo, is_local=snapshot.is_local)
+    if known is not None:
+        raise cannot(*known)
+    step = f"name the one that you mean, such as {snapshot.repo}/{paths[0]}"
+    if not snapshot.is_local:
+        step = "the upload may be incomplete"
+    elif any("-of-" in path for path in paths):
+        step = snapshot.next_step
+    reason = f"it has {len(paths)} safetensors files but no {SAFETENSORS.index}"
+    raise cannot("NoSafetensors", reason, step)
 
 
 def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
     """Whether a head has the bytes of an input embedding: an archive keeps tied matrices once."""
-    place = tensor.begin, tensor.end
-    others = [
-        t.name for t in header.tensors.values() if (t.begin, t.end) == place and t is not tensor
-    ]
-    return names.stored_name(others, names.EMBEDDINGS) is not None
-
-
-def _sizes(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and width of the output projection, from config.json."""
-    stated = [(level.get("vocab_size"), level.get("hidden_size")) for level in names.levels(config)]
-    return next(((v, d) for v, d in stated if type(v) is type(d) is int), None)
-
-
-async def _parameters(
-    files: WeightFiles, index: Mapping[str, Any], holders: Mapping[str, Sequence[str]], head: Tensor
-) -> int | None:
-    """Parameters if the Hub does not count them.
-
-    By every header of a local folder, where they cost nothing; else by the index's ``total_size`` in bytes:
-    all matrices are assumed to have the output projection's element type.
-    """
-    stated = index.get("metadata")
-    metadata = stated if isinstance(stated, dict) else {}
-    total, size = metadata.get("total_parameters"), metadata.get("total_size")
-    if type(total) is int and total > 0:
-        return total
-    shards = sorted({file for (file,) in holders.values()})
-    if files.snapshot.is_local and all(shard in files.snapshot.files for shard in shards):
-        return sum([(await files.header(shard)).parameters for shard in shards])
-    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < 2**62:
-        return None
-    return int(size) * 8 // DTYPE_BITS[head.dtype]
-
-
-def _find_norm(
-    files: WeightFiles, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
-) -> StoredNorm:
-    """The final norm of a checkpoint in transformers' layout: its location, and how it is applied."""
-    types = names.model_types(config)
-    if not types:
-        reason = "config.json has no model_type, which says how the final norm is applied"
-        return StoredNorm(files, reason=reason)
-    norm = names.norm_of_type(types[-1], config)
-    if norm is None:
-        if types[-1] in names.TABLES["post_norm"]:
-            return StoredNorm(files, reason=f"{types[-1]} has no final norm")
-        return StoredNorm(files, reason=f"the norm of {types[-1]} is not known")
-    kind, plus_one, has_weight = norm
-    if not has_weight:
-        return StoredNorm(files, kind=kind)
-    name = names.stored_name(holders, names.FINAL_NORMS)
-    if name is None:
-        return StoredNorm(files, reason="no final norm with a known name is stored")
-    held = [file for file in holders[name] if file in files.snapshot.files]
-    if not held:
-        return StoredNorm(files, reason=f"{name} is not in {holders[name][0]}")
-    if kind == "rms" and (bias := name.removesuffix("weight") + "bias") in holders:
-        return StoredNorm(
-            files, reason=f"{bias} is stored, and the norm of {types[-1]} has no bias"
-        )
-    return StoredNorm(files, name, held, kind, plus_one, _header_bytes(holders, held[0]))
+    twins = []
+    for name, other in header.tensors.items():
+        if other is not tensor and (other.begin, other.end) == (tensor.begin, tensor.end):
+            twins.append(name)
+    return architectures.stored_name(twins, architectures.EMBEDDINGS) is not None
 
 
 async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
@@ -531,63 +520,66 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
     The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, if given.
     """
     files = sorted(snapshot.files)
-    if known := layout_of(snapshot.names_around(), snapshot.repo, is_local=snapshot.is_local):
-        code, reason, step = known
-        return names.cannot(code, reason, step)
-    base, usual = (
-        await _base_model(snapshot) or "its base model",
-        [kind.single for kind in TRANSFORMERS],
-    )
+    around = snapshot.names_around()
+    known = layout_of(around, snapshot.repo, is_local=snapshot.is_local)
+    if known is not None:
+        return cannot(*known)
+    base = await _base_model(snapshot) or "its base model"
     if "adapter_config.json" in files or any(path.startswith("adapter_model.") for path in files):
         step = f"merge it into its base model, or screen {base}"
-        return names.cannot("AdapterOnly", "it holds only an adapter", step)
-    if paths := [
-        p for p in files if p.endswith((ARCHIVE.suffix, *UNREAD)) and not is_training_state(p)
-    ]:
-        return names.cannot(
+        return cannot("AdapterOnly", "it holds only an adapter", step)
+    unread = []
+    inside = []
+    for path in files:
+        if path.endswith((ARCHIVE.suffix, *UNREAD)) and not is_training_state(path):
+            unread.append(path)
+        elif "/" in path and path.endswith(SAFETENSORS.suffix):
+            inside.append(path)
+    if unread:
+        usual = " or ".join(kind.single for kind in TRANSFORMERS)
+        step = "save it with save_pretrained"
+        if snapshot.revision:  # of the Hub
+            step = f"look for a revision in safetensors (often refs/pr/N), or {step}"
+        reason = f"its weights are stored only as {_listed(unread)}, where {usual} is expected"
+        return cannot("NoSafetensors", reason, step)
+    stopped = layout_of(around, snapshot.repo, [STOPPED])
+    if stopped is not None:
+        return cannot(*stopped)
+    if inside:
+        folder = inside[0].rpartition("/")[0]
+        command = f"`hf download {snapshot.repo} --include '{folder}/*'`"
+        return cannot(
             "NoSafetensors",
-            f"its weights are stored only as {_listed(paths)}, where {' or '.join(usual)} is expected",
-            f"{_elsewhere(snapshot)}save it with save_pretrained",
+            f"its safetensors are in subfolders ({_listed(inside)})",
+            f"download one ({command}) and screen that folder",
         )
-    if stopped := layout_of(snapshot.names_around(), snapshot.repo, [STOPPED]):
-        code, reason, step = stopped
-        return names.cannot(code, reason, step)
-    if paths := [path for path in files if "/" in path and path.endswith(SAFETENSORS.suffix)]:
-        folder = paths[0].rpartition("/")[0]
-        return names.cannot(
-            "NoSafetensors",
-            f"its safetensors are in subfolders ({_listed(paths)})",
-            f"download one (`hf download {snapshot.repo} --include '{folder}/*'`) and screen that folder",
-        )
-    return names.cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
-
-
-def _elsewhere(snapshot: Snapshot) -> str:
-    """Where the Hub may have the same weights in safetensors; empty for other places."""
-    return "look for a revision in safetensors (often refs/pr/N), or " if snapshot.revision else ""
+    return cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 
 
 async def _base_model(snapshot: Snapshot) -> str | None:
     """``ORG/NAME, which its … names``, by ``adapter_config.json`` or the metadata at the top of a README."""
     import yaml
 
-    name: Any = None
-    for path, key in (
-        ("adapter_config.json", "base_model_name_or_path"),
-        ("README.md", "base_model"),
-    ):
+    async def fields_of(path: str) -> Any:
+        if path.endswith(".json"):
+            return await read_json(snapshot, path, "BadConfig")
+        body = await snapshot.small_file(path) if path in snapshot.files else b""
+        is_there = body.startswith(b"---")
+        return bounded_yaml(body[3:].partition(b"\n---")[0]) if is_there else {}
+
+    for path, key in _NAMES_OF_BASES.items():
         # A broken file costs only the hint.
         with contextlib.suppress(
             ScreeningError, yaml.YAMLError, ValueError, TypeError, AttributeError
         ):
-            body = await snapshot.small_file(path) if path in snapshot.files else b""
-            head = body[3:].partition(b"\n---")[0] if body.startswith(b"---") else b""
-            name = (parsed(body, CONFIG) if path.endswith(".json") else bounded_yaml(head)).get(key)
-            name = name[0] if isinstance(name, list) and name else name
+            name = (await fields_of(path)).get(key)
+            if isinstance(name, list) and name:
+                name = name[0]
             if isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:
                 return f"{name}, which its {path} names"
     return None
 
 
 def _listed(paths: list[str]) -> str:
-    return ", ".join(paths[:2]) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")
+    listed = ", ".join(paths[:2])
+    return f"{listed} and {len(paths) - 2} more" if len(paths) > 2 else listed

@@ -30,7 +30,7 @@ from lmeval_screener.budgets import in_steps
 from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.formats import format_of, safetensors_files
+from lmeval_screener.formats import format_of
 from lmeval_screener.weights.tensors import (
     DTYPE_BITS,
     Header,
@@ -48,7 +48,8 @@ SLACK = 0.2
 BRIDGE = 65_536
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F64", "F8_E8M0")
 _USUAL_BLOCK = 128
-_SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
+#: Name of a file in which a process of torch's distributed checkpoint stores its slices.
+SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
 
 class WeightFiles:
@@ -68,10 +69,6 @@ class WeightFiles:
                 raise damage_of(error, self.snapshot) from error
             file.keep()
         return self._headers[path]
-
-    def read_headers(self) -> list[Header]:
-        """The headers that were read."""
-        return list(self._headers.values())
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
         """A stored tensor as a Matrix; one that has not two dimensions becomes a column."""
@@ -278,14 +275,8 @@ class PiecedRows:
         return rows
 
 
-def slice_files(files: Iterable[str]) -> list[str]:
-    """A distributed checkpoint's files, if all its weights are in such files; else empty."""
-    weights = safetensors_files(files)
-    return weights if all(_SLICE.fullmatch(path) for path in weights) else []
-
-
 def pieced(
-    name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None
+    name: str, parts: Sequence[tuple[Matrix, Header]], sizes: Sequence[int] | None
 ) -> PiecedRows:
     """A matrix joined from slices, each with its header; `sliced_error` unless they fill ``sizes``."""
     pieces = []
