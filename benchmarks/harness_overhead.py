@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.shared import in_a_child, parsed  # noqa: E402
 

@@ -416,7 +416,7 @@ def finished_race(folder: Path) -> None:
 @pytest.mark.parametrize("count", FEW)
 @pytest.mark.parametrize("name", ["race.json", "a/results_2026-11-28T10-00-00.json"])
 def test_race_folders(count: int, name: str, tmp_path: Path) -> None:
-    """Judged anew; `tests/harness/test_race_folder.py` has what a race that goes on does."""
+    """Judged anew; `tests/racing/live/test_race_folder.py` has what a race that goes on does."""
     whole_folder = tmp_path / "whole"
     finished_race(whole_folder)
     judged = replay.judged(str(whole_folder), error=0.05, margin=0.01)

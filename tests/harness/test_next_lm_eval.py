@@ -5,20 +5,18 @@ lm-evaluation-harness' branch ``next0.5`` (tried with 0.5.0.dev2 of 2026-05-11).
 """
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness_world import ARC, COMMAND, LM_EVAL, check_stored_run, child
+from harness_world import ARC, COMMAND, LM_EVAL, NEXT, check_stored_run, child
 
 from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.store import read_store
 from lmeval_dispersion.store.samples import read_logged
 
-NEXT = os.environ.get("LM_EVAL_NEXT", "")
 pytestmark = pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
 
 RUN = """

@@ -21,10 +21,9 @@ import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
-from harness_world import COMMAND, check_same_store, environment, from_folder
+from harness_world import COMMAND, NEXT, check_same_store, environment, from_folder
 from json_schemas import faults
 from lm_eval.models.huggingface import HFLM
-from test_next_lm_eval import NEXT
 
 import lmeval_dispersion
 from lmeval_dispersion.asking import Asking

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-DATA = Path(__file__).resolve().parent.parent / "data" / "harness"
+DATA = Path(__file__).resolve().parent / "data" / "harness"
 LETTERS = list("ABCD")
 
 FACTS = [

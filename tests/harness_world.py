@@ -26,6 +26,8 @@ from lmeval_dispersion.harness.records import DocRecord
 from lmeval_dispersion.store import Store, read_store
 
 ROOT = Path(install.__file__).resolve().parents[2]
+# A folder with lm-eval 0.5; empty without one.
+NEXT = os.environ.get("LM_EVAL_NEXT", "")
 ARC = "arc_easy_dispersion"
 # lm-eval reads all of its 10,000 task files each time: in tests it has none of its own.
 NONE = 'import sys, lm_eval.tasks.manager as manager\nmanager.__file__ = "/none/manager.py"\n'
