@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import reprlib
+from collections.abc import Sequence
 
 # Extra of the package -> libraries that it installs; they show whether it is installed.
 LIBRARIES = {
@@ -25,6 +26,7 @@ LIBRARIES = {
 LONGEST_VALUE, LONGEST_MESSAGE = 300, 4_000
 #: Characters of a file's value in a message that names its place.
 LONGEST_BRIEF = 60
+_FIRST_NAMES = 5
 #: Characters in which addresses are looked for: a search of longer texts would take long.
 _LOOKED_AT = 20_000
 #: A text in quotes, a list, or a name without spaces, if it is longer than a value in a message may be.
@@ -126,6 +128,16 @@ def beginning(text: str) -> str:
     'aa...'
     """
     return text if len(text) <= LONGEST_BRIEF else f"{text[: LONGEST_BRIEF - 3]}..."
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """The first five names, for a message.
+
+    >>> listed_names(["a", "b", "c", "d", "e", "f"])
+    'a, b, c, d, e, …'
+    """
+    first = ", ".join(names[:_FIRST_NAMES])
+    return f"{first}, …" if len(names) > _FIRST_NAMES else first
 
 
 class DispersionError(Exception):

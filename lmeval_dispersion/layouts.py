@@ -30,7 +30,7 @@ from typing import (
     is_typeddict,
 )
 
-from lmeval_dispersion.errors import UsageError, beginning, brief
+from lmeval_dispersion.errors import DispersionError, UsageError, beginning, brief
 
 T = TypeVar("T")
 _NAMES = {
@@ -110,7 +110,7 @@ def checked(
     content: Any,
     source: object,
     repair: str = "",
-    error: type[UsageError] = UsageError,
+    error: type[DispersionError] = UsageError,
 ) -> T:
     """``content`` of a file as its ``layout``: an instance of a dataclass, the mapping of a TypedDict.
 
@@ -150,12 +150,12 @@ def _shape(kind: Any) -> tuple[str, tuple[Any, ...]]:
 class _Check:
     source: object
     repair: str
-    error: type[UsageError]
+    error: type[DispersionError]
 
-    def mistake(self, where: str, expected: str, given: object, step: str = "") -> UsageError:
+    def mistake(self, where: str, expected: str, given: object, step: str = "") -> DispersionError:
         return self.fault(_difference(where, expected, given), step)
 
-    def fault(self, difference: str, step: str = "") -> UsageError:
+    def fault(self, difference: str, step: str = "") -> DispersionError:
         """The error for a difference in words."""
         if self.repair:
             return self.error(f"{self.source} is damaged ({difference}); {self.repair}")
@@ -229,7 +229,7 @@ class _Check:
         """A value of the first kind that it fits; else the error of the first kind."""
         if value is None and type(None) in kinds:
             return None
-        first: UsageError | None = None
+        first: DispersionError | None = None
         for kind in kinds:
             try:
                 return self.value(kind, value, where)

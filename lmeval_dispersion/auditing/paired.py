@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from lmeval_dispersion.errors import HarnessError, MixedStoresError, UsageError
-from lmeval_dispersion.judging import Scored, read_scores
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Array,
@@ -24,7 +23,9 @@ from lmeval_dispersion.statistics import (
     paired_bounds,
     paired_share_bounds,
 )
+from lmeval_dispersion.store.documents import Sample
 from lmeval_dispersion.store.groups import TaskGroup, document_weights
+from lmeval_dispersion.store.samples import read_scores
 from lmeval_dispersion.store.sanity import Flags, as_wrong
 
 if TYPE_CHECKING:
@@ -209,8 +210,8 @@ def compare_samples(
     name, a = read_scores(first, metric)
     _, b = read_scores(second, name)
     pairs, other_prompts = _paired(first, a, second, b)
-    x = np.array([a[i].score for i, _ in pairs])
-    y = np.array([b[j].score for _, j in pairs])
+    x = np.array([a[i].correct for i, _ in pairs])
+    y = np.array([b[j].correct for _, j in pairs])
     verdict = verdict_of(SharedAnswers(x, np.isfinite(x)), SharedAnswers(y, np.isfinite(y)))
     if verdict is None:
         raise HarnessError(
@@ -235,7 +236,7 @@ def compare_samples(
 
 
 def _paired(
-    first: str | Path, a: Mapping[int, Scored], second: str | Path, b: Mapping[int, Scored]
+    first: str | Path, a: Mapping[int, Sample], second: str | Path, b: Mapping[int, Sample]
 ) -> tuple[list[tuple[int, int]], int]:
     """The numbers of each shared document in both runs, and how many had another prompt and are left out.
 
@@ -243,26 +244,31 @@ def _paired(
     """
     repeated = set()
     for run in (a, b):
-        counts = Counter(scored.doc_hash for scored in run.values())
+        counts = Counter(sample.columns["doc_hash"] for sample in run.values())
         repeated |= {doc_hash for doc_hash, count in counts.items() if count > 1}
 
-    def key(doc_id: int, scored: Scored) -> tuple[str, int]:
-        return scored.doc_hash, doc_id if scored.doc_hash in repeated else -1
+    def key(sample: Sample) -> tuple[str, int]:
+        doc_hash = sample.columns["doc_hash"]
+        return doc_hash, sample.doc_id if doc_hash in repeated else -1
 
-    others = {key(j, scored): j for j, scored in b.items()}
-    same = [(i, others[key(i, scored)]) for i, scored in a.items() if key(i, scored) in others]
-    pairs = [(i, j) for i, j in same if a[i].target == b[j].target]
-    if not pairs and (ids := a.keys() & b.keys()):
+    def alike(column: str, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [(i, j) for i, j in pairs if a[i].columns[column] == b[j].columns[column]]
+
+    others = {key(sample): j for j, sample in b.items()}
+    same = [(i, others[key(sample)]) for i, sample in a.items() if key(sample) in others]
+    pairs = alike("target", same)
+    ids = a.keys() & b.keys()
+    if not pairs and ids:
         raise MixedStoresError(
             f"{first} and {second} have other documents or targets under {len(ids)} ids (the first: "
             f"{min(ids)}); compare runs on one version of the data"
         )
     if not pairs:
         raise MixedStoresError(f"{first} and {second} share no document; name samples of one task")
-    alike = [(i, j) for i, j in pairs if a[i].prompt_hash == b[j].prompt_hash]
-    if not alike:
+    in_one_prompt = alike("prompt_hash", pairs)
+    if not in_one_prompt:
         raise MixedStoresError(
             f"{first} and {second} asked all {len(pairs)} shared documents in other prompts; compare runs of "
             "one prompt (of chat templates, name the runs' folders in `dispersion compare`)"
         )
-    return sorted(alike), len(pairs) - len(alike)
+    return sorted(in_one_prompt), len(pairs) - len(in_one_prompt)

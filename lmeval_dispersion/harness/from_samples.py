@@ -32,7 +32,8 @@ from lmeval_dispersion.harness.records import (
 )
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.harness.seams import backend_arguments
-from lmeval_dispersion.logs import LoggedRun, find_run, model_of, section
+from lmeval_dispersion.logs.results import model_of, section
+from lmeval_dispersion.logs.runs import LoggedRun, find_run
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.model.load_report import warned_loads
 from lmeval_dispersion.store import begin_store, read_store

@@ -21,9 +21,9 @@ from lmeval_dispersion.harness.seams import (
     one_sentence,
     running_evaluation,
 )
-from lmeval_dispersion.judging import JUDGES, check_judge, correctness, split_judge
+from lmeval_dispersion.logs.judging import JUDGES, check_judge, correctness, split_judge
 from lmeval_dispersion.model.capture import resolve, split_names
-from lmeval_dispersion.store.samples import (
+from lmeval_dispersion.store.documents import (
     document_columns,
     options_of,
 )

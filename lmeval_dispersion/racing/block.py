@@ -19,7 +19,7 @@ from lmeval_screener.tokens.vocabulary import Vocabulary
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.harness.seams import log_likelihoods, right_choices
-from lmeval_dispersion.store.samples import right_probability
+from lmeval_dispersion.store.documents import right_probability
 
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import Evaluation

@@ -38,7 +38,7 @@ from lmeval_dispersion.harness.records import DocRecord, TaskMetrics, load_state
 from lmeval_dispersion.harness.saving import commit_of, manifest_of, write
 from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.harness.task import DispersionTask
-from lmeval_dispersion.judging import (
+from lmeval_dispersion.logs.judging import (
     JUDGES,
     NamedMetrics,
     check_judge,
@@ -50,9 +50,10 @@ from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.racing.kept import WRONG_CONTENT, RaceResults, not_as_left, race_results
 from lmeval_dispersion.racing.plan import batch_of
 from lmeval_dispersion.racing.rule import SHARED
+from lmeval_dispersion.store.documents import Sample, by_filter
 from lmeval_dispersion.store.groups import mean_score, question_weights, units_of
 from lmeval_dispersion.store.identity import SUFFIX, prompt_manifest, source_text
-from lmeval_dispersion.store.samples import Sample, by_filter, stock_name
+from lmeval_dispersion.store.samples import stock_name
 from lmeval_dispersion.store.sanity import finite_answer, not_finite_sentence
 
 _KEPT = (

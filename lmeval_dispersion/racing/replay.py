@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.judging import correctness
+from lmeval_dispersion.logs.judging import correctness
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Phase, Scores, phases, run
 from lmeval_dispersion.racing.folder import margins_of, said_of
@@ -34,10 +34,11 @@ from lmeval_dispersion.racing.report import MarginAt, Race, add_margin, race_of
 from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.store import Store, read_store
+from lmeval_dispersion.store.documents import by_filter, known_probabilities
 from lmeval_dispersion.store.groups import question_weights
 from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.joining import JoinedRun, check_judges, join
-from lmeval_dispersion.store.samples import by_filter, is_logged, known_probabilities, read_logged
+from lmeval_dispersion.store.samples import is_logged, read_logged
 from lmeval_dispersion.store.sanity import (
     Fingerprints,
     Logged,

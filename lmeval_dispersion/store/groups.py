@@ -9,6 +9,8 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.logs.results import section
+
 
 class TaskGroup(TypedDict):
     """The tasks of a group with a figure of its own, and whether they weigh by their documents in it."""
@@ -28,7 +30,7 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
     children = _members(results)
     figures = {
         task: _numbers(found)
-        for task, found in _mapping(results, "results").items()
+        for task, found in section(results, "results").items()
         if isinstance(found, Mapping)
     }
     sizes = _sizes(results)
@@ -115,15 +117,10 @@ def document_weights(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> N
     return np.asarray(share[place] / sizes[place] / max(units, 1))
 
 
-def _mapping(results: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = results.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
 def _members(results: Mapping[str, Any]) -> dict[str, list[str]]:
     """Group -> its tasks and groups; lm-eval before 0.4.3 names tasks, too, without any."""
     children = dict[str, list[str]]()
-    for group, members in _mapping(results, "group_subtasks").items():
+    for group, members in section(results, "group_subtasks").items():
         if isinstance(members, list) and members:
             children[group] = [member for member in members if isinstance(member, str)]
     return children
@@ -132,7 +129,7 @@ def _members(results: Mapping[str, Any]) -> dict[str, list[str]]:
 def _sizes(results: Mapping[str, Any]) -> dict[str, int]:
     """Task -> the documents that it was asked."""
     sizes = dict[str, int]()
-    for task, counts in _mapping(results, "n-samples").items():
+    for task, counts in section(results, "n-samples").items():
         if isinstance(counts, Mapping) and isinstance(counts.get("effective"), int):
             sizes[task] = counts["effective"]
     return sizes

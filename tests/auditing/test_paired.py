@@ -31,7 +31,7 @@ def samples(
                 "arguments": [["q", "a"]],
             }
             line |= {"resps": [["0"]], "filtered_resps": ["0"], "filter": name, "metrics": [metric]}
-            line |= {"doc_hash": f"h{doc_id}", metric: 0.0 if i else score, **more}
+            line |= {metric: 0.0 if i else score, **more}
             lines.append(json.dumps(line) + "\n")
     path.write_text("".join(lines), "utf-8")
     return path
@@ -98,7 +98,7 @@ def test_a_named_filter_and_metric_judge(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"doc_hash": "x"}, "other documents or targets under 6 ids"),
+        ({"doc": {"q": "x"}}, "other documents or targets under 6 ids"),
         ({"target": "2"}, "other documents or targets under 6 ids"),
         ({"doc_id": 1}, "holds document 1 twice"),
         ({"metrics": ["f1"], "f1": 1.0}, "has no 'none/acc'"),

@@ -14,9 +14,10 @@ import pytest
 from lmeval_screener.shortlist.accuracies import read_accuracies
 from scipy.stats import binomtest
 
-from lmeval_dispersion import compare, compare_samples, inspect_logs
+from lmeval_dispersion import compare, compare_samples
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, HarnessError, MissingExtraError, UsageError
+from lmeval_dispersion.logs import inspect
 from lmeval_dispersion.store.samples import read_logged
 
 DATA = Path(__file__).parent / "data" / "inspect"
@@ -305,4 +306,4 @@ def test_without_inspect_the_command_that_installs_it(name, monkeypatch):
 )
 def test_a_category_is_no_score(value, is_category):
     """Inspect counts a text that it does not know as 0: kevinschaul/llm-evals, political-bias."""
-    assert inspect_logs._is_category(value) is is_category
+    assert inspect._is_category(value) is is_category

@@ -17,9 +17,8 @@ from scipy.stats import binomtest, ttest_rel
 from lmeval_dispersion import compare, compare_samples
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, HarnessError, MixedStoresError, UsageError
-from lmeval_dispersion.judging import read_scores
-from lmeval_dispersion.logs import find_runs
-from lmeval_dispersion.store.samples import read_logged
+from lmeval_dispersion.logs.runs import find_runs
+from lmeval_dispersion.store.samples import read_logged, read_scores
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -108,9 +107,9 @@ def test_several_filters_keep_their_scores(version, results, tmp_path):
     if not results:
         logs.alone(run)
     second = "filter 2" if not results and logs.before(version, "0.4.7") else "flexible-extract"
-    assert np.mean([scored.score for scored in read_scores(run)[1].values()]) == np.mean(strict)
+    assert np.mean([sample.correct for sample in read_scores(run)[1].values()]) == np.mean(strict)
     name, scores = read_scores(run, f"{second}/exact_match")
-    assert np.mean([scored.score for scored in scores.values()]) == np.mean(flexible)
+    assert np.mean([sample.correct for sample in scores.values()]) == np.mean(flexible)
     assert name == f"{second}/exact_match"
 
 
@@ -127,7 +126,7 @@ def test_documents_that_ranks_wrote_twice_count_once(tmp_path):
         other = {**lines[0], "acc": 1 - lines[0]["acc"]}
         run = logs.write(tmp_path / f"{version}-other", version, "base", [*lines, other])
         with pytest.raises(
-            HarnessError, match=r"line \d+ holds document 0 twice, with other content"
+            HarnessError, match=r"(line|element) \d+ holds document 0 twice, with other"
         ):
             read_logged(run)
 

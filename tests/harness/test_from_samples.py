@@ -11,7 +11,7 @@ from harness_world import tiny_llama
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import from_samples as module
 from lmeval_dispersion.harness import recording
-from lmeval_dispersion.store.samples import LoggedRun
+from lmeval_dispersion.logs.runs import LoggedRun
 
 
 def test_a_group_keeps_its_categories_and_the_judge_can_be_chosen(stock, from_samples):

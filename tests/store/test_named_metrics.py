@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.judging import NamedMetrics
+from lmeval_dispersion.logs.judging import NamedMetrics
 from lmeval_dispersion.store.groups import groups_of, mean_score, question_weights
 from lmeval_dispersion.store.samples import read_logged
 

@@ -21,8 +21,8 @@ from lmeval_dispersion.errors import (
 )
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.store import COLUMNS, begin_store, check_comparable, read_store, write_store
+from lmeval_dispersion.store.documents import document_columns
 from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS
-from lmeval_dispersion.store.samples import document_columns
 
 PAGE = Path(__file__).parents[2] / "docs/reference/store.md"
 

@@ -12,20 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.judging import JUDGES, results_metric, task_scores
 from lmeval_dispersion.layouts import nearest
-from lmeval_dispersion.logs import (
-    check_results,
-    config_of,
-    find_runs,
-    is_log,
-    kind_of,
-    model_arguments,
-    results_files,
-    section,
-    whole_text,
-)
+from lmeval_dispersion.logs.files import kind_of, whole_text
+from lmeval_dispersion.logs.judging import JUDGES, results_metric
+from lmeval_dispersion.logs.results import check_results, config_of, model_arguments, section
+from lmeval_dispersion.logs.runs import find_runs, is_log, results_files
 from lmeval_dispersion.report.cells import unguarded
+from lmeval_dispersion.store.samples import task_scores
 from lmeval_screener.targets.names import REPOSITORY, Target, label
 from lmeval_screener.targets.runs import run_and_step
 
@@ -282,7 +275,7 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
     for file, run in alone.items():
         name, scores = task_scores(run, task, metric)
         key = key or name
-        known = [scored.score for scored in scores.values() if math.isfinite(scored.score)]
+        known = [sample.correct for sample in scores.values() if math.isfinite(sample.correct)]
         mean = _number(math.fsum(known) / len(known) if known else math.nan, str(file))
         rated = Rated(run.model, None, mean, str(file))
         if run.by_inspect:

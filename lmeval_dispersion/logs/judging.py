@@ -1,0 +1,213 @@
+"""Which metric scores a document: the parts of ``--metric``, and the defaults."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmeval_dispersion.errors import HarnessError, UsageError, listed_names
+from lmeval_dispersion.logs.results import config_of, filter_names
+
+# The metric that scores a document: the first of these that the task's first filter has.
+# The last two are Inspect's.
+JUDGES = (
+    "acc",
+    "exact_match",
+    "prompt_level_strict_acc",
+    "pass@1",
+    "pass_at_1",
+    "em",
+    "acc_norm",
+    "f1",
+    "accuracy",
+    "mean",
+)
+
+#: Metric -> whether any document has it as a number.
+Numeric = Mapping[str, bool]
+
+
+@dataclass(frozen=True)
+class NamedMetrics:
+    """What ``--metric`` names: ``[TASK=][FILTER/]METRIC``, several with commas.
+
+    Attributes:
+        default: ``[FILTER/]METRIC`` of the tasks without their own; None: the first known of each.
+        own: Task or group -> its ``[FILTER/]METRIC``.
+    """
+
+    default: str | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str | None) -> NamedMetrics:
+        """Parse the text of ``--metric``; None and an empty one name nothing.
+
+        >>> NamedMetrics.of("acc, gsm8k=strict-match/exact_match")
+        NamedMetrics(default='acc', own={'gsm8k': 'strict-match/exact_match'})
+
+        Raises:
+            UsageError: A part is empty, or a task, or all tasks, get two metrics.
+        """
+        if not text:
+            return cls()
+        own = dict[str | None, str]()
+        for part in text.split(","):
+            before, equals, after = part.partition("=")
+            task = before.strip() if equals else None
+            judge = after.strip() if equals else before.strip()
+            if not judge or task == "":
+                raise UsageError(
+                    f"expected [TASK=][FILTER/]METRIC, several with commas, got {text!r}",
+                    argument="metric",
+                )
+            known = own.setdefault(task, judge)
+            if known != judge:
+                raise UsageError(
+                    f"expected one metric for {task or 'all tasks'}, got {known} and {judge}; "
+                    "TASK=METRIC names one task's, FILTER/METRIC one of a filter",
+                    argument="metric",
+                )
+        default = own.pop(None, None)
+        return cls(default, {str(task): judge for task, judge in own.items()})
+
+    def judge(self, *names: str) -> str | None:
+        """What scores a task of these ``names``, its groups' among them: the first that has its own."""
+        for name in names:
+            if name in self.own:
+                return self.own[name]
+        return self.default
+
+    def has_own(self, *names: str) -> bool:
+        """Whether a task of these names has a metric of its own."""
+        return any(name in self.own for name in names)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise UsageError for a metric of a task or group that is none of ``names``."""
+        for name, judge in self.own.items():
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=3) or names
+                raise UsageError(
+                    f"{name}={judge} names no task that is scored; there are {listed_names(near)}",
+                    argument="metric",
+                )
+
+
+def split_judge(named: str | None) -> tuple[str | None, str | None]:
+    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for a missing part."""
+    chosen, slash, metric = (named or "").rpartition("/")
+    return (chosen or None) if slash else None, metric or None
+
+
+def check_judge(
+    task: str, named: str | None, filters: Sequence[str], metrics: Iterable[str]
+) -> None:
+    """Raise HarnessError unless the task has the filter and metric in ``named``."""
+    chosen, metric = split_judge(named)
+    metrics = list(metrics)
+    has_filter = chosen is None or chosen in filters
+    has_metric = metric is None or metric in metrics
+    if not has_filter or not has_metric:
+        raise _no_judge(task, named, filters, metrics)
+
+
+def _no_judge(
+    task: str, named: str | None, filters: Sequence[str], metrics: Sequence[str]
+) -> HarnessError:
+    names = list(metrics)
+    if len(filters) > 1:
+        names = [f"{name}/{metric}" for name in filters for metric in metrics]
+    return HarnessError(f"{task} has no {named!r} to judge answers by; it has {', '.join(names)}")
+
+
+def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
+    """Name and value of the metric that scores an answer: ``named``, else the first known; or (None, NaN)."""
+    for name in (named,) if named else JUDGES:
+        if name in metrics and isinstance(metrics[name], int | float):
+            return name, float(metrics[name])
+    return None, math.nan
+
+
+def numeric_metrics(documents: Iterable[Mapping[str, Any]]) -> Numeric:
+    """Of the documents' metrics, whether any document has each as a number."""
+    numeric: dict[str, bool] = {}
+    for metrics in documents:
+        for name, value in metrics.items():
+            numeric[name] = numeric.get(name, False) or isinstance(value, int | float)
+    return numeric
+
+
+def filter_with(filters: Mapping[str, Numeric], judge: str | None) -> str | None:
+    """The first of a task's filters that ``judge`` means and that has its metric; None without one."""
+    named_filter, metric = split_judge(judge)
+    for name, numeric in filters.items():
+        if named_filter in (None, name) and (metric is None or metric in numeric):
+            return name
+    return None
+
+
+def chosen_metric(
+    task: str, filters: Mapping[str, Numeric], judge: str | None
+) -> tuple[str, str | None]:
+    """The filter and the metric that score a task; no metric if none is known and none is named.
+
+    Raises:
+        HarnessError: The task has no such filter or metric, or the metric is not a number of a document.
+    """
+    chosen = filter_with(filters, judge)
+    if chosen is None:
+        metrics = dict.fromkeys(metric for numeric in filters.values() for metric in numeric)
+        raise _no_judge(task, judge, list(filters), list(metrics))
+    numeric = filters[chosen]
+    named = split_judge(judge)[1]
+    if named is None:
+        return chosen, next((metric for metric in JUDGES if numeric.get(metric)), None)
+    if not numeric[named]:
+        raise HarnessError(f"{task}: {named} scores no single document: {unscored(numeric)}")
+    return chosen, named
+
+
+def results_metric(
+    results: Mapping[str, Any], task: str, keys: Sequence[str], judge: str | None
+) -> str | None:
+    """The key ``METRIC,FILTER`` of a task's score in lm-eval's results, among ``keys``; None if none is.
+
+    By the same order as for samples: the task's first filter, and of its metrics the first known.
+    """
+    by_filter: dict[str, list[str]] = {}
+    if config_of(results, task).get("filter_list"):
+        by_filter = {name: [] for name in filter_names(results, task)}
+    parts = [key.partition(",") for key in keys]
+    for metric, _, name in sorted(parts, key=lambda part: not part[2]):
+        by_filter.setdefault(name, []).append(metric)
+    named_filter, named = split_judge(judge)
+    for name, metrics in by_filter.items():
+        if not metrics or named_filter not in (None, name):
+            continue
+        for metric in (named,) if named else JUDGES:
+            if metric in metrics:
+                return f"{metric},{name}" if name else metric
+        if named is None:
+            return None
+    return None
+
+
+def unscored(numeric: Numeric) -> str:
+    """Why documents with these metrics have no score by default, and which metrics there are."""
+    numbers = [name for name, is_number in numeric.items() if is_number]
+    others = [name for name, is_number in numeric.items() if not is_number]
+    if numbers:
+        return (
+            f"none of {', '.join(JUDGES[:3])}, … is a number of a document; `--metric` names what scores it: "
+            f"{listed_names(numbers)}"
+        )
+    if not others:
+        return "no metric is logged, so the documents have no label"
+    verb = "is" if len(others) == 1 else "are"
+    return (
+        f"no metric judges single documents, so they have no label: {listed_names(others)} "
+        f"{verb} logged as pairs or lists"
+    )

@@ -1,0 +1,90 @@
+"""The content of lm-eval's results, as far as readers use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.layouts import Text, checked
+from lmeval_dispersion.logs.files import json_object, whole_text
+from lmeval_dispersion.model_args import key_values
+
+Results = dict[str, Any]
+
+
+class _Config(TypedDict, total=False):
+    """The part of a task's configuration that is read."""
+
+    filter_list: Sequence[Any] | None
+
+
+_Layout = TypedDict(
+    "_Layout",
+    {
+        "results": dict[str, dict[str, Any]] | None,
+        "configs": dict[str, _Config] | None,
+        "group_subtasks": dict[str, Sequence[Text]] | None,
+        "n-samples": dict[str, dict[str, Any]] | None,
+        "versions": dict[str, Any] | None,
+        "n-shot": dict[str, Any] | None,
+        "config": dict[str, Any] | None,
+        "task_hashes": dict[str, Any] | None,
+    },
+    total=False,
+)
+
+
+def read_results(file: Path) -> Results:
+    """The content of a results file; HarnessError for any other."""
+    content = json_object(whole_text(file), str(file))
+    if not isinstance(content.get("results"), dict):
+        raise HarnessError(f"{file} has no `results`; name lm-eval's results_DATE.json")
+    check_results(content, file)
+    return content
+
+
+def check_results(content: Mapping[str, Any], file: Path) -> None:
+    """Raise HarnessError if a part of the results that readers use has another type."""
+    checked(_Layout, content, file, "copy it again or run it again", HarnessError)
+
+
+def section(results: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A part of the results that is an object; empty if it is missing or is something else."""
+    part = results.get(key)
+    return part if isinstance(part, dict) else {}
+
+
+def config_of(results: Mapping[str, Any], task: str) -> Mapping[str, Any]:
+    """The configuration of a task; empty if the results have none."""
+    return section(section(results, "configs"), task)
+
+
+def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
+    """The names of a task's filters, in the order in which lm-eval applied them; empty if unknown."""
+    names = []
+    for entry in config_of(results, task).get("filter_list") or ():
+        if isinstance(entry, dict) and "name" in entry:
+            names.append(str(entry["name"]))
+    if names:
+        return names
+    keys = [key.partition(",")[2] for key in section(section(results, "results"), task)]
+    return list(dict.fromkeys(filter(None, keys)))
+
+
+def model_arguments(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of the evaluated model, such as ``pretrained``; empty if the results have none."""
+    arguments = section(results, "config").get("model_args")
+    if isinstance(arguments, str):
+        return key_values(arguments, check=False)
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def model_of(results: Mapping[str, Any]) -> str:
+    """The evaluated model's name; empty if the results have none."""
+    arguments = model_arguments(results)
+    for name in (results.get("model_name"), arguments.get("pretrained"), arguments.get("model")):
+        if name:
+            return str(name)
+    return ""

@@ -1,0 +1,253 @@
+"""Which files of lm-eval's logs are one run, by any version since 0.4.0.
+
+Forms: ``MODEL_TASK.jsonl``, one array, next to ``results.json`` (to 0.4.2); ``samples_TASK_DATE.json`` or
+``.jsonl``, a line per document, without names of filters and metrics before 0.4.7; ``NAME_DATE.json`` as
+results; any of them gzipped, or without results. Logs of Inspect take their form
+(:mod:`~lmeval_dispersion.logs.inspect`).
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmeval_dispersion.errors import HarnessError, listed_names
+from lmeval_dispersion.logs import inspect
+from lmeval_dispersion.logs.files import SUFFIXES, kind_of
+from lmeval_dispersion.logs.results import Results, model_of, read_results, section
+
+_DATE = r"\d{4}-\d\d-\d\dT\d\d[-:]\d\d[-:]\d\d(?:\.\d+)?"
+_SAMPLES = re.compile(rf"samples_(?P<task>.+?)(?:_(?P<date>{_DATE}))?")
+_DATED = re.compile(rf"(?P<name>.*)_(?P<date>{_DATE})")
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """One evaluation of one model: its results, and by task the file of its samples.
+
+    Attributes:
+        file: The results file; without results, the folder or file that was named.
+        results: Its content; empty without results.
+        samples: Task -> file.
+        apart: Task -> results of that task, where other tasks of the model were evaluated at another time.
+    """
+
+    file: Path
+    results: Results
+    samples: dict[str, Path]
+    apart: Mapping[str, Results] = field(default_factory=dict)
+
+    def results_of(self, task: str) -> Results:
+        """The results that belong to a task's samples."""
+        return self.apart.get(task, self.results)
+
+    @property
+    def by_inspect(self) -> bool:
+        """Whether Inspect wrote it: the results have no scores then."""
+        return "inspect" in self.results
+
+    @property
+    def model(self) -> str:
+        """The model's name, by the results, else by the path."""
+        return model_of(self.results) or _name_of(self.file, self.samples.values())
+
+    @property
+    def date(self) -> str:
+        """When the run was written, by its files' names; empty if they do not say."""
+        if self.by_inspect:
+            return str(self.results["inspect"]["created"])
+        return max(map(_date, (self.file, *self.samples.values())))
+
+
+def is_log(path: Path) -> bool:
+    """Whether a path holds results or samples of lm-eval, or logs of Inspect."""
+    if path.is_file():
+        return bool(kind_of(path))
+    return path.is_dir() and bool(_sample_files(path))
+
+
+def find_run(place: str | Path) -> LoggedRun:
+    """The run in a folder, or of this file of results or samples.
+
+    Tasks that one model answered at several times are one run.
+
+    Raises:
+        HarnessError: There is no run, or the folder holds several of the same task or of several models.
+    """
+    path = Path(place).expanduser()
+    if not path.exists():
+        raise HarnessError(
+            f"{path} does not exist; name the folder that lm-eval wrote (output_path)"
+        )
+    runs = find_runs(path)
+    if not runs:
+        raise HarnessError(
+            f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run it with log_samples and "
+            "output_path"
+        )
+    if len(runs) == 1:
+        return runs[0]
+    tasks = [task for run in runs for task in run.samples]
+    if len(set(tasks)) == len(tasks) and len({run.model for run in runs}) == 1:
+        return _together(runs)
+    files = [str(run.file if run.results else next(iter(run.samples.values()))) for run in runs]
+    raise HarnessError(
+        f"{path} holds the samples of {len(runs)} runs; name one of them: {listed_names(files)}"
+    )
+
+
+def find_runs(path: Path) -> list[LoggedRun]:
+    """All runs with samples in a folder, or the one of a file; empty if there is none."""
+    if not path.is_file():
+        return _runs_of(_sample_files(path), path)
+    if kind_of(path) in ("samples", "inspect"):
+        return _runs_of([path], path)
+    runs = _runs_of(_sample_files(path.parent, "*"), path)
+    return [run for run in runs if run.results and run.file.samefile(path)]
+
+
+def results_files(folder: Path) -> list[Path]:
+    """The files with results in a folder and all below it, sorted by path."""
+    return [file for file in _files(folder, SUFFIXES) if kind_of(file) == "results"]
+
+
+def _files(folder: Path, suffixes: tuple[str, ...], pattern: str = "**/*") -> list[Path]:
+    """The files with one of the suffixes, sorted by path: in a folder and all below it, or by a pattern."""
+    files = (file for file in folder.glob(pattern) if file.name.endswith(suffixes))
+    return sorted(filter(Path.is_file, files))
+
+
+def _sample_files(folder: Path, pattern: str = "**/*") -> list[Path]:
+    """Files of samples, by their names; where none has such a name, by their content."""
+    files = _files(folder, (*SUFFIXES, inspect.SUFFIX), pattern)
+    named = []
+    for file in files:
+        if file.name.startswith("samples_") or file.name.endswith(inspect.SUFFIX):
+            named.append(file)
+    return named or [file for file in files if kind_of(file) in ("samples", "inspect")]
+
+
+def _stem(file: Path) -> str:
+    name = file.name
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
+
+
+def _date(file: Path) -> str:
+    match = _DATED.fullmatch(_stem(file))
+    return match["date"] if match else ""
+
+
+def _name_of(place: Path, files: Iterable[Path]) -> str:
+    """A name for samples without results: the folder's; of a file that was named, its own too."""
+    first = next(iter(files), place)
+    # lm-eval names the folder by the model, with `__` for `/`.
+    folder = first.resolve().parent.name.replace("__", "/")
+    if place.is_dir():
+        return folder
+    match = _SAMPLES.fullmatch(_stem(first))
+    if match and match["date"]:
+        siblings = first.parent.glob(f"samples_{glob.escape(match['task'])}_*")
+        if all(file == first or not _date(file) for file in siblings):
+            return folder
+    return f"{folder}/{_stem(first)}"
+
+
+def _runs_of(files: Sequence[Path], place: Path) -> list[LoggedRun]:
+    """Files of samples by run: those of one folder and date, or of one older results file."""
+    logs = []
+    dated: dict[tuple[Path, str], list[Path]] = {}
+    for file in files:
+        if kind_of(file) == "inspect":
+            logs.append(file)
+        else:
+            dated.setdefault((file.parent, _date(file)), []).append(file)
+    runs = _inspect_runs(logs)
+    for (folder, date), group in dated.items():
+        others = group
+        for results_file in _results_beside(folder, date):
+            results = read_results(results_file)
+            by_task, others = _by_task(others, results)
+            if by_task:
+                runs.append(LoggedRun(results_file, results, by_task))
+        by_task, others = _by_task(others, {})
+        if by_task and (date or len(by_task) == len(group)):
+            runs.append(LoggedRun(place, {}, by_task))
+        else:
+            others = [*by_task.values(), *others]
+        # Before 0.4.3 the samples of several models lay in one folder, with the results of the last one.
+        for file in others:
+            task = _task_of(file, {}) or _stem(file)
+            runs.append(LoggedRun(file, {}, {task: file}))
+    return runs
+
+
+def _inspect_runs(files: Sequence[Path]) -> list[LoggedRun]:
+    """The finished evaluations in logs of Inspect, each of which holds one task."""
+    runs = []
+    headers = {file: inspect.read_header(file) for file in files}
+    for file, header in inspect.finished(headers).items():
+        task = header["inspect"]["task"]
+        runs.append(LoggedRun(file, header, {task: file}))
+    return runs
+
+
+def _by_task(files: Sequence[Path], results: Results) -> tuple[dict[str, Path], list[Path]]:
+    """The files of samples that belong to the results, by task, and the others."""
+    by_task: dict[str, Path] = {}
+    others = []
+    for file in files:
+        task = _task_of(file, results)
+        if task is None or task in by_task:
+            others.append(file)
+        else:
+            by_task[task] = file
+    return by_task, others
+
+
+def _results_beside(folder: Path, date: str) -> list[Path]:
+    """The results of the samples with this date in a folder, or without any."""
+    results = []
+    for file in _files(folder, SUFFIXES, "*"):
+        is_sample = file.name.startswith("samples_")
+        if not is_sample and _date(file) == date and kind_of(file) == "results":
+            results.append(file)
+    return results
+
+
+def _task_of(file: Path, results: Results) -> str | None:
+    """The task of a file of samples; None if it is not among those that the results name."""
+    stem = _stem(file)
+    match = _SAMPLES.fullmatch(stem)
+    if match:
+        return match["task"]
+    configured = section(results, "configs")
+    tasks = [task for task in configured if stem == task or stem.endswith(f"_{task}")]
+    if tasks:
+        task = max(tasks, key=len)
+        arguments = section(results, "config").get("model_args")
+        if not isinstance(arguments, str) or not arguments:
+            return task
+        begin = re.sub("/|=", "__", arguments)
+        return task if stem in (task, f"{begin}_{task}") else None
+    if results:
+        return None
+    # MODEL_TASK, where the model's arguments have `__` for `=` and `/`.
+    return stem.rpartition("__")[2].partition("_")[2] or stem
+
+
+def _together(runs: Sequence[LoggedRun]) -> LoggedRun:
+    """The tasks of one model that were evaluated at several times."""
+    latest = max(runs, key=lambda run: run.date)
+    samples: dict[str, Path] = {}
+    apart: dict[str, Results] = {}
+    for run in runs:
+        samples |= run.samples
+        if run is not latest:
+            apart |= dict.fromkeys(run.samples, run.results)
+    return LoggedRun(latest.file, latest.results, samples, apart)
