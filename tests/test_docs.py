@@ -3,6 +3,7 @@
 import ast
 import pkgutil
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -113,23 +114,44 @@ def layers():
     return [{room.strip(" ()") for room in line.split("|")} for line in lines]
 
 
-def table():
-    """Rooms in the order of CONTRIBUTING's table, as module names."""
+def floors():
+    """Each floor's row in CONTRIBUTING's table: its rooms as module names, and the names inside one."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    (rows,) = re.findall(r"^\| room \|.*?\n\|[-|]+\|\n(.*?)\n\n", text, flags=re.M | re.S)
-    rooms = []
+    (rows,) = re.findall(r"^\| floor \|.*?\n\|[-|]+\|\n(.*?)\n\n", text, flags=re.M | re.S)
+    floors = []
     for row in rows.splitlines():
-        first, *others = re.findall(r"`([^`]+)`", row.split("|")[1])
-        paths = [first, *(str(Path(first).parent / other) for other in others)]
-        rooms += [path.removeprefix("screener/").rstrip("/").removesuffix(".py") for path in paths]
-    return [room.replace("/", ".") for room in rooms]
+        rooms, inside = [], []
+        for line in row.split("|")[2].split("<br>"):
+            names, _, words = line.partition(":")
+            rooms += re.findall(r"`([^`]+)`", names)
+            if names == "inside":
+                inside += re.findall(r"`([^`]+)`", words)
+        home = Path(rooms[0]).parent
+        paths = [Path(rooms[0]), *(home / name for name in rooms[1:])]
+        floors.append((paths, [paths[0] / name for name in inside]))
+    return floors
 
 
-def test_the_table_has_the_rooms_of_the_contract_in_its_order():
-    found, order = table(), layers()
-    assert sorted(found) == sorted(set().union(*order))
-    depth = {room: number for number, layer in enumerate(order) for room in layer}
-    assert [depth[room] for room in found] == sorted(depth[room] for room in found)
+def as_module(path):
+    return path.as_posix().removeprefix("screener/").removesuffix(".py").replace("/", ".")
+
+
+def test_the_floors_hold_every_room_of_the_contract_once():
+    rooms = [as_module(path) for paths, _ in floors() for path in paths]
+    assert sorted(rooms) == sorted(set().union(*layers()))
+
+
+def test_no_room_of_a_floor_may_import_one_of_a_floor_above():
+    depth = {room: number for number, layer in enumerate(layers()) for room in layer}
+    depths = [[depth[as_module(path)] for path in paths] for paths, _ in floors()]
+    assert len(depths) == 3
+    for above, below in pairwise(depths):
+        assert max(above) <= min(below)
+
+
+def test_what_the_table_names_is_there():
+    for paths, inside in floors():
+        assert not [path for path in [*paths, *inside] if not (ROOT / path).exists()]
 
 
 def test_every_room_is_in_the_contract():

@@ -102,7 +102,8 @@ def test_a_picture_is_of_the_first_chart_in_the_colours_of_paper(tmp_path, capsy
     pytest.importorskip("vl_convert")
     points = {"data": {"values": [{"a": 1}]}, "mark": "point", "encoding": {"x": {"field": "a"}}}
     charts = [Chart(points | {"title": title}, title, title) for title in ("First", "Second")]
-    document = Document("Two", sections=[Section("", [Text("No chart.")]), Section("s", charts)])
+    sections = [Section("", [Text("No chart.")]), Section("s", charts)]
+    document = Document("Two", sections=sections, figure=charts[0])
     places = {end: tmp_path / f"x.{end}" for end in ("svg", "png", "pdf")}
     for place in places.values():
         output("-o", str(place)).write(document)

@@ -49,52 +49,56 @@ def shown(value: Any, spec: str = "") -> str:
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
     if spec.endswith("d"):
         return format(int(value), spec) if math.isfinite(value) else str(value)
-    text = format(value, spec or ("" if isinstance(value, int) else ".4g"))
-    is_zero = not text.strip("-0.%")  # without a minus sign
-    return text.replace("-", "+" if "+" in spec else "") if is_zero else text
+    if not spec and isinstance(value, float):
+        spec = ".4g"
+    text = format(value, spec)
+    is_zero = not text.strip("-0.%")
+    if is_zero:  # a zero has no minus sign
+        return text.replace("-", "+" if "+" in spec else "")
+    return text
 
 
 def plain(value: Any) -> Any:
     """A Python value for a scalar of numpy or pandas; None for pandas' missing values."""
-    value = value.item() if hasattr(value, "item") else value
-    return None if type(value).__name__ in ("NAType", "NaTType") else value
+    if hasattr(value, "item"):
+        value = value.item()
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    return value
 
 
 def number(value: Any) -> int | float | None:
     """``value`` if it is a finite number, else None."""
     value = plain(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None
 
 
-def text_rows(table: Table) -> tuple[list[Row | None], str]:
-    """The rows that terminal and Markdown show, None at gaps, and a sentence with their number."""
+def visible_rows(table: Table) -> Sequence[Row]:
+    """The rows that terminal and Markdown show."""
     if not table.excerpt:
-        return list(table.rows), table.more
-    rows: list[Row | None] = []
+        return table.rows
+    return [table.rows[place] for place in table.excerpt]
+
+
+def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
+    """Those rows, each with the words of the line above it, or an empty text; None for a gap."""
+    lines: list[tuple[str, Row | None]] = []
     before = -1
-    for place in table.excerpt:
-        rows += [*([None] if place > before + 1 else []), table.rows[place]]
+    for place in table.excerpt or range(len(table.rows)):
+        if place > before + 1:
+            lines.append(("", None))
+        lines.append((table.cuts.get(place, ""), table.rows[place]))
         before = place
-    count = f"{len(table.excerpt)} of {len(table.rows)} rows; all of them: --format csv, or -o page.html."
-    return rows, f"{count} {table.more}".strip()
+    return lines
 
 
-def text_cuts(table: Table) -> dict[int, str]:
-    """The lines between those rows that `text_rows` gives, by the position of the row below among them."""
+def more_of(table: Table) -> str:
+    """The sentence below those rows, with their number; empty for none."""
     if not table.excerpt:
-        return dict(table.cuts)
-    cuts: dict[int, str] = {}
-    shown_rows = 0
-    before = -1
-    for place in table.excerpt:
-        shown_rows += place > before + 1
-        if place in table.cuts:
-            cuts[shown_rows] = table.cuts[place]
-        shown_rows += 1
-        before = place
-    return cuts
+        return table.more
+    count = f"{len(table.excerpt)} of {len(table.rows)} rows"
+    return f"{count}; all of them: --format csv, or -o page.html. {table.more}".strip()
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -103,9 +107,10 @@ def short_names(names: Sequence[str]) -> list[str]:
     >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
     (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])
     """
-    most = max((name.rstrip("/").count("/") + 1 for name in names), default=0)
-    for count in range(1, most + 1):
-        short = ["/".join(name.rstrip("/").rsplit("/", count)[-count:]) for name in names]
+    parts = [name.rstrip("/").split("/") for name in names]
+    longest = max(map(len, parts), default=0)
+    for count in range(1, longest + 1):
+        short = ["/".join(words[-count:]) for words in parts]
         if len(set(short)) == len(set(names)):
             return short
     return list(names)
@@ -131,33 +136,50 @@ def unguarded(text: str) -> str:
 
 def is_numeric(table: Table, column: Column) -> bool:
     """Whether a column holds only numbers, so that it is aligned right."""
-    values = [plain(row.get(column.key)) for row in table.rows]
-    return any(number(value) is not None for value in values) and all(
-        value is None or isinstance(value, (int, float)) for value in values
-    )
+    has_number = False
+    for row in table.rows:
+        value = plain(row.get(column.key))
+        if not isinstance(value, int | float | None):
+            return False
+        has_number = has_number or number(value) is not None
+    return has_number
 
 
 def _size(count: float) -> str:
-    value, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{count:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+    return f"{count / 1000:.3g} GB"
+
+
+def first_of_texts(table: Table) -> Column | None:
+    """The first column that is not numeric; None without one."""
+    for column in table.columns:
+        if not is_numeric(table, column):
+            return column
+    return None
+
+
+def public_fields(value: Any) -> dict[str, Any]:
+    """A dataclass as a mapping from field to value, without names that begin with an underscore."""
+    return {name: item for name, item in fields_of(value).items() if not name.startswith("_")}
 
 
 def json_value(value: Any) -> Any:
     """A value as JSON: public fields of dataclasses, tuples and sets as lists, null for NaN, infinity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {name: item for name, item in fields_of(value).items() if not name.startswith("_")}
+        value = public_fields(value)
     value = plain(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return number(value)
     if isinstance(value, Mapping):
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [json_value(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    return value if isinstance(value, int | str | None) else str(value)
 
 
 @dataclass(frozen=True)
@@ -188,7 +210,10 @@ class Axis:
         if self.low <= 0 <= self.high:
             signs[self._place(0)] = "│"
         if not self.low <= value <= self.high:
-            signs[0 if value < self.low else -1] = "◂" if value < self.low else "▸"
+            if value < self.low:
+                signs[0] = "◂"
+            else:
+                signs[-1] = "▸"
             return "".join(signs)
         for place in range(self._place(value - below), self._place(value + above) + 1):
             signs[place] = "─"
@@ -209,18 +234,24 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
     Rows marked ``aside`` do not stretch it, those marked ``undrawn`` are not on it. It
     includes 0 for differences, whose format has a sign.
     """
-    spans = [whisker(row, column) for row in rows if not row.get("aside")]
-    ends = [
-        end for span in spans if span is not None for end in (span[0] - span[1], span[0] + span[2])
-    ]
-    if ends and column.format.startswith("+"):
+    ends: list[float] = []
+    for row in rows:
+        drawn = None if row.get("aside") else whisker(row, column)
+        if drawn is not None:
+            value, below, above = drawn
+            ends += [value - below, value + above]
+    is_signed = column.format.startswith("+")
+    if ends and is_signed:
         ends.append(0.0)
     if width < AXIS[0] or not ends or max(ends) == min(ends):
         return None
-    low, high = min(ends), max(ends)
-    for spec in (column.format, "+.2g" if column.format.startswith("+") else ".2g"):
-        left, right = (shown(end, spec) if end else "0" for end in (low, high))
-        if (space := width - len(left) - len(right)) > 0:
+    low = min(ends)
+    high = max(ends)
+    for spec in (column.format, "+.2g" if is_signed else ".2g"):
+        left = shown(low, spec) if low else "0"
+        right = shown(high, spec) if high else "0"
+        space = width - len(left) - len(right)
+        if space > 0:
             return Axis(low, high, width, f"{left}{' ' * space}{right}")
     return Axis(low, high, width, "")
 
@@ -230,9 +261,12 @@ def whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
     value = number(row.get(column.key))
     if value is None or row.get("undrawn"):
         return None
-    if " " in column.reach:
-        ends = (number(row.get(key)) for key in column.reach.split())
-        below, above = (abs(value - (value if end is None else end)) for end in ends)
+    low_key, _, high_key = column.reach.partition(" ")
+    if high_key:
+        low = number(row.get(low_key))
+        high = number(row.get(high_key))
+        below = 0.0 if low is None else abs(value - low)
+        above = 0.0 if high is None else abs(value - high)
         return float(value), below, above
-    reach = abs(number(row.get(column.reach or column.error)) or 0.0)
-    return float(value), reach, 0.0 if column.dots == "below" else reach
+    length = abs(number(row.get(column.reach or column.error)) or 0.0)
+    return float(value), length, 0.0 if column.dots == "below" else length

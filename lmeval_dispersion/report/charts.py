@@ -39,9 +39,8 @@ _CHART_CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
-    "axisY": {
-        "titlePadding": 12
-    },  # a reader's font may be wider than the font that labels are measured with
+    # A reader's font may be wider than the font that labels are measured with.
+    "axisY": {"titlePadding": 12},
     "header": {"labelColor": "var(--ink)", "titleColor": "var(--ink)", "labelFontSize": 12},
     "legend": {
         "columnPadding": 28,
@@ -128,22 +127,26 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     """The chart's Vega-Lite specification in the page's colours; ``width`` as in :func:`chart_svg`."""
     spec = chart.specification()
     layers = spec.get("layer", [])
-    if width == "narrow" and not any(_is(layer, "line") for layer in layers):
-        spec |= {"layer": [layer for layer in layers if not _is(layer, "text")]} if layers else {}
+    config = _CHART_CONFIG
+    if width == "narrow":
+        config = _merged(config, _NARROW)
+        if layers and not any(_is(layer, "line") for layer in layers):
+            spec["layer"] = [layer for layer in layers if not _is(layer, "text")]
     spec = dict(json_value(spec))  # JSON has no NaN
-    config = _merged(_CHART_CONFIG, _NARROW) if width == "narrow" else _CHART_CONFIG
     spec["config"] = _merged(config, spec.get("config", {}))
     spec["description"] = chart.description
     # A reader's font may be wider than the font that the picture was measured with.
     spec.setdefault("padding", {"left": 18, "right": 18, "top": 5, "bottom": 5})
     whole = WIDTHS[width]
     if "mark" in spec or "layer" in spec:
-        spec["width"] = min(whole, spec["width"]) if isinstance(spec.get("width"), int) else whole
+        spec["width"] = min(whole, spec.get("width", whole))
         spec.setdefault("autosize", {"type": "fit-x", "contains": "padding"})
         # Vega-Lite's default gives a wide chart a label every 40 pixels.
         spec["config"].setdefault("axisXQuantitative", {"tickCount": max(4, spec["width"] // 90)})
     elif "facet" in spec and "spec" in spec:
-        columns = 1 if width == "narrow" else min(int(spec.get("columns", 2)), 3)
+        columns = min(spec.get("columns", 2), 3)
+        if width == "narrow":
+            columns = 1
         spec["columns"] = columns
         spec["spec"] = {**spec["spec"], "width": whole // columns - 75}
     return spec
@@ -151,12 +154,13 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
 
 def _is(layer: Mapping[str, Any], kind: str) -> bool:
     mark = layer.get("mark")
-    return (mark.get("type") if isinstance(mark, Mapping) else mark) == kind
+    return mark == kind or (isinstance(mark, Mapping) and mark.get("type") == kind)
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
-        merged[key] = _merged(base[key], value) if both else value
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+            value = _merged(base[key], value)
+        merged[key] = value
     return merged

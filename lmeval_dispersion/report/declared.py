@@ -7,18 +7,19 @@ module. Every format of the report is made of these three.
 
 from __future__ import annotations
 
-import difflib
 import functools
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmeval_dispersion.errors import MissingExtraError, UnknownNameError, UsageError
-from lmeval_dispersion.report.cells import json_value, shown
+from lmeval_dispersion.layouts import nearest
+from lmeval_dispersion.report.cells import json_value, public_fields, shown
 from lmeval_dispersion.report.document import (
+    LIMITS,
     Chart,
     Document,
     Facts,
@@ -30,7 +31,7 @@ from lmeval_dispersion.report.document import (
     Text,
     fields_of,
 )
-from lmeval_dispersion.report.forms import file_bytes, form_of, render
+from lmeval_dispersion.report.forms import file_bytes, form_of, json_lines, render
 
 if TYPE_CHECKING:
     import jinja2
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 _LINE = 160  # characters of a sentence in a repr
 _MARK = "\ue000"  # around a part's number, its placeholder in a rendered template
 # Signs that would be markup inside a value -> placeholders until the template is parsed.
-_MARKUP, _HIDDEN = "#>`", "\ue001\ue002\ue003"
+_HIDE = str.maketrans("#>`", "\ue001\ue002\ue003")
+_REVEAL = str.maketrans("\ue001\ue002\ue003", "#>`")
 # Control characters, separators of lines, placeholders of this module, and signs that change the direction of
 # writing.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+")
@@ -112,12 +114,17 @@ class Report:
             return items[name]
         names = [_name(item) for item in items]
         if name not in names:
-            near = difflib.get_close_matches(name, names) or names[:5]
-            raise UnknownNameError(f"expected a name such as {', '.join(near)}, got {name!r}")
+            first = ", ".join(names[:5])
+            raise UnknownNameError(
+                f"expected a name such as {first}, got {name!r}{nearest(name, names)}"
+            )
         return items[names.index(name)]
 
     def _items(self) -> Sequence[Any]:
-        return getattr(self, self.each) if self.each else self.rows()
+        if self.each:
+            items: Sequence[Any] = getattr(self, self.each)
+            return items
+        return self.rows()
 
     def tables(self) -> Mapping[str, Table]:
         """The tables by name; CSV and the data frame hold the first."""
@@ -137,10 +144,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: schema, answer, and the result's fields; NaN and infinity are null."""
-        content = {
-            name: value for name, value in fields_of(self).items() if not name.startswith("_")
-        }
-        return {"schema": self.schema, "answer": self.answer(), **json_value(content)}
+        content = json_value(public_fields(self))
+        return {"schema": self.schema, "answer": self.answer(), **content}
 
     def answer(self) -> list[str]:
         """The answer's sentences."""
@@ -149,16 +154,11 @@ class Report:
     def document(self) -> Document:
         """The result as a report."""
         charts = self.charts()
-        title, answer, sections, limits = _rendered(self, charts)
-        return Document(
-            title,
-            answer=answer,
-            sections=sections,
-            limits=limits,
+        written = _written(self, charts)
+        return replace(
+            written,
             rows=self.rows(),
-            contract=lambda: (
-                json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-            ),
+            contract=lambda: json_lines(self.to_dict()),
             libraries=self.libraries,
             guide=self.guide,
             short=True,
@@ -225,17 +225,20 @@ class Report:
 
     def __repr__(self) -> str:
         document = self.document()
-        lines = (" ".join(line.split()) for line in document.answer)
-        short = [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
-        return "\n  ".join([f"<{type(self).__name__}> {document.title}", *short])
+        lines = [f"<{type(self).__name__}> {document.title}"]
+        for sentence in document.answer:
+            line = " ".join(sentence.split())
+            if len(line) > _LINE:
+                line = f"{line[: _LINE - 1]}…"
+            lines.append(line)
+        return "\n  ".join(lines)
 
 
 def _name(item: Any) -> str:
-    values = (
-        item
-        if isinstance(item, Mapping)
-        else {"label": getattr(item, "label", ""), **fields_of(item)}
-    )
+    """The name of an item: its label, its slice, or its first text."""
+    values = item
+    if not isinstance(item, Mapping):
+        values = {"label": getattr(item, "label", ""), **fields_of(item)}
     texts = (value for value in values.values() if value and isinstance(value, str))
     return str(values.get("label") or values.get("slice") or next(texts, ""))
 
@@ -247,63 +250,55 @@ class VegaLite(dict[str, Any]):
         return {"application/vnd.vegalite.v5+json": dict(self), "text/plain": "<a Vega-Lite chart>"}
 
 
-def _rendered(
-    report: Report, charts: Mapping[str, Chart]
-) -> tuple[str, list[str], list[Section], list[str]]:
+def _written(report: Report, charts: Mapping[str, Chart]) -> Document:
     """Title, answer, sections and limits from the template."""
     folder = Path(sys.modules[type(report).__module__].__file__ or "").parent
+    template = _environment(folder).get_template(report.template)
     parts: list[Part] = []
-    text = (
-        _environment(folder)
-        .get_template(report.template)
-        .render(r=report, tables=report.tables(), charts=charts, _parts=parts, **report.context())
+    text = template.render(
+        r=report, tables=report.tables(), charts=charts, _parts=parts, **report.context()
     )
-    title, answer, limits = "", list[str](), list[str]()
+    title = ""
+    answer: list[str] = []
+    limits: list[str] = []
     sections: list[Section] = []
     for heading, lines in _blocks(text):
-        if heading is None:
-            title, answer = _opening(lines)
-        elif heading["heading"] == "Limits":
-            limits = [_revealed(line) for line in lines if line]
-        else:
-            body = list(_body(lines, parts))
-            if body:
-                sections.append(
-                    Section(
-                        _revealed(heading["heading"]),
-                        body,
-                        heading["name"] or "",
-                        bool(heading["details"]),
-                    )
-                )
-    return title, answer, sections, limits
+        if heading is None or heading["heading"] == LIMITS:
+            sentences = limits if heading else answer
+            for line in filter(None, lines):
+                if line.startswith("# "):
+                    title = _revealed(line[2:])
+                else:
+                    sentences.append(_revealed(line))
+            continue
+        body = list(_body(lines, parts))
+        if body:
+            words = _revealed(heading["heading"])
+            is_details = bool(heading["details"])
+            sections.append(Section(words, body, heading["name"] or "", is_details))
+    return Document(title, answer, sections, limits)
 
 
 def _blocks(text: str) -> Iterator[tuple[re.Match[str] | None, list[str]]]:
     """The lines under each heading; under None those above the first heading."""
-    heading, lines = None, list[str]()
+    heading = None
+    lines: list[str] = []
     for line in map(str.strip, text.splitlines()):
         match = _HEADING.fullmatch(line)
         if match:
             yield heading, lines
-            heading, lines = match, []
+            heading = match
+            lines = []
         else:
             lines.append(line)
     yield heading, lines
-
-
-def _opening(lines: list[str]) -> tuple[str, list[str]]:
-    title = next((line[2:] for line in lines if line.startswith("# ")), "")
-    return _revealed(title), [
-        _revealed(line) for line in lines if line and not line.startswith("# ")
-    ]
 
 
 def _body(lines: list[str], parts: list[Part]) -> Iterator[Part]:
     """The parts of a section; lines up to an empty line are a paragraph."""
     paragraph: list[str] = []
     for line in [*lines, ""]:
-        note = re.match(r"> (note|warning): (.*)", line)
+        note = re.match(r"> (?P<kind>note|warning): (?P<text>.*)", line)
         mark = re.fullmatch(f"{_MARK}(\\d+){_MARK}", line)
         if line and not note and not mark:
             paragraph.append(line)
@@ -312,13 +307,15 @@ def _body(lines: list[str], parts: list[Part]) -> Iterator[Part]:
             yield Text(_revealed(" ".join(paragraph)))
             paragraph = []
         if note:
-            yield Note(_revealed(note[2]), "warning" if note[1] == "warning" else "note")
+            yield Note(
+                _revealed(note["text"]), kind="note" if note["kind"] == "note" else "warning"
+            )
         elif mark:
             yield parts[int(mark[1])]
 
 
 def _revealed(text: str) -> str:
-    return text.translate(str.maketrans(_HIDDEN, _MARKUP))
+    return text.translate(_REVEAL)
 
 
 def _finalized(context: jinja2.runtime.Context, value: Any) -> Any:
@@ -327,7 +324,7 @@ def _finalized(context: jinja2.runtime.Context, value: Any) -> Any:
         parts: list[Part] = context["_parts"]
         parts.append(value)
         return f"\n{_MARK}{len(parts) - 1}{_MARK}\n"
-    return _CONTROL.sub(" ", shown(value)).translate(str.maketrans(_MARKUP, _HIDDEN))
+    return _CONTROL.sub(" ", shown(value)).translate(_HIDE)
 
 
 @functools.cache
@@ -343,13 +340,17 @@ def _environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     environment.filters.update(shown=shown, listed=listed, count=count)
-    environment.globals.update(
-        facts=lambda **facts: Facts(
-            {name.replace("_", " "): value for name, value in facts.items() if value is not None}
-        ),
-        warning=functools.partial(Note, kind="warning"),
-    )
+    environment.globals.update(facts=_facts, warning=functools.partial(Note, kind="warning"))
     return environment
+
+
+def _facts(**values: object) -> Facts:
+    """Named values of a template, without those that are None."""
+    facts = {}
+    for name, value in values.items():
+        if value is not None:
+            facts[name.replace("_", " ")] = value
+    return Facts(facts)
 
 
 def listed(items: Sequence[Any], last: str = "and") -> str:
@@ -359,7 +360,9 @@ def listed(items: Sequence[Any], last: str = "and") -> str:
     ('a', 'a and b', 'a, b and c')
     """
     words = [shown(item) for item in items]
-    return f" {last} ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
@@ -368,7 +371,9 @@ def count(number: int, noun: str, plural: str = "") -> str:
     >>> count(1, "text"), count(1200, "text"), count(2, "query", "queries")
     ('1 text', '1,200 texts', '2 queries')
     """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    if number != 1:
+        noun = plural or f"{noun}s"
+    return f"{number:,} {noun}"
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
@@ -377,24 +382,9 @@ def some(names: Sequence[str], most: int = 5) -> str:
     >>> some(["a", "b", "c"], 2), some(["a", "b"])
     ('a, b and 1 other', 'a and b')
     """
-    return listed(
-        names if len(names) <= most else [*names[:most], count(len(names) - most, "other")]
-    )
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Whole numbers as ranges.
-
-    >>> spans([1, 2, 3, 5, 8, 9])
-    '1–3, 5, 8–9'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    if len(names) > most:
+        names = [*names[:most], count(len(names) - most, "other")]
+    return listed(names)
 
 
 def nullable(frame: pd.DataFrame) -> pd.DataFrame:
@@ -402,5 +392,9 @@ def nullable(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     types = {"integer": "Int64", "boolean": "boolean", "string": "string", "empty": "string"}
-    kinds = {name: pd.api.types.infer_dtype(column, skipna=True) for name, column in frame.items()}
-    return frame.astype({name: types[kind] for name, kind in kinds.items() if kind in types})
+    changed = {}
+    for name, column in frame.items():
+        kind = pd.api.types.infer_dtype(column, skipna=True)
+        if kind in types:
+            changed[name] = types[kind]
+    return frame.astype(changed)

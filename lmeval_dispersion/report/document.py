@@ -64,11 +64,12 @@ Col = functools.partial(Column, "")
 @functools.cache
 def columns_of(row_type: type) -> Mapping[str, Column]:
     """A row class's shown columns by key: its fields that are annotated with a `Col`, in order."""
-    hints = get_type_hints(row_type, include_extras=True)
-    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {
-        name: mark for name, marks in marks.items() for mark in marks if isinstance(mark, Column)
-    }
+    columns = {}
+    for name, hint in get_type_hints(row_type, include_extras=True).items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, Column):
+                columns[name] = mark
+    return columns
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,24 @@ class Table:
         if columns is None:
             row_type: type = type(rows[0]) if rows else object
             columns = columns_of(row_type)
-        shown = [
-            replace(column, key=key, heading=headings.get(key, column.heading))
-            for key, column in columns.items()
-            if key not in hide and any(row.get(key) not in (None, "", ()) for row in values)
-        ]
-        return cls(values, shown, caption, name, more, excerpt)
+        shown = []
+        for key, column in columns.items():
+            if key not in hide:
+                heading = headings.get(key, column.heading)
+                shown.append(replace(column, key=key, heading=heading))
+        return cls(values, shown, caption, name, more, excerpt).filled()
+
+    def filled(self) -> Table:
+        """The table without its empty columns."""
+        columns = []
+        for column in self.columns:
+            if not all(_is_empty(row.get(column.key)) for row in self.rows):
+                columns.append(column)
+        return replace(self, columns=columns)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | tuple) and not value)
 
 
 def fields_of(row: Any) -> dict[str, Any]:
@@ -224,7 +237,7 @@ class Document:
         guide: The documentation page that explains the report, such as
             ``docs/reference/screening.md``.
         short: Whether a terminal leaves out details and limits.
-        figure: The chart that a picture of the report shows; None for the first of its sections.
+        figure: The chart that a picture of the report shows; None without a chart.
         made: The day, as in 2026-01-31, by UTC.
     """
 
@@ -247,20 +260,12 @@ class Document:
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor, in order."""
         names = Names()
-        parts = (part for section in self.sections for part in section.parts)
-        return {
-            names.of(part.name, part.caption): part for part in parts if isinstance(part, Table)
-        }
-
-    def first_chart(self) -> Chart | None:
-        """The chart that a picture of the report shows; None if it has no chart."""
-        if self.figure is not None:
-            return self.figure
+        tables = {}
         for section in self.sections:
             for part in section.parts:
-                if isinstance(part, Chart):
-                    return part
-        return None
+                if isinstance(part, Table):
+                    tables[names.of(part.name, part.caption)] = part
+        return tables
 
     def origin(self) -> dict[str, str]:
         """Link to the guide, versions that made the report, and the day, by label."""
@@ -271,13 +276,11 @@ class Document:
         for library in self.libraries:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions.append(f"{library} {metadata.version(library)}")
-        page = self.guide.removeprefix("docs/").removesuffix(".md")
-        facts = {
-            "How to read it": page and f"{SITE}{page}/",
-            "Made with": ", ".join(versions),
-            "Made on": self.made,
-        }
-        return {name: value for name, value in facts.items() if value}
+        facts = {}
+        if self.guide:
+            page = self.guide.removeprefix("docs/").removesuffix(".md")
+            facts["How to read it"] = f"{SITE}{page}/"
+        return facts | {"Made with": ", ".join(versions), "Made on": self.made}
 
 
 class Names:
@@ -294,7 +297,8 @@ class Names:
     def of(self, name: str, heading: str) -> str:
         """A part's anchor: ``name``, or one made from ``heading``, numbered if it is taken."""
         wanted = name or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "part"
-        anchor, count = wanted, 1
+        anchor = wanted
+        count = 1
         while anchor in self._taken:
             count += 1
             anchor = f"{wanted}-{count}"

@@ -6,22 +6,23 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lmeval_dispersion.errors import UsageError, printable, require_extra
 from lmeval_dispersion.report.cells import (
     cell,
+    first_of_texts,
     guarded,
     is_numeric,
     json_value,
+    more_of,
     plain,
     shown,
-    text_cuts,
-    text_rows,
+    visible_lines,
 )
-from lmeval_dispersion.report.document import LIMITS, Document, Facts, Note, Part, Row, Table, Text
+from lmeval_dispersion.report.document import LIMITS, Document, Facts, Note, Part, Table, Text
 
 _TAG = re.compile(r"<(?!/?(?:details|summary)>)(?=[A-Za-z/!?])")  # of HTML, in a name
 
@@ -48,13 +49,13 @@ _SUFFIXES: dict[str, Format | Picture] = {
 
 def form_of(path: Path) -> Format | Picture:
     """The format for a file's suffix; UsageError for an unknown suffix."""
-    try:
-        return _SUFFIXES[path.suffix.lower()]
-    except KeyError:
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
         raise UsageError(
             f"expected the suffix {', '.join(_SUFFIXES)}, got {path}; rename it, or give a format",
             argument="output",
-        ) from None
+        )
+    return _SUFFIXES[suffix]
 
 
 def require(output_format: str) -> None:
@@ -83,8 +84,7 @@ def file_bytes(document: Document, output_format: str, *, details: bool = False)
         text = render(document, output_format, details=details)
         return text.encode("utf-8", "backslashreplace")
     require(output_format)
-    chart = document.first_chart()
-    if chart is None:
+    if document.figure is None:
         raise UsageError(
             f"expected a report with a chart, got {document.title!r}, which has none; "
             "write it as .html or .md",
@@ -92,7 +92,7 @@ def file_bytes(document: Document, output_format: str, *, details: bool = False)
         )
     from lmeval_dispersion.report.charts import picture
 
-    return picture(chart, output_format)
+    return picture(document.figure, output_format)
 
 
 def render(
@@ -139,18 +139,23 @@ def json_text(document: Document) -> str:
     """The ``contract``'s JSON, else ``dispersion-tables/1``: title, answer, limits, command and tables."""
     if document.contract is not None:
         return document.contract()
+    tables = {}
+    for name, table in document.tables().items():
+        tables[name] = {"caption": table.caption, "rows": table.rows}
     content = {
         "schema": "dispersion-tables/1",
         "title": document.title,
         "answer": document.answer,
         "limits": document.limits,
         "command": document.command,
-        "tables": {
-            name: {"caption": table.caption, "rows": table.rows}
-            for name, table in document.tables().items()
-        },
+        "tables": tables,
     }
-    return json.dumps(json_value(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_lines(json_value(content))
+
+
+def json_lines(content: Any) -> str:
+    """Plain values as JSON, a line for each, ending in a newline."""
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def csv_text(document: Document) -> str:
@@ -160,29 +165,39 @@ def csv_text(document: Document) -> str:
     and ``False``, spaces separate items; lines end in a line feed. Missing keys are empty. A text that a
     spreadsheet would run has an apostrophe before it: see `cells.guarded`.
     """
-    rows: Sequence[Row] = document.rows
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    if not rows:
-        for table in list(document.tables().values())[:1]:
-            rows = table.rows
-            names = [key for column in table.columns for key in (column.key, column.error) if key]
-    stream = io.StringIO()
     import csv
 
+    rows = document.rows
+    names: dict[str, None] = {}  # in order
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    tables = document.tables()
+    if tables and not rows:
+        table = next(iter(tables.values()))
+        rows = table.rows
+        for column in table.columns:
+            names[column.key] = None
+            if column.error:
+                names[column.error] = None
+    stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(map(guarded, names))
-    writer.writerows([_field(row.get(name)) for name in names] for row in rows)
+    for row in rows:
+        writer.writerow([_field(row.get(name)) for name in names])
     return stream.getvalue()
 
 
 def _field(value: Any) -> Any:
     value = plain(value)
     if isinstance(value, (list, tuple)):
-        joined = " ".join(map(str, value))
-        return joined if all(isinstance(item, int | float) for item in value) else guarded(joined)
+        if all(isinstance(item, int | float) for item in value):
+            return " ".join(map(str, value))  # also of negative numbers
+        value = " ".join(map(str, value))
     if isinstance(value, str):
         return guarded(value)
-    return "" if isinstance(value, float) and math.isnan(value) else value
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    return value
 
 
 # --- Markdown -------------------------------------------------------------------------------------------
@@ -194,20 +209,22 @@ def markdown_text(document: Document) -> str:
     Backticks in sentences stay code; everything in a table's cell is text.
     """
     blocks = [f"## {document.title}"]
-    blocks += [
-        f"**{sentence}**" if place == 0 else sentence
-        for place, sentence in enumerate(document.answer)
-    ]
-    seen: set[tuple[str, str]] = set()
+    for place, sentence in enumerate(document.answer):
+        blocks.append(sentence if place else f"**{sentence}**")
+    hints_shown: set[str] = set()
     for section in document.sections:
-        parts = [block for part in section.parts for block in _blocks(part, seen)]
+        parts: list[str] = []
+        for part in section.parts:
+            parts += _blocks(part, hints_shown)
         if not parts:
             continue
         if section.details:
             heading = section.heading.replace("&", "&amp;")
             blocks += [f"<details><summary>{heading}</summary>", *parts, "</details>"]
-        else:
-            blocks += [*([f"### {section.heading}"] if section.heading else []), *parts]
+            continue
+        if section.heading:
+            blocks.append(f"### {section.heading}")
+        blocks += parts
     if document.limits:
         blocks += [f"### {LIMITS}", "\n".join(f"- {limit}" for limit in document.limits)]
     blocks = [_TAG.sub("&lt;", block) for block in blocks]
@@ -218,7 +235,7 @@ def markdown_text(document: Document) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
+def _blocks(part: Part, hints_shown: set[str]) -> Iterator[str]:
     if isinstance(part, Text):
         yield part.text
     elif isinstance(part, Note):
@@ -229,15 +246,17 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
         if part.caption:
             yield f"**{part.caption}**"
         yield _table(part)
-        if more := text_rows(part)[1]:
+        more = more_of(part)
+        if more:
             yield more
-        hints = {(c.heading, c.hint) for c in part.columns if c.hint}
-        new = [
-            f"- {c.heading}: {c.hint}" for c in part.columns if (c.heading, c.hint) in hints - seen
-        ]
-        seen |= hints
-        if new:
-            yield "\n".join(new)
+        hints = []
+        for column in part.columns:
+            hint = f"- {column.heading}: {column.hint}"
+            if column.hint and hint not in hints_shown:
+                hints.append(hint)
+        hints_shown.update(hints)
+        if hints:
+            yield "\n".join(hints)
 
 
 def _table(table: Table) -> str:
@@ -245,22 +264,20 @@ def _table(table: Table) -> str:
         return "none"
     rule = "".join("--:|" if is_numeric(table, column) else "---|" for column in table.columns)
     lines = [_line([column.heading for column in table.columns]), f"|{rule}"]
-    cuts = text_cuts(table)
-    texts = (place for place, column in enumerate(table.columns) if not is_numeric(table, column))
-    first = next(texts, 0)
-    for place, row in enumerate(text_rows(table)[0]):
-        if place in cuts:
-            words = [""] * len(table.columns)
-            words[first] = f"— {cuts[place]} —"
-            lines.append(_line(words))
-        lines.append(
-            _line(["…"] if row is None else [cell(row, column) for column in table.columns])
-        )
+    named = first_of_texts(table) or table.columns[0]
+    for cut, row in visible_lines(table):
+        if cut:
+            lines.append(_line([f"— {cut} —" if c is named else "" for c in table.columns]))
+        if row is None:
+            lines.append(_line(["…"]))
+        else:
+            lines.append(_line([cell(row, column) for column in table.columns]))
     return "\n".join(lines)
 
 
 def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(' '.join(text.split()).replace('|', chr(92) + '|') for text in cells)} |"
+    texts = [" ".join(text.split()).replace("|", "\\|") for text in cells]
+    return f"| {' | '.join(texts)} |"
 
 
 def _fenced(text: str) -> str:

@@ -11,8 +11,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Set
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +46,14 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).resolve().parent
 _SHORT = 16  # characters that fit into one line on a phone
-_WIDEST = {
-    "extra": 1080,
-    "spare": 430,
-}  # pixels of a table, on a laptop and on a phone, by the next line
-_SIGN, _SPACE = 9.5, 23  # pixels of a character in the widest system font, and around a cell
-_DRAWN = {"extra": 175, "spare": 84}  # pixels of a column's dots (page.css)
+# Pixels of a table and of a column's dots (page.css): on a laptop, and on a phone.
+_WIDEST = {"extra": 1080, "spare": 430}
+_DRAWN = {"extra": 175, "spare": 84}
+# Pixels of a character in the widest system font, and around a cell.
+_SIGN = 9.5
+_SPACE = 23
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
+_LAST = 0.5  # `drop` of the dots of a column that never goes: they go after all that go
 _FOLDED = 14  # least characters for a text of several words
 
 
@@ -61,53 +61,34 @@ def html_text(document: Document) -> str:
     """The whole page as UTF-8 text without outside references."""
     from markupsafe import Markup
 
-    page = _Page()
-    sections = page.sections(document)
+    sections = _Page().sections(document)
     script = _asset("page.js")
-    text = (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            fragment=False,
-            document=document,
-            # The heading is one sentence, though a line of the answer may hold several, one per group.
-            answer=[
-                *(
-                    part
-                    for line in document.answer[:1]
-                    for part in _SENTENCE_END.split(line, maxsplit=1)
-                ),
-                *document.answer[1:],
-            ],
-            sections=sections,
-            contents=[section for section in sections if section["heading"]],
-            script=Markup(script),
-            script_hash=Markup(_hash(script)),
-            style=Markup(_asset("page.css")),
-            version=__version__,
-        )
+    answer = list(document.answer)
+    # The heading is one sentence, though a line of the answer may hold several, one per group.
+    answer[:1] = [part for line in answer[:1] for part in _SENTENCE_END.split(line, maxsplit=1)]
+    text = _template().render(
+        fragment=False,
+        document=document,
+        answer=answer,
+        sections=sections,
+        contents=[section for section in sections if section["heading"]],
+        script=Markup(script),
+        script_hash=Markup(_hash(script)),
+        style=Markup(_asset("page.css")),
+        version=__version__,
     )
     return text.rstrip("\n") + "\n"
 
 
 def html_fragment(document: Document) -> str:
     """The report's text and tables for a notebook, without styles, scripts and charts."""
-    sections = [
-        replace(section, parts=[part for part in section.parts if not isinstance(part, Chart)])
-        for section in document.sections
-    ]
-    page = _Page(styled=False)
-    template = _environment().get_template("page.html.jinja")
-    text = template.render(
-        fragment=True,
-        document=document,
-        sections=page.sections(replace(document, sections=sections)),
-    )
+    sections = _Page(styled=False).sections(document)
+    text = _template().render(fragment=True, document=document, sections=sections)
     return text.strip() + "\n"
 
 
 class _Page:
-    """Each part for the template, with unique anchors."""
+    """Each part for the template, with unique anchors; charts and dots only where styles are."""
 
     def __init__(self, *, styled: bool = True) -> None:
         self._styled = styled
@@ -115,20 +96,28 @@ class _Page:
         self._hints_shown: set[tuple[str, str]] = set()
 
     def sections(self, document: Document) -> list[dict[str, Any]]:
-        sections = [section for section in document.sections if section.parts]
+        sections = list(document.sections)
         if document.limits:
             note = Note("\n\n".join(document.limits), "warning")
             sections.append(Section(LIMITS, [note], name="limits"))
-        return [self.section(section) for section in sections]
+        drawn = []
+        for section in sections:
+            parts = section.parts
+            if not self._styled:
+                parts = [part for part in parts if not isinstance(part, Chart)]
+            if parts:
+                drawn.append(self._section(section, parts))
+        return drawn
 
-    def section(self, section: Section) -> dict[str, Any]:
-        name = self._names.of(section.name, section.heading) if section.heading else ""
-        parts = [self._part(part) for part in section.parts]
+    def _section(self, section: Section, parts: Sequence[Part]) -> dict[str, Any]:
+        name = ""
+        if section.heading:
+            name = self._names.of(section.name, section.heading)
         return {
             "name": name,
             "heading": section.heading,
             "details": section.details,
-            "parts": parts,
+            "parts": [self._part(part) for part in parts],
         }
 
     def _part(self, part: Part) -> dict[str, Any]:
@@ -144,68 +133,49 @@ class _Page:
         return {"kind": "text", "text": part.text}
 
     def _table(self, table: Table) -> dict[str, Any]:
-        axes = {
-            column.key: axis
-            for column in table.columns
-            if self._styled and column.dots and (axis := axis_of(table.rows, column, AXIS[1]))
-        }
+        axes: dict[str, Axis] = {}
+        for column in table.columns:
+            axis = axis_of(table.rows, column, AXIS[1]) if self._styled and column.dots else None
+            if axis is not None:
+                axes[column.key] = axis
         kinds = [_kind(table, column) for column in table.columns]
-        hidden = _hidden(table, kinds, set(axes))
-        kinds = [
-            " ".join([kind, *its]).strip() for kind, (its, _) in zip(kinds, hidden, strict=True)
-        ]
-        dots = {
-            c.key: " ".join(["dots", *its])
-            for c, (_, its) in zip(table.columns, hidden, strict=True)
-        }
-        hints = [(column.heading, column.hint) for column in table.columns if column.hint]
-        hints += [
-            (f"Line of {c.heading}", c.whisker)
-            for c in table.columns
-            if c.key in axes and c.whisker
-        ]
-        new = [pair for pair in hints if pair not in self._hints_shown]
-        self._hints_shown.update(new)
-        # Made while they are written: the cells of ten thousand rows at once slow Python's collector down.
-        rows = (
-            [
+        room = _Room(table, kinds, axes)
+        columns = []
+        for column, kind in zip(table.columns, kinds, strict=True):
+            axis = axes.get(column.key)
+            hidden = room.hidden(column.drop)
+            columns.append(
                 {
-                    "text": _value(_text(table, row, column), row.get(column.key)),
-                    "value": number(row.get(column.key)),
-                    "error": number(row.get(column.error)) if column.error else None,
-                    "kind": kind,
-                    "dots": _dots(row, column, axes.get(column.key)),
+                    "heading": column.heading,
+                    "error": column.error,
+                    "kind": " ".join([kind, *hidden]).strip(),
+                    "dots": " ".join(["dots", *room.hidden(column.drop or _LAST)]),
+                    "ends": axis and axis.heading.split(),
                 }
-                for column, kind in zip(table.columns, kinds, strict=True)
-            ]
-            for row in table.rows
-        )
+            )
+        # The column of names may be folded, but not into slivers.
+        names = (shown(row.get(table.columns[0].key)) for row in table.rows)
         return {
             "kind": "table",
             "name": self._names.of(table.name, table.caption),
             "caption": table.caption,
             "more": table.more,
-            "hints": new,
+            "hints": self._hints(table, axes),
             "sortable": self._styled and len(table.rows) > 1,
-            # The column of names may be folded, but not into slivers.
-            "name_width": max(
-                (len(shown(row.get(table.columns[0].key))) for row in table.rows), default=0
-            ),
-            "columns": [
-                {
-                    "heading": column.heading,
-                    "error": column.error,
-                    "kind": kind,
-                    "dots": dots[column.key],
-                    "ends": axes[column.key].heading.split() if column.key in axes else None,
-                }
-                for column, kind in zip(table.columns, kinds, strict=True)
-            ],
-            "rows": (
-                (table.cuts.get(place, ""), table.marks.get(place, ""), row)
-                for place, row in enumerate(rows)
-            ),
+            "name_width": max(map(len, names), default=0),
+            "columns": columns,
+            "rows": _rows(table, [str(column["kind"]) for column in columns], axes),
         }
+
+    def _hints(self, table: Table, axes: Mapping[str, Axis]) -> list[tuple[str, str]]:
+        """The explanations of columns and whiskers that no earlier table had."""
+        hints = [(column.heading, column.hint) for column in table.columns]
+        for column in table.columns:
+            if column.key in axes:
+                hints.append((f"Line of {column.heading}", column.whisker))
+        new = [pair for pair in hints if pair[1] and pair not in self._hints_shown]
+        self._hints_shown.update(new)
+        return new
 
     def _chart(self, chart: Chart) -> dict[str, Any]:
         from markupsafe import Markup
@@ -223,11 +193,37 @@ class _Page:
         }
 
 
+def _rows(
+    table: Table, kinds: Sequence[str], axes: Mapping[str, Axis]
+) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """Each row's line above it, mark and cells.
+
+    Made while they are written: the cells of ten thousand rows at once slow Python's collector down.
+    """
+    for place, row in enumerate(table.rows):
+        cells = []
+        for column, kind in zip(table.columns, kinds, strict=True):
+            value = row.get(column.key)
+            cells.append(
+                {
+                    "text": _value(_text(table, row, column), value),
+                    "value": number(value),
+                    "error": number(row.get(column.error)),
+                    "kind": kind,
+                    "dots": _dots(row, column, axes.get(column.key)),
+                }
+            )
+        yield table.cuts.get(place, ""), table.marks.get(place, ""), cells
+
+
 def _text(table: Table, row: Row, column: Column) -> str:
     """The text of a cell, with the ends of an interval that terminals draw, unless they have columns."""
-    own = {column.key for column in table.columns}
-    ends = [shown(row.get(key), column.format) for key in column.reach.split() if key not in own]
-    return cell(row, column) + (f" ({ends[0]}–{ends[1]})" if len(ends) == 2 and all(ends) else "")
+    text = cell(row, column)
+    keys = column.reach.split()
+    if len(keys) < 2 or any(other.key in keys for other in table.columns):
+        return text
+    low, high = [shown(row.get(key), column.format) for key in keys]
+    return f"{text} ({low}–{high})" if low and high else text
 
 
 def _kind(table: Table, column: Column) -> str:
@@ -249,34 +245,28 @@ def _dots(row: Row, column: Column, axis: Axis | None) -> dict[str, float] | Non
     return {name: round(4 + 92 * axis.share(place), 1) for name, place in places.items()}
 
 
-def _hidden(table: Table, kinds: list[str], drawn: Set[str]) -> list[tuple[list[str], list[str]]]:
-    """For each column the classes that hide it and its dots on narrow pages: the largest `drop` goes first.
+class _Room:
+    """How wide a table's columns are, and so which of them have no room on narrow pages."""
 
-    Dots of a column that never goes are hidden after all that go.
-    """
-    widths = [
-        _SPACE
-        + _SIGN
-        * max(
-            0,
-            *(len(word) + 2 for word in column.heading.split()),
-            max((_least(_text(table, row, column), kind) for row in table.rows), default=0),
-        )
-        for column, kind in zip(table.columns, kinds, strict=True)
-    ]
-    drops = [column.drop for column in table.columns]
-    dots = [column.drop or 0.5 for column in table.columns if column.key in drawn]
+    def __init__(self, table: Table, kinds: Sequence[str], drawn: Collection[str]) -> None:
+        self._columns: list[tuple[int, float]] = []  # `drop` and width in pixels
+        self._dots: list[float] = []  # `drop` of each column's dots
+        for column, kind in zip(table.columns, kinds, strict=True):
+            signs = [len(word) + 2 for word in column.heading.split()]
+            signs += [_least(_text(table, row, column), kind) for row in table.rows]
+            self._columns.append((column.drop, _SPACE + _SIGN * max(signs, default=0)))
+            if column.key in drawn:
+                self._dots.append(column.drop or _LAST)
 
-    def classes(drop: float) -> list[str]:  # the two ends of an interval go together
-        left = sum(width for width, its in zip(widths, drops, strict=True) if its <= drop)
-        shown = sum(its <= drop for its in dots)
-        return [
-            name
-            for name, widest in _WIDEST.items()
-            if drop and left + shown * _DRAWN[name] > widest
-        ]
-
-    return [(classes(drop), classes(drop or 0.5)) for drop in drops]
+    def hidden(self, drop: float) -> list[str]:
+        """The classes that hide what has this ``drop`` on narrow pages: the largest goes first."""
+        width = sum(width for own, width in self._columns if own <= drop)
+        drawn = sum(own <= drop for own in self._dots)
+        names = []
+        for name, widest in _WIDEST.items():
+            if drop and width + drawn * _DRAWN[name] > widest:
+                names.append(name)
+        return names
 
 
 def _least(text: str, kind: str) -> int:
@@ -292,11 +282,10 @@ def _value(text: str, value: object) -> Markup:
         return Markup('<span class="undefined">undefined</span>')
     if number(value) is not None:
         text = text.replace("-", "−")
-    return (
-        Markup(re.sub("[/_]", r"\g<0><wbr>", str(escape(text))))
-        if len(text) > _SHORT
-        else escape(text)
-    )
+    markup = escape(text)
+    if len(text) > _SHORT:
+        markup = Markup(re.sub("[/_]", r"\g<0><wbr>", str(markup)))
+    return markup
 
 
 def _prose(text: str) -> Markup:
@@ -306,10 +295,12 @@ def _prose(text: str) -> Markup:
     words = str(escape(text)).split("`")
     if len(words) % 2 == 0:  # an unpaired backquote
         words[-2:] = ["`".join(words[-2:])]
-    for at in range(0, len(words), 2):
-        words[at] = re.sub(r"(?<![\w.-])-(?=\d)", "−", re.sub(r"(?<=\d) %", "\u00a0%", words[at]))
-    for at in range(1, len(words), 2):
-        words[at] = f"<code>{words[at]}</code>"
+    for place, word in enumerate(words):
+        if place % 2:
+            words[place] = f"<code>{word}</code>"
+        else:
+            word = re.sub(r"(?<=\d) %", "\u00a0%", word)
+            words[place] = re.sub(r"(?<![\w.-])-(?=\d)", "−", word)
     return Markup("".join(words))
 
 
@@ -318,7 +309,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(
@@ -328,7 +319,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["prose"] = _prose
     environment.filters["paragraphs"] = _paragraphs
-    return environment
+    return environment.get_template("page.html.jinja")
 
 
 @functools.cache

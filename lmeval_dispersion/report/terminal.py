@@ -6,7 +6,7 @@ import importlib.util
 import io
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -19,10 +19,12 @@ from lmeval_dispersion.report.cells import (
     Axis,
     axis_of,
     cell,
+    first_of_texts,
     is_numeric,
+    more_of,
     shown,
-    text_cuts,
-    text_rows,
+    visible_lines,
+    visible_rows,
     whisker,
 )
 from lmeval_dispersion.report.document import (
@@ -50,7 +52,8 @@ _SPELLED = {
 }
 # Signs in a text that would move a terminal's cursor, colour it or break a line.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # non-breaking spaces
+_GLUE = "\ue000"  # a space at which no line breaks
+_GLUED = re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")
 MORE = "More: --details, or -o page.html"
 
 
@@ -98,7 +101,7 @@ class _Writer:
         self._buffer = io.StringIO()
         self._width = width
         self._encoding = encoding
-        self._hints_shown: set[tuple[str, str]] = set()
+        self._hints_shown: set[str] = set()
         self._console = Console(
             file=self._buffer,
             force_terminal=colour,
@@ -109,34 +112,33 @@ class _Writer:
         )
 
     def text(self, document: Document) -> str:
-        self._prose(document.title if not document.answer else document.answer[0], "bold")
-        for sentence in document.answer[1:]:
+        first, *others = document.answer or [document.title]
+        self._prose(first, "bold")
+        for sentence in others:
             self._prose(sentence)
         whole = self._details or not document.short
         if document.answer and whole:
             self._prose(document.title, "dim")
+        has_more = bool(document.limits)
         for section in document.sections:
+            has_more = has_more or section.details
             if whole or not section.details:
                 self._section(section)
         if document.limits and whole:
-            self._break()
+            self._console.print()
             for limit in document.limits:
                 self._prose(limit, "dim")
-        if not whole and (document.limits or any(section.details for section in document.sections)):
-            without = (
-                "."
-                if importlib.util.find_spec("vl_convert")
-                else " (needs lmeval-dispersion[html])."
-            )
-            self._prose(MORE + without, "dim")
+        if has_more and not whole:
+            has_pages = importlib.util.find_spec("vl_convert") is not None
+            self._prose(MORE + ("." if has_pages else " (needs lmeval-dispersion[html])."), "dim")
         lines = self._buffer.getvalue().replace(_GLUE, " ").splitlines()
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
 
     def _section(self, section: Section) -> None:
-        if all(not isinstance(part, (Table, Text, Note, Facts)) for part in section.parts):
+        if all(isinstance(part, Chart) for part in section.parts):
             return
         if section.heading:
-            self._break()
+            self._console.print()
             self._prose(section.heading, "bold underline")
         self._headed = bool(section.heading)
         for part in section.parts:
@@ -149,9 +151,8 @@ class _Writer:
             self._prose(part.text)
         elif isinstance(part, Note):
             label = RichText(f"{part.kind} ", style="yellow")
-            self._console.print(
-                self._wrapped(label.append(self._fit(part.text), style="not yellow"))
-            )
+            text = label.append(self._fit(part.text), style="not yellow")
+            self._console.print(self._wrapped(text))
         elif isinstance(part, Facts):
             for name, value in part.facts.items():
                 self._prose(f"{name}: {shown(value)}")
@@ -162,8 +163,9 @@ class _Writer:
         if table.brief and not self._details:
             table = table.brief
         columns, short, folded = self._columns(table)
-        least = [self._least(table, column, short, folded) for column in columns]
-        lines = RichTable(
+        natural = [self._least(table, column, short, self._width) for column in columns]
+        axes = self._axes(table, columns, self._width - _together(natural))
+        grid = RichTable(
             title=RichText(self._fit(table.caption), style="bold"),
             title_justify="left",
             box=_RULED,
@@ -171,53 +173,63 @@ class _Writer:
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
-        natural = [self._least(table, column, short, self._width) for column in columns]
-        axes = self._axes(table, columns, self._width - _together(natural))
-        for column, narrowest in zip(columns, least, strict=True):
+        widths = []
+        for column in columns:
             numeric = is_numeric(table, column)
-            lines.add_column(
+            least = self._least(table, column, short, folded)
+            widths.append(least)
+            grid.add_column(
                 RichText(self._heading(column, short)),
                 justify="right" if numeric else "left",
                 no_wrap=numeric,
                 overflow="fold",
-                min_width=narrowest,
+                min_width=least,
             )
-            if column.key in axes:
-                lines.add_column(RichText(self._fit(axes[column.key].heading)), no_wrap=True)
-        rows, more = text_rows(table)
-        cuts = text_cuts(table)
-        for place, row in enumerate(rows):
-            texts = ["…"] if row is None else list(_cells(row, columns, axes))
-            lines.add_row(
-                *(RichText(self._fit(text)) for text in texts), end_section=place + 1 in cuts
-            )
+            axis = axes.get(column.key)
+            if axis is not None:
+                widths.append(axis.width)
+                grid.add_column(RichText(self._fit(axis.heading)), no_wrap=True)
+        cuts = []
+        for cut, row in visible_lines(table):
+            if cut:
+                cuts.append(self._fit(cut))
+                grid.add_section()
+            texts = ["…"] if row is None else _cells(row, columns, axes)
+            grid.add_row(*(RichText(self._fit(text)) for text in texts))
         if table.caption or not self._headed:
-            self._break()
+            self._console.print()
         # If even the permanent columns do not fit, lines are too long rather than digits cut.
-        least += [axis.width for axis in axes.values()]
-        width = max(self._width, _together(least))
+        width = max(self._width, _together(widths))
         with self._console.capture() as drawn:
-            self._console.print(lines, width=width, crop=False, no_wrap=True)
-        self._buffer.write(_with_words(drawn.get(), [self._fit(words) for words in cuts.values()]))
+            self._console.print(grid, width=width, crop=False, no_wrap=True)
+        self._buffer.write(_with_words(drawn.get(), cuts))
         if not table.rows:
             self._prose("none")
+        more = more_of(table)
         if more:
             self._prose(more, "dim")
-        hints = [
-            (f"{self._heading(column, short)}: ", column.hint) for column in columns if column.hint
-        ]
-        hints += [
-            ("─ ", column.whisker) for column in columns if column.key in axes and column.whisker
-        ]
-        new = [hint for hint in dict.fromkeys(hints) if hint not in self._hints_shown]
-        self._hints_shown.update(new)
-        said = [""]
-        for text in map("".join, new):
-            joined = f"{said[-1]}   {text}"
-            fits = text.startswith("─") and len(said[-1]) > 0 and len(joined) <= self._width
-            said[-1:] = [joined] if fits else [said[-1], text]
-        for line in said[1:]:
+        for line in self._hints(columns, short, axes):
             self._prose(line, "dim")
+
+    def _hints(self, columns: Sequence[Column], short: bool, axes: Mapping[str, Axis]) -> list[str]:
+        """The lines below a table that explain its columns, without what an earlier table said."""
+        hints = []
+        whiskers = []
+        for column in columns:
+            if column.hint:
+                hints.append(f"{self._heading(column, short)}: {column.hint}")
+            if column.whisker and column.key in axes:
+                whiskers.append(f"─ {column.whisker}")
+        lines: list[str] = []
+        for text in [*hints, *whiskers]:
+            if text in self._hints_shown:
+                continue
+            self._hints_shown.add(text)
+            if lines and text in whiskers and len(lines[-1]) + 3 + len(text) <= self._width:
+                lines[-1] += f"   {text}"
+            else:
+                lines.append(text)
+        return lines
 
     def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:
         """An axis for each column that is drawn as dots, if there is room."""
@@ -225,7 +237,7 @@ class _Writer:
         axes: dict[str, Axis] = {}
         for column in dotted:
             width = min(AXIS[1], room // len(dotted) - 2)
-            axis = axis_of([row for row in text_rows(table)[0] if row is not None], column, width)
+            axis = axis_of(visible_rows(table), column, width)
             if axis is not None:
                 axes[column.key] = axis
         return axes
@@ -247,21 +259,21 @@ class _Writer:
 
     def _least(self, table: Table, column: Column, short: bool, folded: int) -> int:
         """Least width of a column: numbers are kept whole, texts may be folded."""
-        texts = [self._fit(cell(row, column)) for row in text_rows(table)[0] if row is not None]
+        texts = [self._fit(cell(row, column)) for row in visible_rows(table)]
         natural = max(map(len, [self._heading(column, short), *texts]))
         if is_numeric(table, column):
             return natural
-        if folded == _FOLDED and column is next(
-            c for c in table.columns if not is_numeric(table, c)
-        ):
+        if folded == _FOLDED and column is first_of_texts(table):
             # Leave out columns before breaking a name.
-            folded = max(
-                folded, min(max(map(len, " ".join(texts).split()), default=0), self._width // 2)
-            )
+            longest = max(map(len, " ".join(texts).split()), default=0)
+            folded = max(folded, min(longest, self._width // 2))
         return min(natural, folded)
 
     def _heading(self, column: Column, short: bool) -> str:
-        return self._fit((column.short if short else "") or column.heading)
+        heading = column.heading
+        if short and column.short:
+            heading = column.short
+        return self._fit(heading)
 
     def _prose(self, text: str, style: str = "") -> None:
         text = _GLUED.sub(_GLUE, self._fit(text.replace("`", "")))
@@ -269,9 +281,6 @@ class _Writer:
 
     def _wrapped(self, text: RichText) -> Padding:
         return Padding(text, (0, max(0, self._width - _PROSE), 0, 0))
-
-    def _break(self) -> None:
-        self._console.print()
 
     def _fit(self, text: str) -> str:
         return spelled(_CONTROL.sub(" ", text), self._encoding)
@@ -281,19 +290,22 @@ def _with_words(text: str, words: Sequence[str]) -> str:
     """A drawn table, its lines between rows (all but the first, which is the head's) with their words."""
     lines = text.splitlines(keepends=True)
     rules = [place for place, line in enumerate(lines) if line.strip() and not line.strip("─ \n")]
-    for place, own in zip(rules[1:], words, strict=True):
-        rule = lines[place].rstrip()
-        lines[place] = f"── {own} ".ljust(len(rule), "─") + "\n"
+    for place, cut in zip(rules[1:], words, strict=True):
+        width = len(lines[place].rstrip())
+        lines[place] = f"── {cut} ".ljust(width, "─") + "\n"
     return "".join(lines)
 
 
-def _cells(row: Row, columns: Sequence[Column], axes: Mapping[str, Axis]) -> Iterator[str]:
+def _cells(row: Row, columns: Sequence[Column], axes: Mapping[str, Axis]) -> list[str]:
     """The texts of a row, each drawn column followed by its dots."""
+    texts = []
     for column in columns:
-        yield cell(row, column)
-        if column.key in axes:
-            place = whisker(row, column)
-            yield "" if place is None else axes[column.key].drawn(*place)
+        texts.append(cell(row, column))
+        axis = axes.get(column.key)
+        if axis is not None:
+            drawn = whisker(row, column)
+            texts.append("" if drawn is None else axis.drawn(*drawn))
+    return texts
 
 
 def _together(widths: Sequence[int]) -> int:

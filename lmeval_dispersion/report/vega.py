@@ -22,13 +22,15 @@ def numeric(
     field: str, title: str | None = None, *, axis: Spec | None = None, **scale: Any
 ) -> Spec:
     """A quantitative channel; its axis need not include zero, unless ``scale`` says otherwise."""
-    channel = {
+    channel: Spec = {
         "field": field,
         "type": "quantitative",
         "title": title,
         "scale": scale or {"zero": False},
     }
-    return channel if axis is None else {**channel, "axis": axis}
+    if axis is not None:
+        channel["axis"] = axis
+    return channel
 
 
 def name(field: str, order: Sequence[Any] | None = None, **more: Any) -> Spec:
@@ -54,20 +56,24 @@ def values_of(rows: Rows, field: str) -> list[Any]:
 def colour(rows: Rows, field: str, **more: Any) -> Spec:
     """The colour channel by ``field``; empty if all rows have one value."""
     order = values_of(rows, field)
-    return {"color": name(field, order, **more)} if len(order) > 1 else {}
+    if len(order) < 2:
+        return {}
+    return {"color": name(field, order, **more)}
 
 
 def tooltip(rows: Rows, *fields: str) -> list[Spec]:
     """Channels for values on hover, numbers in the page's digits."""
-    first = next(iter(rows), {})
-    kinds = {
-        field: "nominal" if isinstance(first.get(field), str) else "quantitative"
-        for field in fields
-    }
-    return [
-        {"field": field, "type": kind, "title": field.replace("_", " ")}
-        for field, kind in kinds.items()
-    ]
+    channels = []
+    for field in fields:
+        is_text = bool(rows) and isinstance(rows[0].get(field), str)
+        channels.append(
+            {
+                "field": field,
+                "type": "nominal" if is_text else "quantitative",
+                "title": field.replace("_", " "),
+            }
+        )
+    return channels
 
 
 def names_apart(
@@ -83,16 +89,16 @@ def names_apart(
     [0.5, 0.25, 0.5, None]
     """
     placed: dict[int, float] = {}
-    for at in sorted(range(len(values)), key=lambda at: -values[at][y]):
-        near = [
-            place
-            for other, place in placed.items()
-            if abs(values[other][x] - values[at][x]) <= length
-        ]
-        lowest = min([values[at][y], *(place - line for place in near)])
-        if values[at][y] - lowest <= most * line:
-            placed[at] = lowest
-    return [{**row, "place": placed.get(at)} for at, row in enumerate(values)]
+    from_the_top = sorted(range(len(values)), key=lambda number: -values[number][y])
+    for number in from_the_top:
+        point = values[number]
+        lowest = point[y]
+        for other, place in placed.items():
+            if abs(values[other][x] - point[x]) <= length:
+                lowest = min(lowest, place - line)
+        if point[y] - lowest <= most * line:
+            placed[number] = lowest
+    return [{**row, "place": placed.get(number)} for number, row in enumerate(values)]
 
 
 def dots(
@@ -121,10 +127,16 @@ def course(rows: Rows, field: str, title: str | None, digits: int) -> Spec:
 
     A mark says its step's name, and its value in so many ``digits``.
     """
-    values = [{**row, "says": f"{row['name']}; {field} {row[field]:.{digits}f}"} for row in rows]
-    positive = sorted(row["step"] for row in values if row["step"] > 0)
-    wide = bool(positive) and positive[-1] > 500 * positive[0]
-    x = numeric("step", "training step", type="symlog" if wide else "linear", nice=not wide)
+    values = []
+    positive = []
+    for row in rows:
+        says = f"{row['name']}; {field} {row[field]:.{digits}f}"
+        values.append({**row, "says": says})
+        if row["step"] > 0:
+            positive.append(row["step"])
+    is_wide = bool(positive) and max(positive) > 500 * min(positive)
+    scale = "symlog" if is_wide else "linear"
+    x = numeric("step", "training step", type=scale, nice=not is_wide)
     y = numeric(field, title)
     bar = {"type": "rule", "strokeWidth": 1.5, "color": "var(--axis)", "aria": False}
     return {
@@ -151,15 +163,21 @@ def accuracy_points(rows: Rows, figure: str, title: str, **marks: Any) -> Spec:
     layers = [mark(POINT, **SAYS, **marks)]
     if len(rows) <= 15:
         text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "aria": False}
-        values = [[row[axis] for row in rows] for axis in (figure, "accuracy")]
-        wide, high = (max(each) - min(each) for each in values)
-        rows = names_apart(rows, figure, "accuracy", length=0.16 * wide, line=0.05 * high, most=1.2)
+        length = 0.16 * _range(rows, figure)
+        line = 0.05 * _range(rows, "accuracy")
+        rows = names_apart(rows, figure, "accuracy", length=length, line=line, most=1.2)
         layers.append(
             mark(text, text={"field": "label"}, y={"field": "place", "type": "quantitative"})
         )
     x = numeric(figure, title, zero=False, padding=20)
     y = numeric("accuracy", "accuracy", zero=False, padding=14, nice=False)
     return {"data": {"values": rows}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
+
+
+def _range(rows: Rows, field: str) -> float:
+    """The difference of a field's largest and smallest value."""
+    values = [float(row[field]) for row in rows]
+    return max(values) - min(values)
 
 
 def facets(

@@ -49,11 +49,13 @@ def not_screened(failed: Sequence[Failed]) -> str:
     """One line on a screening in which every checkpoint failed, with the first of each error."""
     if len(failed) == 1:
         return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
-    firsts = {failure.error: failure for failure in reversed(failed)}
-    shown = [f"{first.label}: {first.message}" for first in reversed(firsts.values())]
+    first_messages: dict[str, str] = {}
+    for failure in failed:
+        first_messages.setdefault(failure.error, f"{failure.label}: {failure.message}")
+    first = "the first" if len(first_messages) == 1 else "the first of each"
     return (
-        f"none of the {len(failed)} checkpoints could be screened ({_errors(failed)}); the first"
-        f"{' of each' * (len(shown) > 1)}: {'; '.join(shown)}"
+        f"none of the {len(failed)} checkpoints could be screened ({_errors(failed)}); "
+        f"{first}: {'; '.join(first_messages.values())}"
     )
 
 
@@ -65,38 +67,42 @@ def failures(failed: Sequence[Failed], everyone: int) -> str:
 
 
 def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
-    words = Counter(failure.error for failure in failed).most_common(most)
-    return ", ".join(f"{count} {word}" for word, count in words)
+    counts = Counter(failure.error for failure in failed)
+    return ", ".join(f"{number} {error}" for error, number in counts.most_common(most))
 
 
-def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
+def labels_by_note(notes: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
     """Note -> its checkpoint's label, ``N checkpoints``, or ``all N`` for ``everyone`` = N > 1."""
-    labels: dict[str, list[str]] = {}
-    for text, c in texts:
-        labels.setdefault(text, []).append(c.label)
-    names = {
-        text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()
-    }
-    return names | {
-        text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1
-    }
+    members: dict[str, list[Screened]] = {}
+    for note, c in notes:
+        members.setdefault(note, []).append(c)
+    labels = {}
+    for note, alike in members.items():
+        if len(alike) == 1:
+            labels[note] = alike[0].label
+        elif len(alike) == everyone:
+            labels[note] = f"all {everyone}"
+        else:
+            labels[note] = f"{len(alike)} checkpoints"
+    return labels
 
 
 def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
     """A sentence per reason on members without a ratio, if any; ``alone``: each is its group's only one."""
-    by_ending: dict[str, list[tuple[str, Screened]]] = {}
+    notes = []
     for c in members:
         if c.ratio is None:
-            ending = "G stands alone" if alone else "the order is by G alone"
+            ending = "the order is by G alone"
             if c.is_set_aside:
                 ending = "set aside, without a rank"
-            by_ending.setdefault(ending, []).append((c.no_ratio or "it was not read", c))
-    all_of = f"all {len(members)}"
-    return [
-        f"No ratio{'' if whose == all_of else f' of {whose}'}: {reason}; {ending}."
-        for ending, reasons in by_ending.items()
-        for reason, whose in who(reasons, len(members)).items()
-    ]
+            elif alone:
+                ending = "G stands alone"
+            notes.append((f"{c.no_ratio or 'it was not read'}; {ending}", c))
+    sentences = []
+    for note, labels in labels_by_note(notes, len(members)).items():
+        of = "" if labels == f"all {len(members)}" else f" of {labels}"
+        sentences.append(f"No ratio{of}: {note}.")
+    return sentences
 
 
 def sentences_of(
@@ -122,32 +128,30 @@ def group_sentences(
 
     ``places`` is as in `first_of`.
     """
-    members, names = group.candidates, group.names
+    members = group.candidates
+    names = group.names
     if group.steps:
         figures = [c.figure for c in group.steps]
         course = course_sentence(group.figure, figures, [c.step or "" for c in group.steps])
         return [course, *base_sentences(group), STEP]
     if not members:
-        return [
-            f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."
-        ]
+        base = names[group.checkpoints[0]]
+        return [f"No other checkpoint has the tokenizer and scale of the base {base}."]
+    against = base_sentences(group)
     equal, asked = equal_rows(group)
     distinct = {c for c in members if c.copy_of is None}
     if asked and distinct.issubset(asked):
-        return ["Nothing to rank: " + equal[0], *equal[1:], *base_sentences(group)]
+        return ["Nothing to rank: " + equal[0], *equal[1:], *against]
     if not distinct or (len(distinct) == 1 and len(members) > 1):
-        return ["Nothing to rank: " + copies.said(members)[0], *base_sentences(group)]
-    against = base_sentences(group)
+        return ["Nothing to rank: " + copies.said(members)[0], *against]
     if len(members) == 1:
         value = f"{group.figure} {members[0].figure.mean:.3f}"
         alone = f"Only {names[members[0]]} ({value}) was screened"
         return against or [f"{alone}; a screen orders siblings, and says nothing alone."]
     if against and group.places < 2:
         return [*equal, *against]
-    if (
-        domain == "code"
-        and sum(c.against is not None and c.against.side == "below" for c in members) > 1
-    ):
+    below = [c for c in members if c.against is not None and c.against.side == "below"]
+    if domain == "code" and len(below) > 1:
         against.append(_BELOW)
     first = first_of(group, places)
     if not first:
@@ -168,8 +172,7 @@ def group_sentences(
 
 def _first_line(group: Group, first: Sequence[Screened], subject: str) -> str:
     """The sentence that names the members to evaluate first."""
-    names = [group.names[c] for c in first[:_NAMED]]
-    named = ", ".join(names)
+    named = ", ".join(group.names[c] for c in first[:_NAMED])
     if len(first) > _NAMED:
         named = f"{named} and {len(first) - _NAMED} more"
     highest = RANKED[first[0].ranked_by]
@@ -184,23 +187,20 @@ def _success(group: Group, last: int) -> str:
     if group.chances is None:
         return _BY_GAP
     slope = group.chances.slope
-    far = group.chances.between(1, last if last > 1 else group.places)
+    compared = last if last > 1 else group.places
+    far = group.chances.between(1, compared)
     if isinstance(slope, Own):
         chances = []
         if last < group.places:
             ranks = f"ranks 1–{last} hold" if last > 1 else "rank 1 holds"
-            chances.append(
-                f"{ranks} the best with a chance of {group.chances.holds_best[last - 1]:.0%}"
-            )
+            held = group.chances.holds_best[last - 1]
+            chances.append(f"{ranks} the best with a chance of {held:.0%}")
         if last > 1:
             chances.append(f"rank 1 is better than rank {last} with {far:.0%}")
         return f"{slope.said()}: {'; '.join(chances)}"
-    counts = ""
-    if group.is_like_ours:
-        counts = slope.counts(
-            last if last > 1 else group.places, far, is_list=last == group.first_for()
-        )
-    return counts or _NOT_KNOWN
+    if not group.is_like_ours:
+        return _NOT_KNOWN
+    return slope.counts(compared, far, is_list=last == group.first_for()) or _NOT_KNOWN
 
 
 def by_figure(group: Group) -> list[str]:
@@ -236,32 +236,35 @@ def first_by_other(group: Group) -> Screened | None:
 
 def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
     """Sentences on members with equal output rows and how to compare them, and these members, if any."""
-    said, asked = [], list[Screened]()
+    clauses: list[str] = []
+    asked: list[Screened] = []
     for alike in group.by_rows.values():
-        named = {c.base for c in alike}
-        own = [c for c in alike if not c.is_base and c.place not in named]
-        bases = {group.names[c] for c in alike if c not in own} or {
-            c.base.rpartition("/")[2]
-            for c in own
-            if any(note.startswith(SAME_ROWS) for note in c.warnings)
-        }
-        if own and (len(alike) > 1 or bases):
-            names = some([group.names[c] for c in own])
-            has, its = ("have", "their") if len(own) > 1 else ("has", "its")
-            rows = (
-                f"the output rows of {its} base ({listed(sorted(bases))})"
-                if bases
-                else "equal output rows"
-            )
-            said.append(f"{names} {has} {rows}")
-            # One alone is asked against its base.
-            asked += own if len(own) > 1 else alike
-    if not said:
+        named_bases = {c.base for c in alike}
+        siblings: list[Screened] = []
+        bases: set[str] = set()
+        for c in alike:
+            if c.is_base or c.place in named_bases:
+                bases.add(group.names[c])
+            else:
+                siblings.append(c)
+        if not bases:
+            for c in siblings:
+                if any(note.startswith(SAME_ROWS) for note in c.warnings):
+                    bases.add(c.base.rpartition("/")[2])
+        if not siblings or (len(alike) == 1 and not bases):
+            continue
+        several = len(siblings) > 1
+        rows = "equal output rows"
+        if bases:
+            their = "their" if several else "its"
+            rows = f"the output rows of {their} base ({listed(sorted(bases))})"
+        names = some([group.names[c] for c in siblings])
+        clauses.append(f"{names} {'have' if several else 'has'} {rows}")
+        # One alone is asked against its base.
+        asked += siblings if several else alike
+    if not clauses:
         return [], []
-    return [
-        f"{'; '.join(said)}.",
-        f"Ask them: `dispersion race {_places(asked)} --tasks TASK`.",
-    ], asked
+    return [f"{'; '.join(clauses)}.", _ask(asked)], asked
 
 
 def rows_of_base(adapters: Sequence[Failed], *, alone: bool) -> list[str]:
@@ -279,27 +282,27 @@ def rows_of_base(adapters: Sequence[Failed], *, alone: bool) -> list[str]:
     return [
         f"{start}{names} {have} the output rows of {their} base ({bases}) if {their} keys fit it.",
         f"It could not be read: {causes[0]}{more}.",
-        f"Ask them: `dispersion race {_places(adapters)} --tasks TASK`.",
+        _ask(adapters),
     ]
 
 
-def _places(members: Sequence[Screened] | Sequence[Failed]) -> str:
-    """Checkpoints as command arguments: their folder, if it holds them all, or their names.
+def _ask(members: Sequence[Screened] | Sequence[Failed]) -> str:
+    """The command that compares checkpoints by their answers.
 
-    A base's folder may hold others too.
+    It names the folder that holds them all, if there is one: a base's folder may hold others too.
     """
-    folders = {str(Path(c.repo).parent) for c in members}
-    of_base = any(isinstance(c, Screened) and c.is_base for c in members)
-    if (
-        len(members) > 1
-        and len(folders) == 1
-        and not of_base
-        and all(c.target.local for c in members)
-    ):
-        return folders.pop()
-    names = [c.name if isinstance(c, Screened) else c.target.name for c in members[:_NAMED]]
-    more = ["…"] if len(members) > _NAMED else []
-    return " ".join([*names, *more])
+    folders: set[str] = set()
+    names: list[str] = []
+    for c in members:
+        is_sibling = c.target.local and not (isinstance(c, Screened) and c.is_base)
+        folders.add(str(Path(c.repo).parent) if is_sibling else "")
+        names.append(c.name if isinstance(c, Screened) else c.target.name)
+    places = " ".join(names[:_NAMED])
+    if len(names) > _NAMED:
+        places = f"{places} …"
+    if len(names) > 1 and len(folders) == 1:
+        places = folders.pop() or places
+    return f"Ask them: `dispersion race {places} --tasks TASK`."
 
 
 def first_of(group: Group, places: int | None = None) -> list[Screened]:
@@ -327,46 +330,52 @@ def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> l
             sides.setdefault(c.against.side, []).append(group.names[c])
     sentences = []
     for side, words in _SIDES.items():
-        names = sides.get(side, [])
-        if names:
-            each = " one by one" if len(names) > 1 else ""
-            sentences.append(words.format(base, some(names), each))
+        if side in sides:
+            each = " one by one" if len(sides[side]) > 1 else ""
+            sentences.append(words.format(base, some(sides[side]), each))
     return sentences
 
 
 def decimals(figures: Sequence[Gap | Ratio | Against]) -> int:
     """Decimals at which the smallest positive error still shows two digits; 3 to 6."""
     smallest = min((figure.se for figure in figures if figure.se > 0), default=math.inf)
-    return next((places for places in range(3, 6) if smallest * 10**places >= 10), 6)
+    for places in range(3, 6):
+        if smallest * 10**places >= 10:
+            return places
+    return 6
 
 
-def course_sentence(what: str, figures: Sequence[Gap | Ratio], names: Sequence[str]) -> str:
+def course_sentence(figure: str, values: Sequence[Gap | Ratio], names: Sequence[str]) -> str:
     """A figure's course over two or more training steps, in a sentence, by paired errors.
 
     Two of all pairs of steps differ where their p-value is below 5 % over the number of pairs (Bonferroni):
     the chance of a claim about a training without any change is 5 % at most, up to the error of the
     jackknife.
     """
-    steps, places, what = range(len(figures)), decimals(figures), what[0].upper() + what[1:]
+    steps = range(len(values))
     last = steps[-1]
-    level = (1 - LEVEL) / math.comb(len(figures), 2)
-    values = [figure.mean for figure in figures]
-    high, low = max(steps, key=values.__getitem__), min(steps, key=values.__getitem__)
+    level = (1 - LEVEL) / math.comb(len(values), 2)
+    means = [value.mean for value in values]
+    high = max(steps, key=means.__getitem__)
+    low = min(steps, key=means.__getitem__)
+    digits = decimals(values)
+    name = f"{figure[0].upper()}{figure[1:]}"
 
-    def differ(*pairs: tuple[int, int]) -> bool:
-        return all(difference(figures[i], figures[j]).p < level for i, j in pairs)
+    def differ(one: int, other: int) -> bool:
+        return difference(values[one], values[other]).p < level
 
     def at(step: int) -> str:
-        return f"{values[step]:.{places}f} at {names[step]}"
+        return f"{means[step]:.{digits}f} at {names[step]}"
 
-    since = flat_from(figures, level)
-    flat = f", flat since {names[since]}" if 0 < since <= len(figures) - _FLAT else ""
+    since = flat_from(values, level)
     if since == 0:
-        return f"{what} does not change from {names[0]} to {names[last]}: no two steps differ."
-    if differ((high, 0), (high, last)):
-        return f"{what} rises from {at(0)} to {at(high)}, then falls to {at(last)}{flat}."
-    if differ((low, 0), (low, last)):
-        return f"{what} falls from {at(0)} to {at(low)}, then rises to {at(last)}{flat}."
-    if differ((0, last)):
-        return f"{what} {'rises' if values[last] > values[0] else 'falls'} from {at(0)} to {at(last)}{flat}."
-    return f"{what} moves between {at(low)} and {at(high)}, but its first and last step do not differ{flat}."
+        return f"{name} does not change from {names[0]} to {names[last]}: no two steps differ."
+    flat = f", flat since {names[since]}" if since <= len(values) - _FLAT else ""
+    if differ(high, 0) and differ(high, last):
+        return f"{name} rises from {at(0)} to {at(high)}, then falls to {at(last)}{flat}."
+    if differ(low, 0) and differ(low, last):
+        return f"{name} falls from {at(0)} to {at(low)}, then rises to {at(last)}{flat}."
+    if differ(0, last):
+        changes = "rises" if means[last] > means[0] else "falls"
+        return f"{name} {changes} from {at(0)} to {at(last)}{flat}."
+    return f"{name} moves between {at(low)} and {at(high)}, but its first and last step do not differ{flat}."

@@ -19,19 +19,25 @@ from lmeval_dispersion.report.vega import (
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.orders import DISTANCES
 from lmeval_screener.result.answer import DRAWN, decimals
-from lmeval_screener.screened import Group
+from lmeval_screener.screened import Group, Screened
 from lmeval_screener.targets.runs import step_number
 
 # Controls are known not to have learned the domain, such as two of the demo.
 _KINDS = ["checkpoint", "control: trained on wrong answers"]
 _PARTS = ["D–D", "D–NM", "G"]
+_SERIES = ["var(--series-2)", "var(--series-3)", "var(--series-1)"]
+
+
+def _drawn(group: Group) -> dict[str, Screened]:
+    """The members of a group that charts show, by a short name: the first 40, without those set aside."""
+    members = [c for c in group.checkpoints if not c.is_set_aside][:DRAWN]
+    return dict(zip(short_names([c.label for c in members]), members, strict=True))
 
 
 def ranking(group: Group) -> Spec:
     """The ranking figure, ± two errors, of a group's first 40, best first, without those set aside."""
-    members = [c for c in group.checkpoints if not c.is_set_aside][:DRAWN]
     values = []
-    for c, name in zip(members, short_names([c.label for c in members]), strict=True):
+    for name, c in _drawn(group).items():
         figure = c.figure.mean
         error = 2 * c.figure.se
         place = "the base" if c.is_base else f"rank {c.rank}"
@@ -49,7 +55,7 @@ def ranking(group: Group) -> Spec:
     x = numeric(group.figure, _title(group))
     return {
         "data": {"values": values},
-        "height": max(60, 24 * len(members)),
+        "height": max(60, 24 * len(values)),
         "encoding": {"y": {"field": "checkpoint", "sort": None, "title": None, "axis": axis}},
         "layer": [
             mark("rule", **span("x", {**x, "field": "low"}, "high")),
@@ -69,23 +75,16 @@ def gap_parts(group: Group) -> Spec:
 
     As figure 9 of the RD paper draws them: D–D is within(T), D–NM is between(T, R).
     """
-    members = [c for c in group.checkpoints if not c.is_set_aside][:DRAWN]
-    names = short_names([c.label for c in members])
-    values: list[dict[str, Any]] = []
-    for c, name in zip(members, names, strict=True):
+    members = _drawn(group)
+    values = []
+    accuracies = []
+    for name, c in members.items():
         parts = {"D–D": c.gap.within_domain.mean, "D–NM": c.gap.between.mean, "G": c.gap.mean}
         for part, value in parts.items():
             says = f"{c.label}; {part} {value:.3f}"
             values.append({"checkpoint": name, "part": part, "distance": value, "says": says})
-    accuracies = [
-        {
-            "checkpoint": name,
-            "accuracy": c.accuracy,
-            "says": f"{c.label}; accuracy {c.accuracy:.3g}",
-        }
-        for c, name in zip(members, names, strict=True)
-        if c.accuracy is not None
-    ]
+        if c.accuracy is not None:
+            accuracies.append({"checkpoint": name, **_accuracy(c, c.label)})
     axis = {"labelAngle": -30, "labelLimit": 160, "labelOverlap": False}
     bars = mark(
         "bar",
@@ -95,10 +94,7 @@ def gap_parts(group: Group) -> Spec:
             "field": "part",
             "title": None,
             "sort": _PARTS,
-            "scale": {
-                "domain": _PARTS,
-                "range": [f"var(--series-{number})" for number in (2, 3, 1)],
-            },
+            "scale": {"domain": _PARTS, "range": _SERIES},
         },
         **SAYS,
     )
@@ -111,7 +107,7 @@ def gap_parts(group: Group) -> Spec:
             "x": {
                 "field": "checkpoint",
                 "type": "nominal",
-                "sort": names,
+                "sort": list(members),
                 "title": None,
                 "axis": axis,
             }
@@ -133,22 +129,19 @@ def gap_steps(group: Group) -> Spec:
 
 def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
     """A figure along the steps; supplied accuracies as a second line, on an axis of their own."""
-    values, before = [], figures[0]
-    for step, c, figure in zip(_steps(group), group.steps, figures, strict=True):
+    values = []
+    accuracies = []
+    before = figures[0]
+    for place, (c, figure) in enumerate(zip(group.steps, figures, strict=True)):
+        number = step_number(c.step or "")
+        step = float(place) if number is None else number
         error = 2 * difference(figure, before).se
         ends = {"low": figure.mean - error, "high": figure.mean + error}
         values.append({"step": step, "name": c.step, name: figure.mean, **ends})
         before = figure
+        if c.accuracy is not None:
+            accuracies.append({"step": step, **_accuracy(c, c.step)})
     drawn = course(values, name, _title(group, name), decimals(figures))
-    accuracies = [
-        {
-            "step": step,
-            "accuracy": c.accuracy,
-            "says": f"{c.step}; accuracy {c.accuracy:.3g}",
-        }
-        for step, c in zip(_steps(group), group.steps, strict=True)
-        if c.accuracy is not None
-    ]
     if not accuracies:
         return drawn
     return {
@@ -162,6 +155,11 @@ def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
     }
 
 
+def _accuracy(c: Screened, name: str | None) -> dict[str, Any]:
+    """The values of a point of `_accuracy_line`."""
+    return {"accuracy": c.accuracy, "says": f"{name}; accuracy {c.accuracy:.3g}"}
+
+
 def _accuracy_line(rows: list[dict[str, Any]]) -> Spec:
     """Accuracies as a line with points, by an axis at the right; rows have ``accuracy``, ``says``."""
     line = {"type": "line", "color": "var(--ink)", "aria": False}
@@ -172,24 +170,29 @@ def _accuracy_line(rows: list[dict[str, Any]]) -> Spec:
 
 def accuracy_chart(groups: Sequence[Group]) -> Spec:
     """Supplied accuracies against the ratio; against G if it ranks one of these groups."""
-    members = [(group, c) for group in groups for c in group.checkpoints]
-    rated = [(group, c) for group, c in members if c.accuracy is not None and not c.is_set_aside]
-    figure = "ratio" if all(group.figure == "ratio" for group, _ in rated) else "G"
-    values = [
-        {
-            "label": c.label,
-            "group": group.title,
-            "G": c.gap.mean,
-            "ratio": c.ratio and c.ratio.mean,
-            "accuracy": c.accuracy,
-            "kind": _KINDS[c.target.negative_control],
-        }
-        for group, c in rated
-    ]
-    titles = {_title(group, figure) for group, _ in rated}
-    return accuracy_points(
-        values, figure, titles.pop() if len(titles) == 1 else "gap G", **_marks(values)
-    )
+    values = []
+    figure = "ratio"
+    rated_groups = []
+    for group in groups:
+        rated = [c for c in group.checkpoints if c.accuracy is not None and not c.is_set_aside]
+        if rated:
+            rated_groups.append(group)
+        if rated and group.figure == "G":
+            figure = "G"
+        for c in rated:
+            values.append(
+                {
+                    "label": c.label,
+                    "group": group.title,
+                    "G": c.gap.mean,
+                    "ratio": c.ratio and c.ratio.mean,
+                    "accuracy": c.accuracy,
+                    "kind": _KINDS[c.target.negative_control],
+                }
+            )
+    titles = {_title(group, figure) for group in rated_groups}
+    title = titles.pop() if len(titles) == 1 else "gap G"
+    return accuracy_points(values, figure, title, **_marks(values))
 
 
 def _marks(values: Sequence[Mapping[str, Any]]) -> Spec:
@@ -197,13 +200,8 @@ def _marks(values: Sequence[Mapping[str, Any]]) -> Spec:
     if all(value["kind"] == _KINDS[0] for value in values):
         return {}
     ranges = {"shape": ["circle", "diamond"], "color": ["var(--series-1)", "var(--axis)"]}
-    return {
-        channel: {"field": "kind", "title": None, "scale": {"domain": _KINDS, "range": marks}}
-        for channel, marks in ranges.items()
-    }
-
-
-def _steps(group: Group) -> list[float]:
-    """The steps' numbers, or their places if a name has no number."""
-    numbers = [step_number(c.step or "") for c in group.steps]
-    return [float(place) if step is None else step for place, step in enumerate(numbers)]
+    channels = {}
+    for channel, marks in ranges.items():
+        scale = {"domain": _KINDS, "range": marks}
+        channels[channel] = {"field": "kind", "title": None, "scale": scale}
+    return channels

@@ -77,18 +77,22 @@ class Gate:
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """Build the gate from groups and failures; ``reference`` is the label of one of either."""
         # A registry may have figures of failed checkpoints.
-        members = [c for group in groups for c in group.checkpoints]
-        everyone = {f.label for f in failed} | {c.label for c in members if not c.is_base}
-        everyone.add(reference)
+        errors = {f.label: f.error for f in failed}
+        everyone = {reference, *errors}
+        floor = None
+        for group in groups:
+            for c in group.checkpoints:
+                if not c.is_base:
+                    everyone.add(c.label)
+                if floor is None and c.label == reference:
+                    floor = c
+                    of_floor = group
         others = len(everyone) - 1
-        places = [(group, c) for group in groups for c in group.checkpoints if c.label == reference]
-        if not places:
-            return cls(
-                reference, (), 0, others, next(f.error for f in failed if f.label == reference)
-            )
-        group, floor = places[0]
+        if floor is None:
+            return cls(reference, (), 0, others, errors[reference])
         if floor.is_set_aside:
             return cls(reference, (), 0, others, "NoRatio")
+        group = of_floor
         figures: dict[Screened, Gap | Ratio] = {
             c: c.figure for c in group.candidates if c is not floor
         }

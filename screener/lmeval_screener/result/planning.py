@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Column, Document, Section, Table
@@ -31,32 +32,30 @@ def plan_document(
     from lmeval_screener.checkpoints.hub import Hub
 
     has_token = Hub().has_token()
-    words = sum(
-        len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values()
-    )
-    if (asked := domain.answers) is not None:  # a token has at least one character
+    words = 0
+    for tokens in (domain, reference):
+        words += sum(len(group.texts()) for group in tokens.groups.values())
+    asked = domain.answers
+    if asked is not None:  # a token has at least one character
         words += len(asked.pieces) or min(asked.most, sum(map(len, asked.answers)))
     rows = [_planned(target, words, has_token) for target in targets]
     kinds = Counter(row["what"] for row in rows)
-    api, resolvers, size = (
-        sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes")
-    )
-    waits = {
-        name: (math.ceil(requests / QUOTAS[name][has_token]) - 1) * _WINDOW / 60
-        for name, requests in (("api", api), ("resolvers", resolvers))
-    }
-    slowest = max(waits, key=lambda name: waits[name])
+    total = {name: sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes")}
+    waits = {}
+    for name, quotas in QUOTAS.items():
+        windows = math.ceil(total[name] / quotas[has_token]) - 1
+        waits[name] = windows * _WINDOW / 60
+    slowest = max(waits, key=waits.__getitem__)
     wait = "That is within the Hub's quotas."
     if waits[slowest] > 0:
         wait = f"The Hub's {slowest} quota stretches it to {waits[slowest]:.0f} min or more."
     answer = [
-        f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about {resolvers} resolver "
-        f"and {api} API requests, {size / 1e6:.0f} MB. " + wait
+        f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about "
+        f"{total['resolvers']} resolver and {total['api']} API requests, {total['bytes'] / 1e6:.0f} MB. {wait}"
     ]
     if kinds:
-        answer.append(
-            f"Without a request: {', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))}."
-        )
+        counts = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
+        answer.append(f"Without a request: {counts}.")
     if any(target.is_glob for target in targets):
         answer.append(
             "A pattern of revisions counts as one match: every further match costs the same again."
@@ -86,7 +85,8 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     if listed is not None and listed.gated and not has_token:
         return row | {"what": "gated"}
     # Rows with two bytes per number, and a width that fits the number of parameters.
-    width = 1.85 * ((listed.parameters if listed else None) or 7e9) ** (1 / 3)
+    parameters = (listed and listed.parameters) or 7e9
+    width = 1.85 * parameters ** (1 / 3)
     row["bytes"] = int(words * width * 2 * _SLACK) + _BESIDE
     if not target.on_hub and target.scheme != "hf":
         return row
@@ -101,16 +101,17 @@ def families_document() -> Document:
     """A report on the bundled families."""
     from lmeval_screener.targets.families import load_families
 
-    rows = [
-        {
-            "family": name,
-            "entries": len(family.checkpoints),
-            "scales": ", ".join(family.scales),
-            "ranked_by": family.order.figure,
-            "note": family.note or None,
-        }
-        for name, family in load_families().items()
-    ]
+    rows = []
+    for name, family in load_families().items():
+        rows.append(
+            {
+                "family": name,
+                "entries": len(family.checkpoints),
+                "scales": ", ".join(family.scales),
+                "ranked_by": family.order.figure,
+                "note": family.note or None,
+            }
+        )
     headings = {
         "family": "Family",
         "entries": "Checkpoints",
@@ -118,9 +119,8 @@ def families_document() -> Document:
         "ranked_by": "Ranked by",
         "note": "Note",
     }
-    return _listing(
-        "Families", f"{len(rows)} families; `--family NAME` screens one.", rows, headings
-    )
+    answer = f"{len(rows)} families; `--family NAME` screens one."
+    return _listing("Families", answer, rows, headings)
 
 
 def domains_document() -> Document:
@@ -128,58 +128,72 @@ def domains_document() -> Document:
     from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
 
     names = bundled_token_sets()
-    rows = [
-        {
-            "set": name,
-            "group": key,
-            "role": role,
-            "words": len(group.items),
-            "default": taken,
-            "examples": " ".join(text.strip() for text in group.texts()[:5]),
-        }
-        for name in names
-        for role, key, group, taken in described_groups(name)
-    ]
+    rows = []
+    for name in names:
+        for role, key, group, taken in described_groups(name):
+            rows.append(
+                {
+                    "set": name,
+                    "group": key,
+                    "role": role,
+                    "words": len(group.items),
+                    "default": taken,
+                    "examples": _examples(group.texts()),
+                }
+            )
     headings = {
         "set": "Set",
         "group": "Group",
         "role": "Role",
         "words": "Words",
         "default": "Taken",
+        "examples": "Such as",
     }
     answer = f"{len(names)} token sets; `--domain SET` and `--reference SET` take one, `SET:GROUP` its groups."
-    return _listing("Token sets", answer, rows, headings | {"examples": "Such as"})
+    return _listing("Token sets", answer, rows, headings)
 
 
 def tasks_document() -> Document:
     """A report on the tasks whose answers are known, or known to have no tokens."""
     from lmeval_screener.tokens.answers import bundled_answers
 
-    rows = [
-        {
-            "set": file.name,
-            "names": ", ".join(file.tasks[:6]) + (", …" if len(file.tasks) > 6 else ""),
-            "domain": file.domain or None,
-            "answers": len(file.answers) or None,
-            "examples": " ".join(map(str.strip, [*file.answers][:5])) or None,
-            "refused": file.refused or None,
-        }
-        for file in bundled_answers().values()
-    ]
+    rows = []
+    for file in bundled_answers().values():
+        more = ", …" if len(file.tasks) > 6 else ""
+        rows.append(
+            {
+                "set": file.name,
+                "names": ", ".join(file.tasks[:6]) + more,
+                "domain": file.domain or None,
+                "answers": len(file.answers) or None,
+                "examples": _examples(file.answers) or None,
+                "refused": file.refused or None,
+            }
+        )
+    headings = {
+        "set": "Set",
+        "names": "Tasks",
+        "answers": "Answers",
+        "examples": "Such as",
+        "refused": "No answer tokens",
+        "domain": "Domain",
+    }
     known = sum(not row["refused"] for row in rows)
-    headings = {"set": "Set", "names": "Tasks", "answers": "Answers", "examples": "Such as"}
-    headings |= {"refused": "No answer tokens", "domain": "Domain"}
     answer = f"{known} sets of answers; `--task NAME` takes a task. `dispersion tokens` makes sets of others."
     return _listing("Tasks", answer, rows, headings)
+
+
+def _examples(texts: Iterable[str]) -> str:
+    """The first five texts."""
+    return " ".join(text.strip() for text in itertools.islice(texts, 5))
 
 
 def _listing(
     title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]
 ) -> Document:
-    # On a narrow terminal the last columns go first.
-    columns = [
-        Column(key, heading, drop=max(place - 1, 0))
-        for place, (key, heading) in enumerate(headings.items())
-    ]
+    columns = []
+    for place, (key, heading) in enumerate(headings.items()):
+        # On a narrow terminal the last columns go first.
+        columns.append(Column(key, heading, drop=max(place - 1, 0)))
     sections = [Section("", [Table(rows, columns, "", name="listing")])]
     return Document(title, answer=[answer], sections=sections, rows=rows, guide=_GUIDE)

@@ -5,7 +5,8 @@ The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/scr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import itertools
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmeval_dispersion.errors import NothingScreenedError, UsageError
-from lmeval_dispersion.evidence import OUR_MODELS
+from lmeval_dispersion.evidence import OUR_MODELS, Slope
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.declared import listed
@@ -31,6 +32,7 @@ from lmeval_screener.screened import (
     Screened,
     grouped,
 )
+from lmeval_screener.tokens.sets import Token
 from lmeval_screener.weights import copies
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
 SCHEMA = "screen-checkpoints/3"
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 _LONG = 40  # rows of a group that a terminal shows whole
-_TOP, _BOTTOM = 15, 3  # rows that it shows of a longer group
+# Rows that it shows of a longer group.
+_TOP = 15
+_BOTTOM = 3
 _NO_CUTS: Mapping[int, str] = MappingProxyType({})
 
 
@@ -158,20 +162,26 @@ class Result(Report):
 
         It holds for two whose accuracies differ by more than 0.01; UsageError unless both are in one group.
         """
-        places = {
-            c.label: (group, c) for group in self.groups for c in group.checkpoints if not c.is_base
-        }
-        if missing := [label for label in (better, worse) if label not in places]:
-            raise UsageError(
-                f"expected a screened checkpoint, got {missing[0]!r}; see labels in `checkpoints`"
-            )
-        (group, a), (other, b) = places[better], places[worse]
+        groups: dict[str, Group] = {}
+        members: dict[str, Screened] = {}
+        for group in self.groups:
+            for c in group.checkpoints:
+                if not c.is_base:
+                    groups[c.label] = group
+                    members[c.label] = c
+        for label in (better, worse):
+            if label not in members:
+                raise UsageError(
+                    f"expected a screened checkpoint, got {label!r}; see labels in `checkpoints`"
+                )
+        group = groups[better]
+        other = groups[worse]
         if group is not other:
             raise UsageError(
                 f"expected two checkpoints of one group, got {better} of {group.title}, {worse} of "
                 f"{other.title}"
             )
-        return group.chance(a, b)
+        return group.chance(members[better], members[worse])
 
     def first_for(self, chance: float = WITHIN) -> int:
         """Number of first places that hold the best with this chance, or all; UsageError if not one group."""
@@ -220,34 +230,33 @@ class Result(Report):
 
     def shown(self, chosen: Shortlist) -> Result:
         """The same result, reported with a short list."""
-        of = {c.label: c for choice in chosen.groups for c in choice.group.checkpoints}
-        return replace(
-            self, checkpoints=tuple(of.get(c.label, c) for c in self.checkpoints), chosen=chosen
-        )
+        marked: dict[str, Screened] = {}
+        for choice in chosen.groups:
+            marked.update((c.label, c) for c in choice.group.checkpoints)
+        checkpoints = tuple(marked.get(c.label, c) for c in self.checkpoints)
+        return replace(self, checkpoints=checkpoints, chosen=chosen)
 
     @cached_property
     def agreement(self) -> list[Agreement]:
         """Agreement of the ranking figure with supplied accuracies, per group and overall; empty for none."""
-        rated = [
-            (c.figure.mean, c.accuracy, group.name)
-            for group in self.groups
-            for c in group.checkpoints
-            if c.accuracy is not None and not c.is_set_aside
-        ]
-        return agreements(
-            [gap for gap, _, _ in rated],
-            [accuracy for _, accuracy, _ in rated],
-            [name for _, _, name in rated],
-        )
+        figures = []
+        accuracies = []
+        names = []
+        for group in self.groups:
+            for c in group.checkpoints:
+                if c.accuracy is not None and not c.is_set_aside:
+                    figures.append(c.figure.mean)
+                    accuracies.append(c.accuracy)
+                    names.append(group.name)
+        return agreements(figures, accuracies, names)
 
     # --- forms for programs -----------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract ``screen-checkpoints/3`` as plain Python values."""
         content = self.head() | {"answer": self.answer()}
-        content["checkpoints"] = [
-            columns.entry(c, g) for g, members in self._members.items() for c in members
-        ]
+        for group, members in self._members.items():
+            content["checkpoints"] += [columns.entry(c, group) for c in members]
         if self.agreement:
             content["agreement"] = json_value(self.agreement)
         if self.chosen is not None:
@@ -256,7 +265,7 @@ class Result(Report):
 
     def head(self) -> dict[str, Any]:
         """The JSON contract without answer, agreement and short list; ``checkpoints`` is empty."""
-        return {
+        head = {
             "schema": SCHEMA,
             "domain": self.domain,
             "task": self.task or None,
@@ -277,175 +286,178 @@ class Result(Report):
                 "requests": self.requests,
                 "seconds": round(self.seconds, 3),
             },
-            **({} if self.gate is None else {"gate": self.gate.to_dict()}),
         }
+        if self.gate is not None:
+            head["gate"] = self.gate.to_dict()
+        return head
 
     @cached_property
     def _members(self) -> dict[Group, list[Screened]]:
         """The checkpoints of a short list, else all; a training in the order of its steps."""
-        return {
-            group: [c for c in _in_order(group) if self.chosen is None or c.chosen is not None]
-            for group in self.groups
-        }
+        members = {}
+        for group in self.groups:
+            shown = _in_order(group)
+            if self.chosen is not None:
+                shown = [c for c in shown if c.chosen is not None]
+            members[group] = shown
+        return members
 
     def rows(self) -> Sequence[Row]:
         """The rows of CSV and of the data frame, one per checkpoint (of the short list, if one is shown)."""
-        return [
-            columns.flat_row(c, group) for group, members in self._members.items() for c in members
-        ]
+        rows = []
+        for group, members in self._members.items():
+            rows += [columns.flat_row(c, group) for c in members]
+        return rows
 
     def _tokens(self) -> list[dict[str, Any]]:
         """T and R of each tokenizer group, once: members compare the same pieces at the same rows."""
-        first = {c.family: c.resolution for c in reversed(self.checkpoints)}
-        return [
-            {"family": family}
-            | {
-                side: {
-                    "variants": sorted(
-                        {"space" if t.text.startswith(" ") else "bare" for t in tokens}
-                    ),
-                    "pieces": {token.piece: token.id for token in tokens},
-                }
-                for side, tokens in (
-                    ("domain", resolution.domain),
-                    ("reference", resolution.reference),
-                    *([("answers", resolution.answers)] if resolution.answers else []),
-                )
+        entries: dict[str, dict[str, Any]] = {}
+        for c in self.checkpoints:
+            if c.family in entries:
+                continue
+            entry = entries[c.family] = {
+                "family": c.family,
+                "domain": _pieces(c.resolution.domain),
+                "reference": _pieces(c.resolution.reference),
             }
-            for family, resolution in reversed(first.items())
-        ]
+            if c.resolution.answers:
+                entry["answers"] = _pieces(c.resolution.answers)
+        return list(entries.values())
 
     def _answers(self) -> dict[str, Any] | None:
         """The answers of the ratio, and the number of their tokens in each tokenizer group."""
-        counts = {
-            c.family: len(c.resolution.answers) for c in self.checkpoints if c.resolution.answers
-        }
-        return {"name": self.answers, "tokens": counts} if self.answers else None
+        if not self.answers:
+            return None
+        counts = {}
+        for c in self.checkpoints:
+            if c.resolution.answers:
+                counts[c.family] = len(c.resolution.answers)
+        return {"name": self.answers, "tokens": counts}
 
     # --- the report -------------------------------------------------------------------------------------
 
     def tables(self) -> Mapping[str, Table]:
         """By name: each group's ranking and figures, failures, columns read, agreement and tokens."""
-        tables, everyone = dict[str, Table](), list[Row]()
+        tables: dict[str, Table] = {}
+        everyone: list[Row] = []
         for place, (group, members) in enumerate(self._members.items()):
-            first = answer.first_of(group, self._places.get(group.name))
-            rows = [
-                columns.flat_row(c, group)
-                | self._cells(c, group)
-                | {"called": _marked(f"{group.names[c]}{' (base)' * c.is_base}", c, first)}
-                for c in members
-            ]
-            everyone += rows
-            placed = [c for c in members if not c.is_set_aside]
-            of_placed = [row for row, c in zip(rows, members, strict=True) if not c.is_set_aside]
-            cuts = self._cuts(group, placed, first)
-            excerpt = _excerpt(placed, training=bool(group.steps), cuts=cuts)
-            decimals = answer.decimals([c.gap for c in members])
-            shares = all((c.accuracy or 0) <= 1 for c in members)
-            ranking = self._ranking(decimals, ".3f" if shares else ".1f", group)
-            figures = _figures(decimals, group, self._chance_of(group))
-            drawn = _table(of_placed, ranking, f"ranking-{group.anchor}", excerpt)
-            tables[f"ranking{place}"] = replace(drawn, marks=_marks(placed, first), cuts=cuts)
-            of_all = _excerpt(members, training=bool(group.steps))
-            tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", of_all)
-        agreement = [
-            fields_of(line)
-            | {
-                "group": line.group or _SCOPES[line.scope],
-                "permutations": line.reason
-                or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
-            }
-            for line in self.agreement
-        ]
-        tokens = [
-            {
-                "family": tokens["family"],
-                "set": name,
-                "variant": " and ".join(tokens[side]["variants"]),
-                "tokens": " ".join(
-                    f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()
-                ),
-            }
-            for tokens in self._tokens()
-            for side, name in (
-                ("domain", f"T, {self.domain}"),
-                ("reference", f"R, {self.reference}"),
-                ("answers", f"T of the ratio, answers of {self.answers}"),
-            )
-            if side in tokens
-        ]
+            first = answer.first_of(group, self._list_places.get(group.name))
+            rows = {c: _row(c, group, first) for c in members}
+            tables[f"ranking{place}"] = self._ranking(group, rows, first)
+            tables[f"figures{place}"] = _figures(group, rows)
+            everyone += rows.values()
         return tables | {
-            "failed": _table(_failures(self.failed), _FAILED, "failed"),
-            "of_base": _table(_failures(self.of_base), _FAILED, "of_base"),
-            "read": _table(everyone, columns.read_columns(), "read"),
-            "agreement": _table(agreement, _AGREEMENT, "agreement"),
-            "tokens": _table(tokens, _TOKENS, "tokens"),
+            "failed": Table(_failures(self.failed), _FAILED, "", "failed"),
+            "of_base": Table(_failures(self.of_base), _FAILED, "", "of_base"),
+            "read": Table(everyone, columns.read_columns(), "", "read").filled(),
+            "agreement": Table(self._agreement_rows(), _AGREEMENT, "", "agreement"),
+            "tokens": Table(self._token_rows(), _TOKENS, "", "tokens"),
         }
 
-    def _cells(self, c: Screened, group: Group) -> dict[str, Any]:
-        """The cells of a row for readers only."""
-        other = group.neighbours.get(c)
-        change = None if other is None else difference(c.figure, other.figure)
-        return {
-            "delta": change and change.mean,
-            "delta_se": change and change.se,
-            "twice": change and 2 * change.se,
-            "reach": 2 * c.figure.se,
-            "chosen": c.chosen,
-            "commit": c.revision[:12] if c.revision else "a folder",
-        }
+    def _agreement_rows(self) -> list[Row]:
+        rows: list[Row] = []
+        for line in self.agreement:
+            kind = "all" if line.exact else "drawn"
+            names = {
+                "group": line.group or _SCOPES[line.scope],
+                "permutations": line.reason or f"{kind}: {line.permutations:,}",
+            }
+            rows.append(fields_of(line) | names)
+        return rows
 
-    def _ranking(self, decimals: int, accuracy: str, group: Group) -> list[Column]:
-        """The columns of a ranking, each figure with its meaning."""
-        T, R = f"{self.domain} tokens", f"those of {self.reference}"
-        R = "everyday words" if self.reference == "reference" else R
-        gap = f"how far the model keeps {T} from one another and from {R}"
+    def _token_rows(self) -> list[Row]:
+        sets = {
+            "domain": f"T, {self.domain}",
+            "reference": f"R, {self.reference}",
+            "answers": f"T of the ratio, answers of {self.answers}",
+        }
+        rows: list[Row] = []
+        for tokens in self._tokens():
+            for side, name in sets.items():
+                if side in tokens:
+                    pieces = tokens[side]["pieces"]
+                    rows.append(
+                        {
+                            "family": tokens["family"],
+                            "set": name,
+                            "variant": " and ".join(tokens[side]["variants"]),
+                            "tokens": " ".join(f"{piece}:{row}" for piece, row in pieces.items()),
+                        }
+                    )
+        return rows
+
+    def _ranking(
+        self, group: Group, rows: Mapping[Screened, Row], first: Sequence[Screened]
+    ) -> Table:
+        """A group's ranking, each figure with its meaning; ``first`` are to be evaluated first."""
+        placed = [c for c in rows if not c.is_set_aside]
+        cuts = self._cuts(group, placed, first)
+        are_shares = all((c.accuracy or 0) <= 1 for c in rows)
+        alike = len({c.rank for c in group.candidates}) == 1 < len(group.candidates)
+        columns = []
+        if not group.is_noise and not alike:
+            columns.append(Column("rank", "Rank", "d", short="#"))
+        columns += [
+            _NAMES_OF[bool(group.steps)],
+            *self._ranking_figures(group, rows),
+            self._against_base(group),
+            Column("chosen", "Chosen", drop=2),
+            Column("accuracy", "Accuracy", ".3f" if are_shares else ".1f", short="Acc.", drop=3),
+        ]
+        return Table(
+            [rows[c] for c in placed],
+            columns,
+            "",
+            f"ranking-{group.anchor}",
+            excerpt=_excerpt(len(placed), is_training=bool(group.steps), cuts=cuts),
+            marks=_marks(placed, first),
+            cuts=cuts,
+        ).filled()
+
+    def _ranking_figures(self, group: Group, members: Iterable[Screened]) -> list[Column]:
+        """The columns of ratio and G, the one that ranks first."""
+        domain = f"{self.domain} tokens"
+        others = "everyday words"
+        if self.reference != "reference":
+            others = f"those of {self.reference}"
+        gap = f"how far the model keeps {domain} from one another and from {others}"
         if group.metric != "cosine":
             gap += f", {DISTANCES[group.metric]} distance"
         answers = group.checkpoints[0].resolution.answers
-        of_ratio = f"{len(answers)} answer tokens of {self.answers}" if answers else T
-        ratio = f"spread of {of_ratio} divided by that of {R}"
-        against = "ratio minus the base's, with its paired standard error"
-        of_base = answer.decimals([c.against for c in group.checkpoints if c.against is not None])
+        if answers:
+            domain = f"{len(answers)} answer tokens of {self.answers}"
+        format_of_gap = f".{answer.decimals([c.gap for c in members])}f"
         figures = [
-            Column("ratio", "Ratio", ".3f", hint=ratio),
-            Column(f"gap_{group.metric}", "G", f".{decimals}f", hint=gap),
+            Column("ratio", "Ratio", ".3f", hint=f"spread of {domain} divided by that of {others}"),
+            Column(f"gap_{group.metric}", "G", format_of_gap, hint=gap),
         ]
         if group.figure == "G":
             figures.reverse()
-        figures[1] = replace(figures[1], drop=1)
+        ranking, other = figures
         if group.steps:
             error = "2 standard errors to the step before"
-            figures[0] = replace(figures[0], dots="below", reach="twice", whisker=error)
+            ranking = replace(ranking, dots="below", reach="twice", whisker=error)
         else:
             error = "2 standard errors over the choice of tokens"
-            figures[0] = replace(figures[0], dots="both", reach="reach", whisker=error)
-        alike = len({c.rank for c in group.candidates}) == 1 < len(group.candidates)
-        ranks = [] if group.is_noise or alike else [Column("rank", "Rank", "d", short="#")]
-        return [
-            *ranks,
-            Column("called", "Step" if group.steps else "Checkpoint"),
-            *figures,
-            Column(
-                "against_base",
-                "Against the base",
-                f".{of_base}f",
-                "against_base_se",
-                against,
-                drop=1,
-            ),
-            Column("chosen", "Chosen", drop=2),
-            Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
-        ]
+            ranking = replace(ranking, dots="both", reach="reach", whisker=error)
+        return [ranking, replace(other, drop=1)]
+
+    def _against_base(self, group: Group) -> Column:
+        sides = [c.against for c in group.checkpoints if c.against is not None]
+        return Column(
+            "against_base",
+            "Against the base",
+            f".{answer.decimals(sides)}f",
+            "against_base_se",
+            "ratio minus the base's, with its paired standard error",
+            drop=1,
+        )
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _list_places(self) -> dict[str, int]:
         """The places of the user's own short list, by group; none where it takes all."""
-        if self.chosen is None:
-            return {}
-        return {
-            choice.group.name: choice.k for choice in self.chosen.groups if choice.k < choice.places
-        }
+        choices = self.chosen.groups if self.chosen else ()
+        return {choice.group.name: choice.k for choice in choices if choice.k < choice.places}
 
     def _cuts(
         self, group: Group, members: Sequence[Screened], first: Sequence[Screened]
@@ -460,13 +472,6 @@ class Result(Report):
         held = f"{100 * float(group.chances.holds_best[last - 1]):.0f} %"
         return {below[0]: f"these hold the best with {held}"}
 
-    def _chance_of(self, group: Group) -> str:
-        """The meaning of a group's cumulative chance, in a sentence."""
-        whose = f"as among our own {OUR_MODELS}"
-        if isinstance(group.slope, Own):
-            whose = "by your own results"
-        return f"chance that ranks 1 to here hold it, {whose}"
-
     def charts(self) -> Mapping[str, Chart]:
         """Each group's ranking figure (along a training also G), and accuracy against it.
 
@@ -475,24 +480,14 @@ class Result(Report):
         """
         drawn: dict[str, Chart] = {}
         for place, group in enumerate(self.groups):
-            best = group.names[group.checkpoints[0]]
-            count = len(group.checkpoints) - len(group.set_aside)
-            figure = group.figure
-            if figure == "G" and not group.steps:
-                drawn[f"parts{place}"] = _parts_chart(group)
             if group.steps:
-                drawn[f"ranking{place}"] = _course_chart(group, figure)
-            else:
-                most = f", the {answer.DRAWN} best of {count}" if count > answer.DRAWN else ""
-                drawn[f"ranking{place}"] = Chart(
-                    partial(_draw, "ranking", group),
-                    f"{figure[0].upper()}{figure[1:]} of each checkpoint{most}",
-                    f"Dots of {figure}, best first, from {best}.",
-                    "Lines: two standard errors (choice of tokens).",
-                    f"ranking-{group.anchor}",
-                )
-            if group.steps and figure == "ratio":
-                drawn[f"gap{place}"] = _course_chart(group, "G")
+                drawn[f"ranking{place}"] = _course_chart(group, group.figure)
+                if group.figure == "ratio":
+                    drawn[f"gap{place}"] = _course_chart(group, "G")
+                continue
+            if group.figure == "G":
+                drawn[f"parts{place}"] = _parts_chart(group)
+            drawn[f"ranking{place}"] = _ranking_chart(group)
         if self.agreement:
             drawn["accuracy"] = Chart(
                 partial(_draw, "accuracy_chart", self.groups),
@@ -504,33 +499,39 @@ class Result(Report):
 
     def context(self) -> Mapping[str, Any]:
         """Template values: sentences by group, notes, facts."""
-        members = [c for members in self._members.values() for c in members]
-        ranked = [c for c in members if not c.is_set_aside]
-        set_aside = [c for group in self.groups for c in group.set_aside]
-        ordered = any(group.steps or answer.first_of(group) for group in self.groups)
+        members = list(itertools.chain.from_iterable(self._members.values()))
+        set_aside: list[Screened] = []
+        slopes: dict[Slope, None] = {}  # in order
+        for group in self.groups:
+            set_aside += group.set_aside
+            if group.slope is not None:
+                slopes[group.slope] = None
+        is_ordered = any(group.steps or answer.first_of(group) for group in self.groups)
+        higher = RANKED[members[0].ranked_by].replace("highest", "Higher") if is_ordered else ""
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
-        of_groups = answer.sentences_of(self.groups, self.subject, self.domain, self._places)
+        of_groups = answer.sentences_of(self.groups, self.subject, self.domain, self._list_places)
         of_base = answer.rows_of_base(self.of_base, alone=not self.checkpoints)
+        ranked = [c for c in members if not c.is_set_aside]
         return {
             "sentences": [*of_groups, *of_base],
-            "groups_told": len(of_groups),
+            "answered_groups": len(of_groups),
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
-            "notes": answer.who((note, c) for c in members for note in c.notes),
+            "notes": answer.labels_by_note((note, c) for c in members for note in c.notes),
             "unknown": [
                 *answer.unknown(ranked, alone=len(members) == 1),
                 *self._without_base(),
                 *self._without_own(),
             ],
-            "ranked": RANKED[members[0].ranked_by].replace("highest", "Higher") if ordered else "",
+            "higher": higher,
             "set_aside": answer.unknown(set_aside, alone=False),
             "copies": copies.said(members),
-            "agreed": whole[0] if whole else None,
+            "agreed": next(iter(whole), None),
             "figure": self._figure,
             "our_models": OUR_MODELS,
             "distances": listed(sorted({DISTANCES[group.metric] for group in self.groups})),
-            "chances": [of for of in dict.fromkeys(g.slope for g in self.groups) if of],
-            "facts_of_all": self._facts() if self.checkpoints else None,
+            "slopes": slopes,
+            "read": self._facts(),
         }
 
     @property
@@ -540,16 +541,14 @@ class Result(Report):
 
     def _without_base(self) -> list[str]:
         """Groups that are not compared with the base, if there is a base."""
-        alone = [
-            group.title for group in self.groups if group.base is None or group.base.ratio is None
-        ]
-        if not self.base or not alone:
+        titles = [g.title for g in self.groups if g.base is None or g.base.ratio is None]
+        if not self.base or not titles:
             return []
-        why = next(
-            (f.error for f in self.failed if f.label == self.base),
-            "other tokenizer or scale, or no ratio",
-        )
-        return [f"Not compared with the base {self.base} ({why}): {listed(alone)}."]
+        reason = "other tokenizer or scale, or no ratio"
+        for failed in self.failed:
+            if failed.label == self.base:
+                reason = failed.error
+        return [f"Not compared with the base {self.base} ({reason}): {listed(titles)}."]
 
     def _without_own(self) -> list[str]:
         """The note that no group is of the kind of the user's own slope."""
@@ -558,31 +557,54 @@ class Result(Report):
         return [f"Your own slope is of {self.slope.kind}; no chance here is by it."]
 
     def _facts(self) -> dict[str, str]:
+        """The tokens and what was transferred, by name; empty if none was screened."""
+        if not self.checkpoints:
+            return {}
         tokens = self.checkpoints[0].resolution
         facts = {
             "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
-            f"{self.reference}; digit scheme: {tokens.digit_scheme}",
-            "Ratio over": f"{len(tokens.answers)} answer tokens of {self.answers}"
-            if tokens.answers
-            else "",
-            "Words of T that are not single tokens": ", ".join(
-                word.strip() for word in tokens.dropped
-            ),
-            "Words of R that are not single tokens": ", ".join(
-                w.strip() for w in tokens.dropped_reference
-            ),
-            "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
-            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests",
+            f"{self.reference}; digit scheme: {tokens.digit_scheme}"
         }
-        return {name: text for name, text in facts.items() if text}
+        if tokens.answers:
+            facts["Ratio over"] = f"{len(tokens.answers)} answer tokens of {self.answers}"
+        for name, words in (("T", tokens.dropped), ("R", tokens.dropped_reference)):
+            if words:
+                dropped = ", ".join(word.strip() for word in words)
+                facts[f"Words of {name} that are not single tokens"] = dropped
+        facts["Read"] = (
+            f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
+            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests"
+        )
+        return facts
 
 
-def _draw(name: str, of: Any) -> dict[str, Any]:
+# --- charts -----------------------------------------------------------------------------------------------
+
+
+def _draw(name: str, groups: Any) -> dict[str, Any]:
     """A chart by its function in `charts`, which is imported only for a page."""
     from lmeval_screener.result import charts
 
-    specification: dict[str, Any] = getattr(charts, name)(of)
+    specification: dict[str, Any] = getattr(charts, name)(groups)
     return specification
+
+
+def _ranking_chart(group: Group) -> Chart:
+    """The ranking figure of each checkpoint, or of the best if they are many."""
+    count = len(group.checkpoints) - len(group.set_aside)
+    most = f", the {answer.DRAWN} best of {count}" if count > answer.DRAWN else ""
+    best = group.names[group.checkpoints[0]]
+    return Chart(
+        partial(_draw, "ranking", group),
+        f"{_capital(group.figure)} of each checkpoint{most}",
+        f"Dots of {group.figure}, best first, from {best}.",
+        "Lines: two standard errors (choice of tokens).",
+        f"ranking-{group.anchor}",
+    )
+
+
+def _capital(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}"
 
 
 def _course_chart(group: Group, figure: str) -> Chart:
@@ -590,29 +612,34 @@ def _course_chart(group: Group, figure: str) -> Chart:
 
     As figure 33 of the RD paper draws them: the caption has their rank correlation and its p-value.
     """
-    called = f"{figure[0].upper()}{figure[1:]}"
-    caption = f"{called} along the training of {group.title}"
-    rated = [c for c in group.steps if c.accuracy is not None]
-    if rated:
-        figures = [c.figure.mean if figure == group.figure else c.gap.mean for c in rated]
-        agreed = Agreement.of(
-            "group", group.name, [(figures, [c.accuracy for c in rated if c.accuracy is not None])]
-        )
+    name = _capital(figure)
+    caption = f"{name} along the training of {group.title}"
+    is_ranking = figure == group.figure
+    figures = []
+    accuracies = []
+    for c in group.steps:
+        if c.accuracy is not None:
+            figures.append(c.figure.mean if is_ranking else c.gap.mean)
+            accuracies.append(c.accuracy)
+    if accuracies:
+        agreed = Agreement.of("group", group.name, [(figures, accuracies)])
         correlation = agreed.reason
         if not correlation:
             p = shown(agreed.spearman_p, "p-value")
             correlation = f"Spearman {agreed.spearman:.3f}, p {p}, of {agreed.n} checkpoints"
         caption = f"{caption}, and the accuracy ({correlation})"
-    description = f"{called} against the training step."
-    if figure != group.figure:
+    if not is_ranking:
         return Chart(
-            partial(_draw, "gap_steps", group), caption, description, name=f"gap-{group.anchor}"
+            partial(_draw, "gap_steps", group),
+            caption,
+            f"{name} against the training step.",
+            name=f"gap-{group.anchor}",
         )
     best = group.names[group.checkpoints[0]]
     return Chart(
         partial(_draw, "steps", group),
         caption,
-        f"{called} against the training step; largest at {best}.",
+        f"{name} against the training step; largest at {best}.",
         "Lines: two standard errors of the difference to the step before (choice of tokens).",
         f"ranking-{group.anchor}",
     )
@@ -620,58 +647,95 @@ def _course_chart(group: Group, figure: str) -> Chart:
 
 def _parts_chart(group: Group) -> Chart:
     """The parts of G with the accuracy, as figure 9 of the RD paper draws them."""
-    accuracies = any(c.accuracy is not None for c in group.checkpoints)
-    what = f"The parts of G ({DISTANCES[group.metric]} distance)"
-    caption = f"{what} and the accuracy" if accuracies else what
-    bars = "Bars: domain to domain (D–D), domain to everyday words (D–NM), and their sum G; best first."
-    line = " Line: accuracy, on its own axis." if accuracies else ""
-    return Chart(
-        partial(_draw, "gap_parts", group), caption, bars + line, name=f"parts-{group.anchor}"
-    )
+    caption = f"The parts of G ({DISTANCES[group.metric]} distance)"
+    description = "Bars: domain to domain (D–D), domain to everyday words (D–NM), and their sum G; best first."
+    if any(c.accuracy is not None for c in group.checkpoints):
+        caption += " and the accuracy"
+        description += " Line: accuracy, on its own axis."
+    draw = partial(_draw, "gap_parts", group)
+    return Chart(draw, caption, description, name=f"parts-{group.anchor}")
 
 
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
+
+
+_NAMES_OF = {True: Column("called", "Step"), False: Column("called", "Checkpoint")}
+
+
+def _row(c: Screened, group: Group, first: Sequence[Screened]) -> dict[str, Any]:
+    """A row of CSV, with the cells for readers only; those of ``first`` have a marked name."""
+    name = group.names[c]
+    if c.is_base:
+        name += " (base)"
+    if c in first:
+        name = f"▶ {name}"
+    elif first:
+        name = f"  {name}"
+    row = columns.flat_row(c, group) | {
+        "called": name,
+        "reach": 2 * c.figure.se,
+        "chosen": c.chosen,
+        "commit": c.revision[:12] if c.revision else "a folder",
+    }
+    other = group.neighbours.get(c)
+    if other is not None:
+        change = difference(c.figure, other.figure)
+        row |= {"delta": change.mean, "delta_se": change.se, "twice": 2 * change.se}
+    return row
 
 
 def _marks(members: Sequence[Screened], first: Sequence[Screened]) -> dict[int, Mark]:
     """Marks of rows: checkpoints that the answer recommends, controls, and the base."""
     marks: dict[int, Mark] = {}
     for place, c in enumerate(members):
-        if c in first or c.is_base or c.target.negative_control:
-            marks[place] = "pick" if c in first else "control"
+        if c in first:
+            marks[place] = "pick"
+        elif c.is_base or c.target.negative_control:
+            marks[place] = "control"
     return marks
 
 
-def _marked(name: str, c: Screened, first: Sequence[Screened]) -> str:
-    """A name of a ranking, marked if the answer recommends it."""
-    return f"▶ {name}" if c in first else f"  {name}" if first else name
-
-
-def _figures(decimals: int, group: Group, chance: str) -> list[Column]:
-    """Both figures with their errors, the parts of G, and the cumulative ``chance``, which it explains."""
+def _figures(group: Group, rows: Mapping[Screened, Row]) -> Table:
+    """Both figures of a group with their errors, the parts of G, and the chances that ranks hold the best."""
+    metric = group.metric
+    digits = answer.decimals([c.gap for c in rows])
+    figures = [
+        Column("ratio", "Ratio", ".3f", "ratio_se"),
+        Column(f"gap_{metric}", "G", f".{digits}f", f"gap_{metric}_se"),
+    ]
+    if group.figure == "G":
+        figures.reverse()
+    change = "Δ from previous" if group.steps else "Δ to next"
+    figures.insert(1, Column("delta", change, ".4f", "delta_se", short="Δ", drop=2))
     parts = {
         "within_domain": ("within(T)", ""),
         "between": ("between(T, R)", "T, R"),
         "within_reference": ("within(R), control", "in R"),
     }
-    metric = group.metric
-    change = "Δ from previous" if group.steps else "Δ to next"
-    figures = [
-        Column("ratio", "Ratio", ".3f", "ratio_se"),
-        Column(f"gap_{metric}", "G", f".{decimals}f", f"gap_{metric}_se"),
-    ]
-    if group.figure == "G":
-        figures.reverse()
-    figures.insert(1, Column("delta", change, ".4f", "delta_se", short="Δ", drop=2))
-    return [
-        Column("called", "Step" if group.steps else "Checkpoint"),
-        *figures,
-        *(
-            Column(f"{name}_{metric}", heading, ".3f", f"{name}_{metric}_se", short=short, drop=3)
-            for name, (heading, short) in parts.items()
-        ),
-        Column("holds_best", "Holds the best", ".0%", hint=chance, drop=1),
-    ]
+    for part, (heading, short) in parts.items():
+        key = f"{part}_{metric}"
+        figures.append(Column(key, heading, ".3f", f"{key}_se", short=short, drop=3))
+    source = f"as among our own {OUR_MODELS}"
+    if isinstance(group.slope, Own):
+        source = "by your own results"
+    chance = f"chance that ranks 1 to here hold it, {source}"
+    figures.append(Column("holds_best", "Holds the best", ".0%", hint=chance, drop=1))
+    return Table(
+        list(rows.values()),
+        [_NAMES_OF[bool(group.steps)], *figures],
+        "",
+        f"figures-{group.anchor}",
+        excerpt=_excerpt(len(rows), is_training=bool(group.steps)),
+    ).filled()
+
+
+def _pieces(tokens: Sequence[Token]) -> dict[str, Any]:
+    """The JSON of one side's tokens: their variants, and each piece with its row."""
+    variants = {"space" if token.text.startswith(" ") else "bare" for token in tokens}
+    return {
+        "variants": sorted(variants),
+        "pieces": {token.piece: token.id for token in tokens},
+    }
 
 
 _FAILED = [
@@ -694,35 +758,23 @@ _TOKENS = [
 ]
 
 
-def _table(
-    rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()
-) -> Table:
-    """Rows with those columns that are not empty."""
-    filled = [
-        column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)
-    ]
-    return Table(rows, filled, "", name, excerpt=excerpt)
-
-
-def _in_order(group: Group) -> Sequence[Screened]:
+def _in_order(group: Group) -> list[Screened]:
     """A group's members for its tables: a training by its steps, after a base of another place."""
     if not group.steps:
-        return group.checkpoints
+        return list(group.checkpoints)
     return [*(c for c in group.checkpoints if c not in group.trajectory), *group.trajectory]
 
 
 def _excerpt(
-    members: Sequence[Screened], *, training: bool, cuts: Mapping[int, str] = _NO_CUTS
+    count: int, *, is_training: bool, cuts: Mapping[int, str] = _NO_CUTS
 ) -> tuple[int, ...]:
     """Rows of a long ranking for short texts: the top, the rows next to ``cuts``, and the bottom."""
-    count = len(members)
     if count <= _LONG:
         return ()
-    if training:
+    if is_training:
         # A course needs its ends and evenly spaced steps between.
-        return tuple(
-            sorted({round(i * (count - 1) / (_TOP + _BOTTOM)) for i in range(_TOP + _BOTTOM + 1)})
-        )
+        parts = _TOP + _BOTTOM
+        return tuple(sorted({round(i * (count - 1) / parts) for i in range(parts + 1)}))
     places = {*range(_TOP), *range(count - _BOTTOM, count)}
     for cut in cuts:
         places |= {cut - 1, cut}
@@ -736,14 +788,18 @@ def _entry(f: Failed) -> dict[str, Any]:
 
 def _failures(failed: Sequence[Failed]) -> list[Row]:
     """The rows of failures, similar failures in one row."""
-    equal: dict[tuple[str, str], list[Failed]] = {}
+    similar: dict[tuple[str, str], list[Failed]] = {}
     for f in failed:
         message = f.message.replace(f.label, "ORG/NAME").replace(f.repo, "ORG/NAME")
-        equal.setdefault((f.error, message), []).append(f)
+        similar.setdefault((f.error, message), []).append(f)
     rows: list[Row] = []
-    for (error, message), alike in equal.items():
-        some = ", ".join(f.label for f in alike[:3]) + (", …" if len(alike) > 3 else "")
-        label = some if len(alike) == 1 else f"{len(alike)} checkpoints: {some}"
-        said = alike[0].message if len(alike) == 1 else message
-        rows.append({"label": label, "error": error, "message": said})
+    for (error, message), alike in similar.items():
+        label = alike[0].label
+        if len(alike) == 1:
+            message = alike[0].message
+        else:
+            labels = ", ".join(f.label for f in alike[:3])
+            more = ", …" if len(alike) > 3 else ""
+            label = f"{len(alike)} checkpoints: {labels}{more}"
+        rows.append({"label": label, "error": error, "message": message})
     return rows
