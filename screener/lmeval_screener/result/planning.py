@@ -161,7 +161,7 @@ def tasks_document() -> Document:
             "names": ", ".join(file.tasks[:6]) + (", …" if len(file.tasks) > 6 else ""),
             "domain": file.domain or None,
             "answers": len(file.answers) or None,
-            "examples": " ".join(map(str.strip, [*file.answers][:5])) or None,
+            "examples": " ".join([*dict.fromkeys(map(str.strip, file.answers))][:5]) or None,
             "refused": file.refused or None,
         }
         for file in bundled_answers().values()
@@ -169,7 +169,10 @@ def tasks_document() -> Document:
     known = sum(not row["refused"] for row in rows)
     headings = {"set": "Set", "names": "Tasks", "answers": "Answers", "examples": "Such as"}
     headings |= {"refused": "No answer tokens", "domain": "Domain"}
-    answer = f"{known} sets of answers; `--task NAME` takes a task. `dispersion tokens` makes sets of others."
+    answer = (
+        f"{known} of {len(rows)} sets have answer tokens; `--task NAME` takes a task. "
+        "`dispersion tokens` makes sets of others."
+    )
     return _listing("Tasks", answer, rows, headings)
 
 

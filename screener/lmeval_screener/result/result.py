@@ -625,9 +625,9 @@ def _parts_chart(group: Group) -> Chart:
     caption = f"{what} and the accuracy" if accuracies else what
     bars = "Bars: domain to domain (D–D), domain to everyday words (D–NM), and their sum G; best first."
     line = " Line: accuracy, on its own axis." if accuracies else ""
-    return Chart(
-        partial(_draw, "gap_parts", group), caption, bars + line, name=f"parts-{group.anchor}"
-    )
+    meaning = "D–D: domain to domain, within(T). D–NM: domain to everyday words, between(T, R)."
+    draw = partial(_draw, "gap_parts", group)
+    return Chart(draw, caption, bars + line, meaning, f"parts-{group.anchor}")
 
 
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
