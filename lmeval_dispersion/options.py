@@ -25,6 +25,8 @@ _KEYS = {
     "--adapter": "peft",
     "--revision": "revision",
 }
+#: An option -> what another command calls it.
+_SAME = {"--top": "--shortlist", "--shortlist": "--top"}
 
 
 class _Help(argparse.HelpFormatter):
@@ -83,6 +85,8 @@ class _Parser(argparse.ArgumentParser):
             return f"--format {option.removeprefix('--')}"
         if option in _KEYS and "--model_args" in known:
             return f"--model_args {_KEYS[option]}=…"
+        if _SAME.get(option) in known:
+            return _SAME[option]
         place, value = option.removeprefix("--").upper(), option.removeprefix("--")
         for action in self._get_positional_actions():
             if action.metavar == place or value in (action.choices or ()):

@@ -82,6 +82,8 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
         ("embed --model m t.txt -o run", "; did you mean MODEL without --model?"),
         ("enable --status", "; did you mean status without --status?"),
         ("screen --demo --shortlst 3", "; did you mean --shortlist?"),
+        ("screen --demo --top 3", "; did you mean --shortlist?"),
+        ("registry query seen.db --shortlist 3", "; did you mean --top?"),
         ("race runs/a --tasks t runs/b", "; names go before the options"),
         ("tokens gsm8k --search x", ""),
         ("audit RUN --foobar", ""),

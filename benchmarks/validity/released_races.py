@@ -53,6 +53,13 @@ LARGE = 32  # members of a family that siblings are drawn from
 OWN_ORDERS = 8
 KNOWN = {"orders": 30, "budget_orders": 30, "budgets": [0.05, 0.1, 0.2]}  # of the bundled answers
 WRONG, MORE, FEWER = 0.05, 0.001, 0.95  # the bounds of the claims
+KINDS_OF_LISTS = """
+The models of a list race together. *Siblings* share an architecture and a size. *Top* lists are drawn
+from the best models, *random* ones from all, and lists of *partial credit* are random ones whose scores
+lie between 0 and 1. *Near-equals* are neighbours in the order of accuracy. *Copies* are a few siblings,
+each three times. On the *boundary* only two models race: the level is the best one's own mean, and its
+rival is 0.01 to 0.03 worse, which is the hardest case for the bound on the error. *SySRs* are
+synchronised successive rejects (arXiv 2606.07726), a rival that states no error."""
 KINDS = ("siblings", "top", "random", "near-equals", "copies", "partial credit")
 POOLED = ("siblings", "top", "random", "partial credit")  # of the claims on stakes and budget
 SIZES = (8, 24, 32, 43, 100)
@@ -381,7 +388,7 @@ def claims(rows: Rows, own: Rows) -> list[Verdict]:
         for kind in [kind for kind in POOLED if kind in kinds]:
             more = more_lost(rows, kind, budget)
             share_asked = f"{100 * float(budget):.0f} %"
-            claim = f"The answer to {share_asked} loses at most 0.001 more than SySRs: {kind}"
+            claim = f"The answer to a budget of {share_asked} loses at most 0.001 more than SySRs: {kind}"
             result = f"{fine(more.estimate)}, {more.pairs} groups"
             lines.append(Verdict(verdict(more.estimate, MORE), claim, result))
     ratio = ratios(rows)
@@ -420,30 +427,34 @@ def page(confirm: Rows, explore: Rows, own: Rows, known: Rows) -> Page:
     parts = [("confirmed", confirm), ("built on", explore)]
     texts = [
         "## Ways to the best",
-        "Rivals may ask as many questions as the race (halving and SySRs leave a part of them), "
-        "Hoeffding's race as many as it needs. *Lost*: the best score of the list, on all of its "
-        "questions, less that of the model named; near-equals hardly differ. *Wrong*: by more than 0.01.",
+        "The rivals may ask as many questions as the race does (halving and SySRs leave some of them "
+        "unasked); Hoeffding's race asks as many as it needs. *Lost* is the best score in the list, on all "
+        "of its questions, minus that of the model named; near-equals hardly differ. *Wrong* is the share "
+        "of races that lose more than 0.01. *The race before* is ours with its former bets (shares of the "
+        "largest stake, in steps of 25 questions).",
         markdown(
             ["models", "way", "questions", "lost", "most", "wrong"],
             [line for kind in KINDS for line in _way_lines(confirm, kind)],
         ),
         _beside(parts),
         "## Where a race is short",
-        "Share of the questions for lists of K models and N questions; by the race before in brackets.",
+        "The share of the questions that the race asks for lists of K models and N questions; in brackets, "
+        "that of the race before. The rule was chosen on the answers *built on*; those *confirmed* were "
+        "opened after the claims had been committed.",
         markdown(
             ["answers", "models", "N", *(f"K = {size}" for size in SIZES)],
             [line for part, rows in parts for line in _share_lines(part, rows)],
         ),
         "## The margin while it runs",
-        "Mean margin shown once so many of all questions are asked; in brackets the share of races "
-        "that show one by then.",
+        "The mean margin that is shown once a race has asked this share of all questions; in brackets, the "
+        "share of races that show one by then.",
         markdown(
             ["models", "10 %", "20 %", "30 %", "50 %", "end"],
             [_look_line(confirm, kind) for kind in KINDS if of_kind(confirm, kind)],
         ),
         "## Answers to a budget",
-        "All models stay loaded, as adapters and servers do. SySRs is by its abstract (arXiv 2606.07726), "
-        "on the same questions and as many.",
+        "All models stay loaded, as adapters and the models of a server do. SySRs follows its abstract, on "
+        "the same questions and as many. *More* is what the race's answer loses more than that of SySRs.",
         markdown(
             ["answers", "models", "budget", "lost", "SySRs", "more (95 %)", "margin"],
             [line for part, rows in parts for line in _budget_lines(part, rows)],
@@ -467,8 +478,10 @@ def _head(rows: Rows) -> list[str]:
     return [
         f"Over {len(of)} lists of released models (siblings, top, random, partial credit) the race "
         f"asked {percent(asked)} of their {fewest} to {most} questions, from {100 * low:.0f} to "
-        f"{100 * high:.0f} % in nine of ten lists; with near-equals and copies {wrong} of {count:,} "
-        f"races named a model worse by more than 0.01, and the mean loss was {lost:.4f}."
+        f"{100 * high:.0f} % in nine of ten lists. In {count:,} races, those of near-equals and copies "
+        f"included, it named {wrong} times a model that was worse by more than 0.01; the mean loss was "
+        f"{lost:.4f}.",
+        KINDS_OF_LISTS,
     ]
 
 

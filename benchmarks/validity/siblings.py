@@ -194,7 +194,7 @@ class Bin(NamedTuple):
     too_sure: Grouped
 
     def __str__(self) -> str:
-        return f"{self.said:.2f} > {self.was:.2f}"
+        return f"{self.said:.2f} → {self.was:.2f}"
 
 
 class Population:
@@ -353,16 +353,14 @@ def claims(populations: Sequence[Population], near: Sequence[Cell]) -> list[Verd
                 (below(each.too_sure, TOO_SURE) for each in counted), key=WORST_FIRST.index
             )
             worst = max((each.too_sure for each in counted), key=lambda figure: figure.value)
-            claim = f"No bin of the chance above .6 is more than .07 too sure: {own.name}, {of} in a group"
-            result = f"said > was: {', '.join(map(str, counted))}; most too sure {worst.estimate}"
+            claim = f"In no bin above .6 is the chance too high by more than .07: {own.name}, {of} in a group"
+            result = f"said → was: {', '.join(map(str, counted))}; highest excess {worst.estimate}"
             lines.append(Verdict(verdict, claim, result))
             first, hits, share = own.held(among)
             claim = f"The first hold one within 0.01 of the best (90 % said): {own.name}, {first} of {of}"
             lines.append(Verdict(held_often(share), claim, f"{hits} of {len(among)}: {share}"))
     told = [cell for cell in near if not cell.is_noise and len(Pairs.of(cell).right)]
-    claim = (
-        "The guard is silent of an order, or the chance is not more than .07 too sure: near copies"
-    )
+    claim = "The guard finds no order, or the chance is not too high by more than .07: near copies"
     result = f"no order in {len(near) - len(told)} of {len(near)} cells"
     if not told:
         return [*lines, Verdict(HOLDS, claim, result)]
@@ -370,7 +368,7 @@ def claims(populations: Sequence[Population], near: Sequence[Cell]) -> list[Verd
     return [
         *lines,
         Verdict(
-            below(over, TOO_SURE), claim, f"{result}; too sure in the others by {over.estimate}"
+            below(over, TOO_SURE), claim, f"{result}; in the others too high by {over.estimate}"
         ),
     ]
 
@@ -396,9 +394,10 @@ def tables(populations: Sequence[Population], near: Sequence[Cell]) -> list[str]
     slopes = [f"{p.name} {p.slope().estimate} (registered {p.k})" for p in populations]
     return [
         "## The chance",
-        "*Said > was* is of pairs more than 0.01 apart, by bins of what is said for the better rank. "
-        f"k fitted anew: {'; '.join(slopes)}. Brier score: {'; '.join(brier)}. Bins by "
-        f"the rival scale, {RIVAL} sqrt(t):",
+        "*Said → was*: of pairs whose accuracies are more than 0.01 apart, the mean chance that the "
+        "better rank is the more accurate, and how often it was, by bins of that chance. "
+        f"k fitted anew: {'; '.join(slopes)}. Brier score: {'; '.join(brier)}. The bins by a rival "
+        f"scale, {RIVAL} sqrt(t):",
         markdown(["models", *names], rivals),
         "## The guard",
         markdown(

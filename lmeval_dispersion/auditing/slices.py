@@ -87,17 +87,17 @@ def all_documents(run: AuditRun) -> Slice:
 def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
     """Every way to slice a run: column -> its slices, in the report's order.
 
-    ``subject``, ``category`` and ``task`` where they divide the documents, bands of ``length`` (prompt
-    tokens) and ``confidence`` (probability of the chosen answer), and the columns named in ``extra``;
-    UsageError as :func:`by_column`.
+    The columns named in ``extra`` come first, as they were asked for. Then ``subject``, ``category`` and
+    ``task`` where they divide the documents, and bands of ``length`` (prompt tokens) and ``confidence``
+    (probability of the chosen answer); UsageError as :func:`by_column`.
     """
-    ways = _dividing(run, ("subject", "category", "task"))
+    ways = {name: by_column(run, name) for name in extra}
+    for name, slices in _dividing(run, ("subject", "category", "task")).items():
+        ways.setdefault(name, slices)
     for name in _BANDED:
         bands = by_band(getattr(run, name))
         if len(bands) > 1:
-            ways[name] = bands
-    for name in extra:
-        ways.setdefault(name, by_column(run, name))
+            ways.setdefault(name, bands)
     return ways
 
 

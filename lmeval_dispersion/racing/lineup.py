@@ -290,7 +290,8 @@ def _set_aside(screened: Result) -> list[str]:
             for c in group.set_aside
         ]
     return notes + [
-        f"Not screened, so not raced: {f.label} ({f.message})." for f in screened.of_base
+        f"Not raced, as its base could not be read: {f.label} ({f.cause})."
+        for f in screened.of_base
     ]
 
 

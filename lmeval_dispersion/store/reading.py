@@ -19,7 +19,7 @@ from lmeval_dispersion.errors import (
     require_extra,
 )
 from lmeval_dispersion.files import hashed, json_in, sha256
-from lmeval_dispersion.layouts import Text, checked
+from lmeval_dispersion.layouts import Text, checked, nearest
 from lmeval_dispersion.store.format import COLUMNS, DOCUMENTS, FORMAT, MANIFEST, ROWS, VECTORS
 from lmeval_dispersion.store.identity import check_one_model, joint_identity
 
@@ -187,11 +187,11 @@ def read_store(path: str | Path) -> Store:
 
     folder = Path(path)
     if not folder.is_dir():
-        hint = (
-            "; `dispersion embed MODEL FILE` makes a run of texts"
-            if folder.exists()
-            else "; check the path"
-        )
+        hint = "; check the path"
+        if folder.exists():
+            hint = "; `dispersion embed MODEL FILE` makes a run of texts"
+        elif folder.parent.is_dir():
+            hint = nearest(folder.name, [place.name for place in folder.parent.iterdir()]) or hint
         raise StoreError(f"expected the folder of a run, but {folder} is not a folder{hint}")
     parts = [(place, _read_manifest(place)) for place in places_of(folder)]
     if not parts:

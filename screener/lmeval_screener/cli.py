@@ -50,7 +50,7 @@ checkpoints:
   -                     a list from standard input, one a line or CSV
 
 exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed,
-  4 below --fail-if-below, 5 news of --since; where several are so: 4, 5, 3
+  4 below --fail-if-below, 5 news of --since; if several apply, the first of 4, 5, 3
 """
 
 

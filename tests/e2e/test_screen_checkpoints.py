@@ -337,4 +337,9 @@ def test_families_domains_and_the_version_are_told(command):
     rows = csv.DictReader(io.StringIO(command("--list", "tasks", "--format", "csv").stdout))
     refused = {row["set"]: row["refused"] for row in rows}
     assert (refused["mmlu"], refused["hellaswag"]) == ("", "its choices are whole sentences")
+    tasks = command("--list", "tasks").stdout
+    assert re.search(r"^3 of \d+ sets have answer tokens; ", tasks)
+    (code,) = [line for line in tasks.splitlines() if line.startswith("humaneval ")]
+    examples = re.search(r"567 +((?:\S+ )+)", code)[1].split()
+    assert len(examples) == len(set(examples))
     assert command("--version").stdout.startswith("lmeval-dispersion ")

@@ -200,6 +200,9 @@ def test_other_peoples_folders_are_not_entered_and_what_holds_no_store_is_said(t
     assert read_store(tmp_path).documents["task"].unique().tolist() == ["a"]
     with pytest.raises(StoreError, match="holds no store, nor does a sub-folder"):
         read_store(tmp_path / "somebody")
+    (tmp_path / "results").mkdir()
+    with pytest.raises(StoreError, match=r"resuls is not a folder; did you mean results\?"):
+        read_store(tmp_path / "resuls")
     with pytest.raises(StoreError, match="is not a folder"):
         read_store(tmp_path / "absent")
     with pytest.raises(StoreError, match="no layer 'first'; it has last"):

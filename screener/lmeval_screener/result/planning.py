@@ -179,7 +179,10 @@ def tasks_document() -> Document:
         "domain": "Domain",
     }
     known = sum(not row["refused"] for row in rows)
-    answer = f"{known} sets of answers; `--task NAME` takes a task. `dispersion tokens` makes sets of others."
+    answer = (
+        f"{known} of {len(rows)} sets have answer tokens; `--task NAME` takes a task. "
+        "`dispersion tokens` makes sets of others."
+    )
     return _listing("Tasks", answer, rows, headings)
 
 

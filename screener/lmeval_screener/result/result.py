@@ -653,7 +653,8 @@ def _parts_chart(group: Group) -> Chart:
         caption += " and the accuracy"
         description += " Line: accuracy, on its own axis."
     draw = partial(_draw, "gap_parts", group)
-    return Chart(draw, caption, description, name=f"parts-{group.anchor}")
+    meaning = "D–D: domain to domain, within(T). D–NM: domain to everyday words, between(T, R)."
+    return Chart(draw, caption, description, meaning, f"parts-{group.anchor}")
 
 
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------

@@ -334,6 +334,20 @@ def test_a_race_of_adapters_without_a_readable_base_asks_all(untied, tmp_path, h
     ]
 
 
+def test_a_race_says_which_adapter_it_leaves_out_for_its_base(untied, tmp_path, hub, monkeypatch):
+    from lmeval_dispersion.asking import Which
+    from lmeval_dispersion.racing.lineup import Named, lineup
+
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    for name, base in (("a", str(untied)), ("b", "org/missing")):
+        of_base(untied, tmp_path / "run" / name, base)
+    named = Named.of(str(tmp_path / "run"))
+    taken = lineup(named, "gsm8k", Which(domain="math"), api=False, count=lambda: (None, 0))
+    (note,) = [note for note in taken.notes if "b (" in note]
+    assert note.startswith("Not raced, as its base could not be read: b (")
+    assert "org/missing" in note
+
+
 def test_of_a_repository_with_an_adapter_and_whole_weights_the_named_base_is_read(
     hub, tmp_path, untied, tied, monkeypatch
 ):
