@@ -29,14 +29,14 @@ from lmeval_dispersion.geometry import contributions, unit_rows
 from lmeval_dispersion.geometry.dispersion import jackknifed
 from lmeval_dispersion.geometry.dispersion import left_out as dispersions_left_out
 from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
+from lmeval_dispersion.laboratory.models import CausalModel, last_vectors
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import (
     Segments,
     Unit,
+    affixes_of,
     blocks,
     gap_of,
-    prefix_of,
     tokenised,
 )
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
@@ -281,7 +281,7 @@ def recurring_contexts(
     ``tokens`` (clusters x occurrences, segment) and ``origins`` are ordered by cluster; ``ngrams``
     (clusters, n) and ``occurrences`` (clusters,) count n-grams with a whole context before them.
     """
-    prefix = prefix_of(tokenizer)
+    prefix, _ = affixes_of(tokenizer)
     body = segment - len(prefix)
     if body < 1 or ngram < 1 or occurrences < 2:
         raise UsageError(

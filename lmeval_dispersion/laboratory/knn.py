@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.causal_model import CausalModel
+from lmeval_dispersion.laboratory.models import CausalModel
 from lmeval_dispersion.laboratory.report import with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
 from lmeval_dispersion.laboratory.study import Study, TableRow

@@ -34,14 +34,14 @@ from lmeval_dispersion.geometry import (
     vendi_score,
 )
 from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.causal_model import (
+from lmeval_dispersion.laboratory.models import (
     CONTROLS,
     CausalModel,
     as_controls,
+    in_float32,
     last_vectors,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.precision import in_float32
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
 from lmeval_dispersion.laboratory.study import (

@@ -56,7 +56,7 @@ def draw_segments(
     Returns:
         ``tokens`` and ``origins`` of `Segments`.
     """
-    prefix = prefix_of(tokenizer)
+    prefix, _ = affixes_of(tokenizer)
     special = len(prefix) + len(suffix)
     body = length - special
     least = max(2, 1 + special)
@@ -122,11 +122,6 @@ def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
     if not (pack or texts.continuous):
         return None
     return list(tokenizer("\n\n", add_special_tokens=False).input_ids)
-
-
-def prefix_of(tokenizer: Any) -> list[int]:
-    """The special tokens with which ``tokenizer`` begins a text, usually [] or [BOS]."""
-    return affixes_of(tokenizer)[0]
 
 
 def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:

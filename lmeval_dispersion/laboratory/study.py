@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.files import keep_arrays, write_whole
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.laboratory.causal_model import CausalModel, Reduce
+from lmeval_dispersion.laboratory.models import CausalModel, Reduce
 from lmeval_dispersion.laboratory.segments import (
     Segments,
     Unit,

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.causal_model import last_vectors
 from lmeval_dispersion.laboratory.knn import NEIGHBOURS, PARTS, against, knn_rows, summary_of
+from lmeval_dispersion.laboratory.models import last_vectors
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table
 from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike

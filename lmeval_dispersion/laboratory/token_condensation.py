@@ -26,8 +26,12 @@ from torch import Tensor
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.causal_model import as_controls, token_dispersions, unit_tokens
-from lmeval_dispersion.laboratory.encoder import read_either_way
+from lmeval_dispersion.laboratory.models import (
+    as_controls,
+    read_either_way,
+    token_dispersions,
+    unit_tokens,
+)
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import (
     DataLike,

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from lmeval_dispersion import condensation, law
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.encoder import EncoderModel, read_either_way
+from lmeval_dispersion.laboratory.models import EncoderModel, read_either_way
 from lmeval_dispersion.laboratory.segments import draw_segments
 from lmeval_dispersion.model.texts import Texts
 

@@ -13,7 +13,7 @@ from slow_states import mean_pair_distance, slow_pass, token_ids
 from lmeval_dispersion import law
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import spectrum
-from lmeval_dispersion.laboratory import causal_model, precision
+from lmeval_dispersion.laboratory import models
 from lmeval_dispersion.laboratory.perplexity_law import uniform_bins
 from lmeval_dispersion.laboratory.segments import draw_segments
 from lmeval_dispersion.model.loading import ModelChoice, load_model
@@ -220,13 +220,13 @@ def test_a_model_that_does_not_fit_in_float32_is_refused_before_it_is_loaded(
     halved, data, monkeypatch
 ):
     count = sum(p.numel() for p in load_model(halved).model.parameters())
-    assert precision.weights_count(halved) == count
-    monkeypatch.setattr(precision, "free_bytes", lambda _device: 4 * count - 1)
+    assert models.weights_count(halved) == count
+    monkeypatch.setattr(models, "free_bytes", lambda _device: 4 * count - 1)
     options = {"segment": LENGTH, "bins": BINS, "bin_size": SIZE}
     with monkeypatch.context() as patch:
-        patch.setattr(causal_model, "loaded_model", None)
+        patch.setattr(models, "loaded_model", None)
         with pytest.raises(UsageError, match=r"takes 0\.0 GB in float32 .*dtype=bfloat16"):
             law(halved, data, **options)
     assert law(ModelChoice(str(halved), dtype="bfloat16"), data, **options)
-    monkeypatch.setattr(precision, "free_bytes", lambda _device: 4 * count)
+    monkeypatch.setattr(models, "free_bytes", lambda _device: 4 * count)
     assert law(halved, data, **options)

@@ -11,8 +11,8 @@ import torch
 
 from lmeval_dispersion import condensation, law
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
-from lmeval_dispersion.laboratory.segments import Segments, draw_segments, prefix_of, report
+from lmeval_dispersion.laboratory.models import CausalModel, last_vectors
+from lmeval_dispersion.laboratory.segments import Segments, affixes_of, draw_segments, report
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice
 from lmeval_dispersion.model.texts import Texts
 
@@ -51,8 +51,8 @@ def test_packed_texts_are_one_stream_and_name_the_text_a_segment_starts_in(sourc
 
 def test_a_segment_begins_as_the_tokenizer_begins_a_text(source):
     tokenizer = tiny_models.tokenizer(bos=True)
-    assert prefix_of(tokenizer) == [1]
-    assert prefix_of(tiny_models.tokenizer()) == []
+    assert affixes_of(tokenizer)[0] == [1]
+    assert affixes_of(tiny_models.tokenizer())[0] == []
     assert cut(source(range(4)), tokenizer) == [(0, 0, 1 - 3, 0, 1), (0, 2, 1 - 3, 2, 3)]
 
 

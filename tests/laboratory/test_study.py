@@ -20,7 +20,8 @@ import torch
 import lmeval_dispersion
 from lmeval_dispersion import clusters, condensation
 from lmeval_dispersion.errors import DispersionError
-from lmeval_dispersion.laboratory import causal_model, commands, encoder
+from lmeval_dispersion.laboratory import commands
+from lmeval_dispersion.laboratory import models as models_module
 from lmeval_dispersion.laboratory.study import Study, data_settings, labels, model_settings
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, load_model
 from lmeval_dispersion.model.texts import Texts
@@ -104,7 +105,7 @@ def test_rows_replace_the_work_and_are_read_again(inputs, tmp_path, monkeypatch)
     (place,) = tmp_path.glob("condensation-*")
     assert place.suffix == ".json"
     with monkeypatch.context() as patch:
-        patch.setattr(encoder, "loaded_model", Mock(side_effect=AssertionError("loaded")))
+        patch.setattr(models_module, "loaded_model", Mock(side_effect=AssertionError("loaded")))
         again = condensation(*inputs, folder=tmp_path, **OPTIONS)
     assert again.to_dict() == made.to_dict()
     for name in ("summary", "layers", "histogram", "texts"):
@@ -119,10 +120,11 @@ def test_a_family_with_another_member_runs_that_member_alone(inputs, tmp_path, m
     model, text = inputs
     other = tiny_models.saved(tmp_path / "other", tiny_models.llama(seed=1))
     alone = condensation(model, text, folder=tmp_path / "studies", **OPTIONS)
-    load = Mock(side_effect=encoder.loaded_model)
-    monkeypatch.setattr(encoder, "loaded_model", load)
+    load = Mock(side_effect=models_module.loaded_model)
+    monkeypatch.setattr(models_module, "loaded_model", load)
     both = condensation([model, other], text, folder=tmp_path / "studies", **OPTIONS)
-    assert [call.args[0].name for call in load.call_args_list] == [str(other)]
+    chosen = [call.args[0] for call in load.call_args_list]
+    assert [each.name for each in chosen if isinstance(each, ModelChoice)] == [str(other)]
     assert both.layers["model"].unique().tolist() == ["model", "other"]
     first = both.layers[both.layers["model"] == "model"].reset_index(drop=True)
     pd.testing.assert_frame_equal(first, alone.layers, check_exact=True)
@@ -187,7 +189,7 @@ def test_models_are_called_by_the_parts_of_their_names_that_differ(tmp_path, mon
     ],
 )
 def test_one_model_is_in_memory_at_a_time(inputs, tmp_path, monkeypatch, analysis, options):
-    earlier, load = [], causal_model.loaded_model
+    earlier, load = [], models_module.loaded_model
 
     def loaded(model):
         if isinstance(model, LoadedModel):  # a control's
@@ -199,8 +201,7 @@ def test_one_model_is_in_memory_at_a_time(inputs, tmp_path, monkeypatch, analysi
         return loaded
 
     models = [inputs[0], tiny_models.saved(tmp_path / "other", tiny_models.llama(seed=1))]
-    monkeypatch.setattr(causal_model, "loaded_model", loaded)
-    monkeypatch.setattr(encoder, "loaded_model", loaded)
+    monkeypatch.setattr(models_module, "loaded_model", loaded)
     analysis(models, inputs[1], quiet=True, **options)
     assert len(earlier) == 2
 
@@ -217,7 +218,7 @@ def test_a_control_is_built_by_a_checkpoint_s_own_code(inputs):
     config = json.loads((inputs[0] / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "own.Model"}
     (inputs[0] / "config.json").write_text(json.dumps(config))
-    causal = causal_model.CausalModel(ModelChoice(str(inputs[0]), trust_remote_code=True))
+    causal = models_module.CausalModel(ModelChoice(str(inputs[0]), trust_remote_code=True))
     assert type(causal.control("untrained", 0).loaded.model) is type(causal.loaded.model)
 
 

@@ -1,28 +1,48 @@
-"""A left-to-right model that runs segments of equal length and returns states and log-probabilities.
+"""Models that run segments of equal length, and return states and log-probabilities.
 
-Batches are sized to memory; one that still does not fit is run in halves.
+A decoder reads left to right. An encoder (BERT, ALBERT, RoBERTa …) may read both ways and has no
+causal head: its states are the ``hidden_states`` of transformers, the input of the first block and
+the output of every block, also where blocks share their weights (ALBERT).
+
+Batches are sized to memory; one that still does not fit is run in halves. A model that cannot fit
+in float32 is refused by its configuration, before it is loaded.
 
 Controls run the same analysis on a model without training, or on texts without meaning.
-``untrained``: the same architecture with random weights, on the same texts. ``shuffled``: the same model on
-the same texts with the tokens of each in random order (special tokens at the beginning stay there).
+``untrained``: the same architecture with random weights, on the same texts. ``shuffled``: the same
+model on the same texts with the tokens of each in random order (special tokens at both ends stay).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
+import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory.precision import check_memory, free_bytes
-from lmeval_dispersion.laboratory.segments import Segments, Unit, prefix_of
+from lmeval_dispersion.errors import (
+    CaptureError,
+    DispersionError,
+    NonFiniteStateError,
+    UsageError,
+)
+from lmeval_dispersion.laboratory.segments import Segments, Unit, affixes_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
-from lmeval_dispersion.model.loading import ModelLike, loaded_model
+from lmeval_dispersion.model.loading import (
+    LoadedModel,
+    ModelLike,
+    has_causal_head,
+    loaded_model,
+    model_choice,
+)
 
 #: Reduces a batch's states (b, t, d) to an array of b rows, which is kept.
 Reduce = Callable[[Tensor], NDArray[Any]]
@@ -32,25 +52,29 @@ _LARGEST_BATCH = 64
 _CPU_BYTES = 2**30  # larger batches are no faster on a CPU
 _PROBE = 8  # tokens of the probe for left-to-right reading
 _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # torch's words on the CPU
+_FLOAT32 = 4  # bytes of a weight
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 class CausalModel:
     """A left-to-right model, ready to run segments; UsageError if its predictions see later tokens.
 
-    ``suffix`` are the special tokens that end its segments; decoders have none.
+    ``prefix`` and ``suffix`` are the special tokens that begin and end its segments; no suffix ends
+    those of a decoder.
     """
 
     def __init__(self, model: ModelLike, batch: int = 1) -> None:
         check_memory(model)
         self.loaded = loaded_model(model)
         self.batch = batch
-        self.suffix: list[int] = []
-        self._shuffled_by: int | None = None
+        self.prefix, self.suffix = affixes_of(self.loaded.tokenizer)
         config: Any = unwrapped(self.loaded.model).config
-        self.config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.config = config.get_text_config()
+        self._shuffled_by: int | None = None
         self._find_layers()
 
     def _find_layers(self) -> None:
+        self.suffix = []  # a decoder's text goes on
         self.decoder = Decoder.of(self.loaded.model)
         self.blocks = len(self.decoder)
         self._check_causal()
@@ -75,9 +99,11 @@ class CausalModel:
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
         """Canonical names, each once, of ``all``, ``depths`` (embeddings too) or names; else UsageError."""
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
-        if names in (["all"], ["depths"]):
-            blocks = [f"layer.{k}" for k in range(len(self.decoder) - 1)]
-            return [*(["embeddings"] if names == ["depths"] else []), *blocks, "last"]
+        every = [*(f"layer.{block}" for block in range(self.blocks - 1)), "last"]
+        if names == ["all"]:
+            return every
+        if names == ["depths"]:
+            return ["embeddings", *every]
         if not names:
             raise UsageError("expected at least one layer; pass last, all or names")
         sites: dict[str, str] = {}
@@ -88,14 +114,17 @@ class CausalModel:
 
     def check_segment(self, length: int) -> None:
         """Raise UsageError if segments of ``length`` tokens exceed the model's context."""
-        known = (
-            getattr(self.config, key, None) for key in ("max_position_embeddings", "n_positions")
-        )
-        limit = next((limit for limit in known if isinstance(limit, int)), length)
-        if length > limit:
+        limit = self._longest()
+        if limit is not None and length > limit:
             raise UsageError(
-                f"{self.loaded.name} takes at most {limit} tokens, got segments of {length}; shorten them"
+                f"{self.loaded.name} takes at most {limit} tokens, got segments of {length}; "
+                "shorten them (--segment)"
             )
+
+    def _longest(self) -> int | None:
+        """Tokens of the longest segment; None if the configuration has no limit."""
+        limit = getattr(self.config, "max_position_embeddings", None)
+        return limit if isinstance(limit, int) else None
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
         """Number of segments to run at once, 1 to 64, from the free memory and the model's shape."""
@@ -133,12 +162,14 @@ class CausalModel:
         """
         tokens = self._ordered(np.asarray(segments.tokens[rows])[:, :length], rows)
         run = partial(self._pass, layers=layers, reduce=reduce, losses=losses)
-        batches = [tokens[start : start + self.batch] for start in range(0, len(rows), self.batch)]
-        parts = [part for batch in batches for part in self._in_halves(run, batch)]
-        names = [*layers, *(["nll"] if losses else [])]
-        results = {name: np.concatenate([part[name] for part in parts]) for name in names}
-        for name, values in results.items():
+        parts: list[Unit] = []
+        for start in range(0, len(rows), self.batch):
+            parts += self._in_halves(run, tokens[start : start + self.batch])
+        results: Unit = {}
+        for name in parts[0]:
+            values = np.concatenate([part[name] for part in parts])
             self._check_finite(values, name, segments.origins[rows], segments.source)
+            results[name] = values
         return results
 
     def _in_halves(self, run: Callable[[NDArray[Any]], Unit], tokens: NDArray[Any]) -> list[Unit]:
@@ -165,7 +196,7 @@ class CausalModel:
     def _pass(
         self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool
     ) -> Unit:
-        """Run one batch in one forward pass."""
+        """Every layer's reduced states of one batch, and with ``losses`` its NLL, by one forward pass."""
         ids = self._on_device(tokens)
         length = ids.shape[1]
         arrays: Unit = {}
@@ -182,9 +213,8 @@ class CausalModel:
             finally:
                 idle.remove()
         if losses:
-            arrays["nll"] = np.stack(
-                [_nll(*each) for each in zip(logits[:, -length:], ids, strict=True)]
-            )
+            rows = zip(logits[:, -length:], ids, strict=True)
+            arrays["nll"] = np.stack([_nll(row_logits, row_ids) for row_logits, row_ids in rows])
         return arrays
 
     def _on_device(self, tokens: NDArray[Any]) -> Tensor:
@@ -219,11 +249,13 @@ class CausalModel:
         ids = torch.arange(_PROBE, device=self.loaded.device)[None] % vocabulary
         other = ids.clone()
         other[0, -1] = (other[0, -1] + 1) % vocabulary
-        before, after = (
-            self.loaded.model(input_ids=x, use_cache=False).logits[0, -_PROBE:-1].float()
-            for x in (ids, other)
-        )
-        if (before - after).abs().max() > 1e-2 * before.std().clamp_min(1e-6):
+        logits = []
+        for tokens in (ids, other):
+            output = self.loaded.model(input_ids=tokens, use_cache=False)
+            logits.append(output.logits[0, -_PROBE:-1].float())
+        before, after = logits
+        largest = (before - after).abs().max()
+        if largest > 1e-2 * before.std().clamp_min(1e-6):
             raise UsageError(
                 f"expected a left-to-right language model, got {self.loaded.name}, whose predictions change "
                 "with the tokens after them; name a causal model"
@@ -246,17 +278,14 @@ class CausalModel:
                 raise DispersionError(
                     f"{self.loaded.name} cannot be built with random weights, which this needs: {error}"
                 ) from error
-        # The model's dtype, so that rounding is equal; float32 for quantised weights.
-        quantised = getattr(model.config, "quantization_config", None) is not None
-        built = built.to(self.loaded.device, dtype=torch.float32 if quantised else model.dtype)
-        built = built.eval().requires_grad_(False)
+        if getattr(model.config, "quantization_config", None) is None:
+            built = built.to(model.dtype)  # so that rounding is equal
+        built = built.to(self.loaded.device).eval().requires_grad_(False)
         untrained = self.loaded._replace(model=built, name=f"{self.loaded.name} at random weights")
         return type(self)(untrained, self.batch)
 
     def _at_random(self, model: Any) -> Any:
         """A model like this one, in float32, whose weights are random."""
-        import transformers
-
         return transformers.AutoModelForCausalLM.from_config(
             model.config,
             dtype=torch.float32,
@@ -267,13 +296,64 @@ class CausalModel:
         """The segments (b, t) that are run; a shuffled order depends on a segment's number and the seed."""
         if self._shuffled_by is None:
             return tokens
-        front = len(prefix_of(self.loaded.tokenizer))
         mixed = np.array(tokens)
+        start = len(self.prefix)
         end = mixed.shape[1] - len(self.suffix)
         for row, number in zip(mixed, numbers, strict=True):
             rng = np.random.default_rng([self._shuffled_by, int(number)])
-            row[front:end] = row[front:end][rng.permutation(end - front)]
+            order = rng.permutation(end - start)
+            row[start:end] = row[start:end][order]
         return mixed
+
+
+class EncoderModel(CausalModel):
+    """A model without a causal head, ready to run segments; it gives no log-probabilities."""
+
+    def _find_layers(self) -> None:
+        self.blocks = int(self.config.num_hidden_layers)
+
+    def layers(self, wanted: str | Sequence[str]) -> list[str]:
+        """Names of all depths, the only choice: ``embeddings``, ``layer.K`` and ``last``."""
+        if wanted != "depths":
+            raise UsageError(f"expected all depths of an encoder, got {wanted}")
+        return super().layers(wanted)
+
+    def _longest(self) -> int:
+        """Tokens of the tokenizer's longest text: RoBERTa's configuration counts two positions more."""
+        longest = int(self.loaded.tokenizer.model_max_length)
+        return min(longest, super()._longest() or longest)
+
+    @torch.no_grad()
+    def _pass(
+        self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool
+    ) -> Unit:
+        """Every layer's reduced states of one batch, by one forward pass."""
+        ids = self._on_device(tokens)
+        states = self.loaded.model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True
+        ).hidden_states
+        if states is None or len(states) != len(layers):
+            raise CaptureError(
+                f"expected {len(layers)} hidden states of {self.loaded.name}, got "
+                f"{len(states or ())}; its class does not give the states of its blocks"
+            )
+        return {name: reduce(state) for name, state in zip(layers, states, strict=True)}
+
+    def _at_random(self, model: Any) -> Any:
+        """A model like this one, in float32, whose weights are random."""
+        return type(model)(model.config)
+
+
+def read_either_way(model: ModelLike) -> CausalModel:
+    """A decoder or an encoder, ready to run segments; raises as :func:`load_model`."""
+    check_memory(model)
+    if not isinstance(model, LoadedModel):
+        model = loaded_model(replace(model_choice(model), encoder=True))
+    if has_causal_head(unwrapped(model.model).config):
+        # Some heads for causal models read later tokens too (BertLMHeadModel, XLNet).
+        with suppress(UsageError):
+            return CausalModel(model)
+    return EncoderModel(model)
 
 
 def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
@@ -314,3 +394,76 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
     squares = ((units - mean) ** 2).sum(dim=-1).double() * valid
     spread = squares.sum(dim=1) / (count - 1)
     return np.asarray(spread.masked_fill(count < 2, float("nan")).cpu().numpy())
+
+
+def in_float32(model: ModelLike) -> ModelLike:
+    """The model in float32, unless it is loaded, quantised, or another dtype was asked for."""
+    choice = model_choice(model)
+    if isinstance(model, LoadedModel) or choice.dtype != "auto" or choice.quantize:
+        return model
+    config = _config(model)
+    if config is None or getattr(config, "quantization_config", None) is not None:
+        return model
+    return replace(choice, dtype="float32")
+
+
+def check_memory(model: ModelLike) -> None:
+    """Raise UsageError if a model that is to be loaded in float32 is larger than its device's memory.
+
+    Nothing but its configuration is read; a model whose weights cannot be counted by it passes.
+    """
+    choice = model_choice(model)
+    if isinstance(model, LoadedModel) or choice.dtype != "float32" or choice.device == "auto":
+        return
+    count = weights_count(model)
+    if count is None:
+        return
+    device = choice.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    free = free_bytes(device)
+    if count * _FLOAT32 > free:
+        raise UsageError(
+            f"{choice} takes {count * _FLOAT32 / 1e9:.1f} GB in float32 ({count / 1e9:.2f} billion "
+            f"weights), and {device} has {free / 1e9:.1f} GB free; use a larger device, auto for "
+            "all of them, or dtype=bfloat16 in model_args, with which single numbers are less exact"
+        )
+
+
+def weights_count(model: ModelLike) -> int | None:
+    """Number of a model's weights by its configuration; None if it cannot be told."""
+    config = _config(model)
+    if config is None:
+        return None
+    try:
+        with torch.device("meta"):
+            built = transformers.AutoModelForCausalLM.from_config(
+                config, trust_remote_code=model_choice(model).trust_remote_code
+            )
+    except Exception:  # a checkpoint's own code may raise any exception; loading tells it
+        return None
+    return int(sum(parameter.numel() for parameter in built.parameters()))
+
+
+def free_bytes(device: str) -> int:
+    """Free memory of a device in bytes; of a container at most what it was given."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = _CONTAINER.read_text(encoding="ascii").strip()
+    except OSError:
+        return free
+    return min(free, int(limit)) if limit.isdigit() else free
+
+
+def _config(model: ModelLike) -> Any:
+    """A checkpoint's configuration; None if it cannot be read, which loading tells."""
+    choice = model_choice(model)
+    folder = Path(choice.name).expanduser()
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            folder if folder.is_dir() else choice.name,
+            revision=choice.revision or "main",
+            trust_remote_code=choice.trust_remote_code,
+        )
+    except Exception:  # transformers passes on errors of its HTTP library, too
+        return None
