@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -177,7 +177,7 @@ def _ranked_group(
         has_rows_of_other = original.place != place and not is_copy
         has_rows_of_base = place in against and against[place].side == "equal"
         checkpoint = Screened(
-            **vars(reading),
+            **{field.name: getattr(reading, field.name) for field in fields(Reading)},
             family=family,
             scale=scale,
             rank=1 + len(places) - bisect.bisect_right(places, values[place]),
@@ -307,13 +307,15 @@ def scale_names(readings: Sequence[Reading]) -> list[str]:
         reading.target.scale or _of_name(reading.repo, count)
         for reading, count in zip(readings, counts, strict=True)
     ]
-    siblings = set[tuple[float, str]]()
+    siblings: dict[float, str] = {}
     for count, name in zip(counts, names, strict=True):
         if name and count:
             # Without the second matrix: an untied copy is still a sibling.
-            siblings.add((math.log(count[-1]), name))
+            place = math.log(count[-1])
+            siblings[place] = min(name, siblings.get(place, name))
+    places = sorted(siblings)
     return [
-        name or _of_sibling(count, siblings) or _of_count(count)
+        name or _of_sibling(count, places, siblings) or _of_count(count)
         for count, name in zip(counts, names, strict=True)
     ]
 
@@ -348,12 +350,19 @@ def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
     return scale if off <= math.log(2) else None
 
 
-def _of_sibling(counts: tuple[int, ...], siblings: Collection[tuple[float, str]]) -> str | None:
-    """The name of the sibling with the nearest logarithm of its count, within the tolerance."""
-    if not counts or not siblings:
+def _of_sibling(
+    counts: tuple[int, ...], places: Sequence[float], siblings: Mapping[float, str]
+) -> str | None:
+    """The name of the sibling nearest in the logarithm of its count, within the tolerance.
+
+    ``places`` are the logarithms of ``siblings``, ascending.
+    """
+    if not counts:
         return None
     place = math.log(counts[-1])
-    off, name = min((abs(place - other), name) for other, name in siblings)
+    at = bisect.bisect_left(places, place)
+    nearest = [(abs(place - other), siblings[other]) for other in places[max(at - 1, 0) : at + 1]]
+    off, name = min(nearest, default=(math.inf, ""))
     return name if off <= _TOLERANCE else None
 
 

@@ -30,7 +30,7 @@ from lmeval_screener.formats import (
     UNREAD,
     is_training_state,
 )
-from lmeval_screener.targets.layouts import STOPPED, layout_of
+from lmeval_screener.targets.layouts import layout_of
 from lmeval_screener.weights import architectures as names
 from lmeval_screener.weights.model_files import ModelFiles, bad_index, model_files, read_json
 from lmeval_screener.weights.names import (
@@ -549,7 +549,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
             f"its weights are stored only as {_listed(paths)}, where {' or '.join(usual)} is expected",
             f"{_elsewhere(snapshot)}save it with save_pretrained",
         )
-    if stopped := layout_of(snapshot.names_around(), snapshot.repo, [STOPPED]):
+    if stopped := layout_of(snapshot.names_around(), snapshot.repo, "stopped"):
         code, reason, step = stopped
         return names.cannot(code, reason, step)
     if paths := [path for path in files if "/" in path and path.endswith(SAFETENSORS.suffix)]:
