@@ -1,9 +1,9 @@
 """One declaration of an argument: a dataclass's field is an option and a function's parameter.
 
 The field has the type, the choices and the default; the ``Attributes`` of the class's docstring are
-the help of the command and the ``Args`` of the function. A field ``minutes: Annotated[int,
-Option("N")] = 5`` with the text "Time on the fire." is ``--minutes N``, *time on the fire (default:
-5)*, and ``minutes=5`` in Python.
+the help of the command (the first paragraph of each) and the ``Args`` of the function. A field
+``minutes: Annotated[int, Option("N")] = 5`` with the text "Time on the fire." is ``--minutes N``,
+*time on the fire (default: 5)*, and ``minutes=5`` in Python.
 """
 
 from __future__ import annotations
@@ -145,14 +145,18 @@ def options_of(declared: Callable[..., T], args: argparse.Namespace) -> T:
     return declared(**{name: given[name] for name in names})
 
 
-def texts_of(declared: type[Any]) -> dict[str, str]:
-    """The text of each field, by name, from the docstrings of a dataclass and its bases."""
+def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
+    """The text of each field, by name, from the docstrings of a dataclass and its bases.
+
+    A command's help has its first paragraph; the ``whole`` text is for Python.
+    """
     texts = dict[str, str]()
     for base in reversed(declared.__mro__):
         section = (inspect.cleandoc(base.__doc__ or "")).partition("Attributes:\n")[2]
         entries = re.split(rf"^ {{{_INDENT}}}(\w+): ", section, flags=re.MULTILINE)
         for name, text in zip(entries[1::2], entries[2::2], strict=True):
-            texts[name] = " ".join(text.partition("\n\n")[0].split())
+            shown = text if whole else text.partition("\n\n")[0]
+            texts[name] = " ".join(shown.split())
     return texts
 
 
@@ -196,7 +200,7 @@ def _plain(annotation: str) -> str:
 
 def _docstring(options: Any, text: str) -> str:
     """The docstring with ``Args``, before what it raises."""
-    texts = texts_of(options)
+    texts = texts_of(options, whole=True)
     entries = [f"    {name}: {texts[name]}" for name in inspect.signature(options).parameters]
     before, raises, after = text.partition("\n\nRaises:")
     return "\n".join([f"{before}\n\nArgs:", *entries]) + raises + after

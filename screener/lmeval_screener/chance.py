@@ -36,13 +36,13 @@ from lmeval_screener.figures import Gap, Ratio
 
 NEAR = 0.01  # accuracies that differ by no more are taken as equal
 WITHIN = 0.9  # chance with which the places to evaluate hold the best
-_GRID = np.arange(
-    -6.0, 8.0, 0.05
-)  # grid of accuracies and ratios, in standard deviations; the best of 10^6 is at 4.9
+# Accuracies and ratios, in standard deviations; the best of 10^6 is at 4.9.
+_GRID = np.arange(-6.0, 8.0, 0.05)
 _TAIL = np.geomspace(1e-9, 0.5, 300)
 _BINS = np.concatenate([_TAIL, 1 - _TAIL[-2::-1]])  # bins of probabilities
 _LEAST = 1e-12  # ratio; all rows of T may be equal
-LEAST_SLOPE, MOST_SLOPE = -1.0, 3.0  # range of slopes from a user's results
+LEAST_SLOPE = -1.0  # of a user's results
+MOST_SLOPE = 3.0
 _SLOPES = np.arange(LEAST_SLOPE, MOST_SLOPE, 0.01)
 _STEPS = np.linspace(-10.0, 10.0, 401)  # grid of differences of normal scores
 SCHEMA = "screen-checkpoints-slope/1"
@@ -105,7 +105,8 @@ def _holds_best(places: int, k: float) -> Array:
     below = np.cumsum(of_accuracy) - of_accuracy / 2
     mass = (of_accuracy * np.power(below / below[-1], places - 1))[:, None] * density
     bins = np.searchsorted(_BINS, chances).ravel()
-    weights, sums = (np.bincount(bins, m.ravel(), len(_BINS) + 1) for m in (mass, mass * chances))
+    weights = np.bincount(bins, mass.ravel(), len(_BINS) + 1)
+    sums = np.bincount(bins, (mass * chances).ravel(), len(_BINS) + 1)
     used = weights > weights.sum() * 1e-12
     p = np.clip(sums[used] / weights[used], 1e-12, 1 - 1e-12)[:, None]
     others = np.arange(places)
@@ -152,7 +153,10 @@ class Own(Slope):
     def to_dict(self) -> dict[str, Any]:
         """The slope as JSON, with ``evaluated`` for ``groups``; without spread and our studies' figures."""
         return {
-            **{name: getattr(self, name) for name in ("kind", "k", "low", "high")},
+            "kind": self.kind,
+            "k": self.k,
+            "low": self.low,
+            "high": self.high,
             "evaluated": self.groups,
             "subject": self.subject,
             "measured": self.measured,
@@ -195,7 +199,8 @@ def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEA
         ours: The slope measured on checkpoints of their kind.
         near: Largest difference of accuracies that counts as none.
     """
-    logs, count = -np.square((_SLOPES - ours.k) / ours.spread) / 2, 0
+    logs = -np.square((_SLOPES - ours.k) / ours.spread) / 2
+    count = 0
     for scores, accuracies in groups:
         first, second = np.triu_indices(len(scores), 1)
         gains = accuracies[first] - accuracies[second]
@@ -205,20 +210,18 @@ def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEA
             logs = logs + len(scores) * (_log_chances() @ _counted(steps)) / len(steps)
         count += len(scores)
     weights = np.exp(logs - logs.max())
+    k = float(weights @ _SLOPES / weights.sum())
     shares = np.cumsum(weights) / weights.sum()
-    low, high = (
-        float(_SLOPES[np.searchsorted(shares, edge)]) for edge in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    )
-    return Slope(
-        "yours", float(weights @ _SLOPES / weights.sum()), low, high, ours.spread, "", count
-    )
+    edges = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    low, high = _SLOPES[np.searchsorted(shares, edges)].tolist()
+    return Slope("yours", k, low, high, ours.spread, "", count)
 
 
 def _counted(steps: Array) -> Array:
+    """The number of steps near each of `_STEPS`, shape (401,)."""
     width = _STEPS[1] - _STEPS[0]
-    return np.bincount(
-        np.rint((steps - _STEPS[0]) / width).astype(int), minlength=len(_STEPS)
-    ).astype(float)
+    places = np.rint((steps - _STEPS[0]) / width).astype(int)
+    return np.bincount(places, minlength=len(_STEPS)).astype(float)
 
 
 @cache
@@ -232,30 +235,36 @@ def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
     if path.exists():
         read_slope(path, "name a new file")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    k, low, high = (round(value, 4) for value in (found.k, found.low, found.high))
-    own = Own(kind, k, low, high, found.spread, today, found.groups, subject=subject)
+    own = Own(
+        kind=kind,
+        k=round(found.k, 4),
+        low=round(found.low, 4),
+        high=round(found.high, 4),
+        spread=found.spread,
+        measured=today,
+        groups=found.groups,
+        subject=subject,
+    )
     write_whole(path, f"{json.dumps({'schema': SCHEMA} | own.to_dict(), indent=1)}\n".encode())
 
 
 def read_slope(path: str | Path, hint: str = _HINT) -> Own:
     """Read a slope from its file; UsageError for another file, with the advice ``hint``, or a broken one."""
     content = read_json(Path(path), _OwnFile, "a kept slope", SCHEMA, hint, repair="keep it again")
-    kind = content["kind"]
-    k, low, high = content["k"], content["low"], content["high"]
     own = Own(
-        kind,
-        k,
-        low,
-        high,
-        SLOPES[kind].spread,
-        content["measured"],
-        content["evaluated"],
+        kind=content["kind"],
+        k=content["k"],
+        low=content["low"],
+        high=content["high"],
+        spread=SLOPES[content["kind"]].spread,
+        measured=content["measured"],
+        groups=content["evaluated"],
         subject=content["subject"],
     )
-    if not LEAST_SLOPE <= low <= k <= high <= MOST_SLOPE:
+    if not LEAST_SLOPE <= own.low <= own.k <= own.high <= MOST_SLOPE:
         raise UsageError(
             f"{path}: expected k inside its interval, both from {LEAST_SLOPE:g} to {MOST_SLOPE:g}, got "
-            f"{k} ({low} to {high}); keep it again"
+            f"{own.k} ({own.low} to {own.high}); keep it again"
         )
     return own
 
@@ -279,8 +288,10 @@ def is_noise(figures: Sequence[Gap | Ratio]) -> bool:
     spread = float(np.square(logs - logs.mean()).sum())
     noise = squared = below = 0.0
     sides: list[Array] = []
-    for left_out in zip(*((f.left_out_domain, f.left_out_reference) for f in figures), strict=True):
-        values = np.log(np.maximum(np.stack(left_out), _LEAST))
+    domain = np.stack([figure.left_out_domain for figure in figures])
+    reference = np.stack([figure.left_out_reference for figure in figures])
+    for left_out in (domain, reference):
+        values = np.log(np.maximum(left_out, _LEAST))
         m = values.shape[1]
         values = (values - values.mean(axis=1, keepdims=True)) * math.sqrt(1 - 1 / m)
         values -= values.mean(axis=0)
@@ -292,7 +303,9 @@ def is_noise(figures: Sequence[Gap | Ratio]) -> bool:
             * (float(np.square(products).sum()) - own**2 / (m - 1))
         )
         of_side = max(of_side, own**2 / (len(figures) - 1))
-        noise, squared, below = noise + own, squared + of_side, below + of_side / (m - 1)
+        noise += own
+        squared += of_side
+        below += of_side / (m - 1)
         sides.append(values)
     if not noise > 0:
         return spread == 0

@@ -58,11 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``screen-checkpoints``: exit code, or argparse's SystemExit; DISPERSION_DEBUG=1 raises errors."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = command_line(["screen-checkpoints", *words])
-    # A folder of that name can still be given as ./verify.
-    name, declare, work = "screen-checkpoints", add_arguments, run
-    if words[:1] == ["verify"]:
-        name, declare, work = "screen-checkpoints verify", add_verify_arguments, run_verify
-        words = words[1:]
+    name = "screen-checkpoints"
+    chosen = "screen"
+    if words[:1] == ["verify"]:  # a folder of that name can still be given as ./verify
+        name += " verify"
+        chosen = words.pop(0)
+    declare, work = COMMANDS[chosen]
     parser = command_parser(name, _ABOUT)
     declare(parser)
     parser.set_defaults(command=command)
@@ -147,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
             output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
         status = _write(args, output, result, domain.tasks)
     if session is not None and session.loss:
-        print(f"screen-checkpoints: {session.loss}", file=sys.stderr)
+        _print_error(session.loss)
     return status
 
 
@@ -159,45 +160,42 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
         from lmeval_screener.result.answer import not_screened
 
         # Programs and files get the failures as data; on a terminal there is nothing more to report.
-        print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
+        _print_error(not_screened(result.failed))
         if output.files and output.formats.isdisjoint(PICTURES):
             replace(output, quiet=True).write(result.document())
         return 1
-    chosen = None
-    if args.shortlist is not None or args.emit is not None:
-        few = None if args.shortlist is True else args.shortlist
-        chosen = result.shortlist(few, audit_sample=args.audit_sample)
-    if chosen is not None and args.emit is not None and chosen.chosen:
-        from lmeval_screener.shortlist.manifest import emit
-
-        manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
-        output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     names: str | None = None
-    if chosen is None:
+    if args.shortlist is None and args.emit is None:
         output.write((news or result).document())
     else:
+        most = None if args.shortlist is True else args.shortlist
+        chosen = result.shortlist(most, audit_sample=args.audit_sample)
+        if args.emit is not None and chosen.chosen:
+            from lmeval_screener.shortlist.manifest import emit
+
+            manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
+            output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
         if args.format is None and "table" in output.formats:
             names = _names(chosen)
         output.write(result.shown(chosen).document(), table=names)
     if names is not None or "csv" in output.formats:
-        # These forms cannot hold the sentence that explains the exit status, nor failures; nothing may be
-        # lost silently.
+        # These forms cannot hold the sentence that explains the exit status, nor failures.
         printed = names is None and bool(output.files) and not output.quiet
         if result.gate is not None and not result.gate.passed and not printed:
-            print(f"screen-checkpoints: {result.gate.sentence()}", file=sys.stderr)
+            _print_error(result.gate.sentence())
         for failed in result.failed:
-            print(
-                f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}",
-                file=sys.stderr,
-            )
+            _print_error(f"{failed.label}: {failed.error}: {failed.message}")
         if result.of_base:
             from lmeval_screener.result.answer import rows_of_base
 
-            sentences = rows_of_base(result.of_base, alone=not result.checkpoints)
-            print(f"screen-checkpoints: {' '.join(sentences)}", file=sys.stderr)
+            _print_error(" ".join(rows_of_base(result.of_base, alone=not result.checkpoints)))
     if any(failed.error == "Interrupted" for failed in result.failed):
         output.say("stopped; run the same command again to continue")
     return result.exit_code
+
+
+def _print_error(text: str) -> None:
+    print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -218,15 +216,15 @@ def _check(args: argparse.Namespace) -> None:
 def _names(chosen: Shortlist) -> str:
     """The names of the list as a user writes them; their explanation goes to stderr, past any pipe."""
     for choice in chosen.groups:
-        audit = f" ({', '.join(c.label for c in choice.audit)})" if choice.audit else ""
-        print(f"{choice.group.title}: {choice.sentence()}{audit}", file=sys.stderr, flush=True)
+        sentence = f"{choice.group.title}: {choice.sentence()}"
+        if choice.audit:
+            sentence += f" ({', '.join(c.label for c in choice.audit)})"
+        print(sentence, file=sys.stderr, flush=True)
     for member in chosen.chosen:
         if member.target.secret:
-            without = f"{member.name} is listed without its user name, password or query"
-            print(
-                f"screen-checkpoints: {without}: give the address again",
-                file=sys.stderr,
-                flush=True,
+            _print_error(
+                f"{member.name} is listed without its user name, password or query: give the "
+                "address again"
             )
     return "".join(f"{c.name}\n" for c in chosen.chosen)
 
@@ -234,13 +232,19 @@ def _names(chosen: Shortlist) -> str:
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnDone]:
     """Show how many checkpoints have ended, and how many failed and why; lines outside a terminal."""
+    from lmeval_screener.screened import Failed
+
     failed: Counter[str] = Counter()
     with progress_bar(hidden=quiet, every=_EVERY) as update:
 
         def ended(outcome: Reading | Failed, done: int, count: int) -> None:
-            failed.update(filter(None, [getattr(outcome, "error", None)]))
-            errors = ", ".join(f"{number} {code}" for code, number in failed.most_common())
-            update(done, count, f"{outcome.label} (failed: {errors})" if errors else outcome.label)
+            label = outcome.label
+            if isinstance(outcome, Failed):
+                failed[outcome.error] += 1
+            if failed:
+                errors = ", ".join(f"{number} {code}" for code, number in failed.most_common())
+                label += f" (failed: {errors})"
+            update(done, count, label)
 
         yield ended
 
@@ -268,8 +272,12 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "folder)",
     )
     add_options(parser, Judge)
-    keep = "keep the slope of your results here, for --slope of a screening (default: do not)"
-    parser.add_argument("--keep", type=Path, metavar="FILE", help=keep)
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="keep the slope of your results here, for --slope of a screening (default: do not)",
+    )
     add_output(parser)
     add_examples(
         parser,

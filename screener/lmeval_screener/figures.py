@@ -43,13 +43,13 @@ PARTS = ("within_domain", "between", "within_reference")
 _SIGMAS = 3  # standard deviations of rounding that a difference must exceed
 #: Bits of the significand, with the hidden bit, of the stored types; other types are blocks of integers.
 _SIGNIFICAND = {
-    "F64": 24,
+    "F64": 24,  # read as float32
     "F32": 24,
     "F16": 11,
     "BF16": 8,
     "F8_E4M3": 4,
     "F8_E5M2": 3,
-}  # read as float32
+}
 _BLOCK = 32  # numbers that share a scale
 _NONE = np.zeros(0)
 
@@ -95,9 +95,11 @@ def gaps(domain: ArrayLike, reference: ArrayLike) -> dict[Metric, Gap]:
 
 def _gap(metric: Metric, contrast: Contrast) -> Gap:
     inside, across, control = contrast
-    left_out = inside.left_out + across.left_out, inside.mean + across.left_out_other
+    domain = inside.left_out + across.left_out
+    reference = inside.mean + across.left_out_other
     mean = inside.mean + across.mean
-    return Gap(metric, mean, jackknife_se(*left_out), inside, across, control, *left_out)
+    se = jackknife_se(domain, reference)
+    return Gap(metric, mean, se, inside, across, control, domain, reference)
 
 
 class FigureDifference(NamedTuple):
@@ -120,7 +122,9 @@ class FigureDifference(NamedTuple):
         """Two-sided p-value of no difference, by Student's t; 1 for a mean of 0, else 0 for an error of 0."""
         if self.mean == 0:
             return 1.0
-        return student_p(abs(self.mean) / self.se, self.freedom) if self.se > 0 else 0.0
+        if not self.se > 0:
+            return 0.0
+        return student_p(abs(self.mean) / self.se, self.freedom)
 
 
 def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
@@ -132,22 +136,17 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
     Raises:
         GeometryError: A gap and a ratio, different metrics, or different numbers of tokens.
     """
-    same = a.left_out_domain.shape == b.left_out_domain.shape
-    same = same and a.left_out_reference.shape == b.left_out_reference.shape
-    if getattr(a, "metric", None) != getattr(b, "metric", None) or not same:
+    is_same_domain = a.left_out_domain.shape == b.left_out_domain.shape
+    is_same_reference = a.left_out_reference.shape == b.left_out_reference.shape
+    is_same_figure = getattr(a, "metric", None) == getattr(b, "metric", None)
+    if not (is_same_domain and is_same_reference and is_same_figure):
         raise GeometryError(
             "expected two figures in the same metric over the same tokens; screen both with the same sets"
         )
-    return paired_difference(
-        a.mean - b.mean,
-        a.left_out_domain - b.left_out_domain,
-        a.left_out_reference - b.left_out_reference,
-    )
-
-
-def paired_difference(mean: float, *left_out: Array) -> FigureDifference:
-    """A difference with its error, from its leave-one-out values over T (|T|,) and over R (|R|,)."""
-    return FigureDifference(mean, jackknife_se(*left_out), min(map(len, left_out)) - 1)
+    domain = a.left_out_domain - b.left_out_domain
+    reference = a.left_out_reference - b.left_out_reference
+    freedom = min(len(domain), len(reference)) - 1
+    return FigureDifference(a.mean - b.mean, jackknife_se(domain, reference), freedom)
 
 
 # --- the ratio ------------------------------------------------------------------------------------------
@@ -196,31 +195,40 @@ class Ratio:
 
 def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
     """Ratio from rows of T (n, d) and R (m, d), as ``dtype``, by a known norm; GeometryError if undefined."""
-    seen = norm.effective(domain), norm.effective(reference)
-    inside, control = (within(rows, "euclidean") for rows in seen)
+    seen_domain = norm.effective(domain)
+    seen_reference = norm.effective(reference)
+    inside = within(seen_domain, "euclidean")
+    control = within(seen_reference, "euclidean")
     if not control.mean > 0:
         raise GeometryError("the final norm leaves no difference between everyday tokens")
     mean = inside.mean / control.mean
-    left_out = inside.left_out / control.mean, inside.mean / control.left_out
+    left_out_domain = inside.left_out / control.mean
+    left_out_reference = inside.mean / control.left_out
     weight = np.asarray(norm.weight)
+    # A scale that moved into γ was rounded there too, and weighs the dimensions of T and R differently.
+    moved = float(np.linalg.norm(_variances(seen_domain) - _variances(seen_reference)))
     shares = [
         _rounding(domain, weight, dtype, inside.mean),
         _rounding(reference, weight, dtype, control.mean),
+        _SIGMAS * relative_error(dtype) * moved,
     ]
-    # A scale that moved into γ was rounded there too, and weighs the dimensions of T and R differently.
-    spreads = [rows.var(axis=0) / rows.var(axis=0).sum() for rows in seen]
-    shares.append(_SIGMAS * relative_error(dtype) * float(np.linalg.norm(spreads[0] - spreads[1])))
     numbers = [*domain, *reference, weight]
     marks = [zlib.crc32(np.ascontiguousarray(row, dtype="<f4").tobytes()) for row in numbers]
-    rounding = mean * sum(shares)
     return Ratio(
         mean,
-        jackknife_se(*left_out),
-        rounding,
-        *left_out,
+        jackknife_se(left_out_domain, left_out_reference),
+        mean * sum(shares),
+        left_out_domain,
+        left_out_reference,
         np.array(shares),
         np.array(marks, dtype=float),
     )
+
+
+def _variances(rows: Array) -> Array:
+    """The share of each dimension in the variance of rows (n, d), shape (d,)."""
+    variances: Array = rows.var(axis=0)
+    return variances / variances.sum()
 
 
 def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
@@ -245,9 +253,10 @@ def storage_error(rows: NDArray[Any], dtype: str) -> Array:
 
 
 def _significand(dtype: str) -> int | None:
-    return next(
-        (bits for name, bits in _SIGNIFICAND.items() if dtype.upper().startswith(name)), None
-    )
+    for name, bits in _SIGNIFICAND.items():
+        if dtype.upper().startswith(name):
+            return bits
+    return None
 
 
 def relative_error(dtype: str) -> float:
@@ -273,17 +282,13 @@ def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
     arrays: list[ArrayLike] = []
     for metric in METRICS:
         gap = gaps[metric]
-        parts = [value for name in PARTS for value in getattr(gap, name)[:4]]
+        parts = [*gap.within_domain[:4], *gap.between[:4], *gap.within_reference[:4]]
         arrays += [[gap.mean, gap.se, *parts], gap.left_out_domain, gap.left_out_reference]
     if ratio is None:
         arrays.append(np.full(3, math.nan))
     else:
-        arrays += [
-            [ratio.mean, ratio.se, ratio.rounding],
-            ratio.left_out_domain,
-            ratio.left_out_reference,
-        ]
-        arrays += [ratio.shares, ratio.marks]
+        arrays.append([ratio.mean, ratio.se, ratio.rounding])
+        arrays += [ratio.left_out_domain, ratio.left_out_reference, ratio.shares, ratio.marks]
     return np.concatenate(arrays, dtype=np.float64)
 
 
@@ -299,10 +304,14 @@ def figures_of(
     gaps: dict[Metric, Gap] = {}
     for metric in METRICS:
         mean, se, *parts = map(float, next(arrays))
-        inside, across, control = (
-            PairMean(value, error, by_pairs, int(pairs), _NONE, _NONE)
-            for value, error, by_pairs, pairs in (parts[:4], parts[4:8], parts[8:])
-        )
+        inside, across, control = map(_pair_mean, (parts[:4], parts[4:8], parts[8:]))
         gaps[metric] = Gap(metric, mean, se, inside, across, control, next(arrays), next(arrays))
     mean, se, rounding = map(float, next(arrays))
-    return gaps, None if math.isnan(mean) else Ratio(mean, se, rounding, *arrays)
+    if math.isnan(mean):
+        return gaps, None
+    return gaps, Ratio(mean, se, rounding, *arrays)
+
+
+def _pair_mean(numbers: list[float]) -> PairMean:
+    mean, se, by_pairs, pairs = numbers
+    return PairMean(mean, se, by_pairs, int(pairs), _NONE, _NONE)

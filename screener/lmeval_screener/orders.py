@@ -65,11 +65,13 @@ class Ordering:
     """How a user wants checkpoints to be ordered.
 
     Attributes:
-        rank_by: Figure that ranks; gap is G, whose order has no known chance. Default: that of the
-            family's file, else ratio.
+        rank_by: Figure that ranks; gap is G. Default: that of the family's file, else ratio.
+
+            The order of G has no known chance.
         metric: Distance of G. Default: that of the family's file, else cosine.
-        base: Model that the others were trained from, their zero point. Default: the base they
-            name.
+        base: Model that the others were trained from. Default: the base they name.
+
+            It is the zero point of the others, and never chosen.
     """
 
     rank_by: Annotated[RankBy | None, Option(type=_figure)] = None

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference
@@ -31,7 +30,7 @@ from lmeval_screener.screened import (
 )
 from lmeval_screener.targets.runs import step_key
 from lmeval_screener.tokens.resolution import Resolution
-from lmeval_screener.weights.copies import Original, originals
+from lmeval_screener.weights.copies import originals
 
 _NAMED = (
     "taken as the base: the others name it, and no other base "
@@ -110,11 +109,10 @@ def ranked(
     for name, siblings in families.items():
         for reading, scale in zip(siblings, scale_names(siblings), strict=True):
             groups.setdefault((name, scale), []).append(reading)
-    return [
-        checkpoint
-        for (family, scale), siblings in groups.items()
-        for checkpoint in _ranked_group(family, scale, siblings, order, bases)
-    ]
+    checkpoints: list[Screened] = []
+    for (family, scale), siblings in groups.items():
+        checkpoints += _ranked_group(family, scale, siblings, order, bases)
+    return checkpoints
 
 
 def named_base(members: Sequence[Reading]) -> str:
@@ -149,76 +147,81 @@ def _is_base_of_others(base: str, members: Sequence[Reading]) -> bool:
 def _ranked_group(
     family: str, scale: str, members: list[Reading], order: Order, bases: Collection[str]
 ) -> list[Screened]:
-    base = next((member for member in members if member.label in bases), None)
-    if base is None and (named := named_base(members)):
-        members = [
-            replace(m, warnings=(*m.warnings, _NAMED)) if m.place == named else m for m in members
-        ]
-        base = next((member for member in members if member.place == named), None)
+    members, base = _base_first(members, bases)
     of_family = next((m.target.order for m in members if m.target.order != UNSAID), UNSAID)
     order = order.over(of_family).over(BY_RATIO)
-    rank_by, metric = order.rank_by or "ratio", order.metric or "cosine"
-    members = sorted(
-        members, key=lambda member: member is not base
-    )  # others are copies of the base
-    # A copy shares its original's place: its own G may have moved without any change of predictions.
-    copied = originals(members)
+    rank_by = order.rank_by or "ratio"
+    metric = order.metric or "cosine"
     with_ratio = [member for member in members if member.ratio is not None]
     if len(with_ratio) < len(members) and sum(member is not base for member in with_ratio) < 2:
         rank_by = "gap"
-    figures = [m.gaps[metric].mean for m in members]
+    figures = [member.gaps[metric].mean for member in members]
     if rank_by == "ratio":
         # Those without a ratio are set aside, behind all others.
         figures = [-math.inf if m.ratio is None else m.ratio.mean for m in members]
-    values = np.array([figures[original.place] for original in copied])
-    of_base = base.ratio if base else None
+    # A copy shares its original's place: its own G may have moved without any change of predictions.
+    copied = originals(members)
+    values = [figures[original.place] for original in copied]
     # The base, and those with its rows, of which rows say nothing, take no place.
-    # Sorted without np.unique, which imports numpy.ma: as much as half of NumPy.
-    of_places = {v for v, o in zip(values.tolist(), copied, strict=True) if base is None or o.place}
-    of_places.discard(-math.inf)
-    places = np.array(sorted(of_places))
-    ranks = 1 + len(places) - np.searchsorted(places, values, side="right")
+    of_places = {
+        value
+        for value, original in zip(values, copied, strict=True)
+        if base is None or original.place
+    }
+    places = sorted(of_places - {-math.inf})
     against: dict[int, Against] = {}
-    if of_base is not None:
-        others = {i: r for i, m in enumerate(members) if i and (r := m.ratio) is not None}
-        against = against_base(
-            of_base, others, {i for i in others if copied[i].place == copied[0].place}
-        )
-    names = [field.name for field in fields(Reading)]
-    checkpoints = [
-        Screened(
-            **{name: getattr(reading, name) for name in names},
+    if base is not None and base.ratio is not None:
+        ratios = {place: m.ratio for place, m in enumerate(members) if place and m.ratio}
+        copies = [place for place in ratios if copied[place].place == copied[0].place]
+        against = against_base(base.ratio, ratios, copies)
+    checkpoints: list[Screened] = []
+    for place, (reading, original) in enumerate(zip(members, copied, strict=True)):
+        is_copy = original.copied is not None
+        has_rows_of_other = original.place != place and not is_copy
+        has_rows_of_base = place in against and against[place].side == "equal"
+        checkpoint = Screened(
+            **{field.name: getattr(reading, field.name) for field in fields(Reading)},
             family=family,
             scale=scale,
+            rank=1 + len(places) - bisect.bisect_right(places, values[place]),
             copy_of=None if original.copied is None else members[original.copied].label,
-            copy_rounded=original.copied is not None and not original.exact,
-            equal_rows_with=_equal(members, place, original),
-            same_rows=0 if place in against and against[place].side == "equal" else original.place,
+            copy_rounded=is_copy and not original.exact,
+            equal_rows_with=members[original.place].label if has_rows_of_other else None,
+            same_rows=0 if has_rows_of_base else original.place,
             bodies=original.bodies,
             ranked_by=rank_by,
             metric=metric,
             is_base=reading is base,
             against=against.get(place),
-            rank=int(ranks[place]),
         )
-        for place, (reading, original) in enumerate(zip(members, copied, strict=True))
-    ]
-    return sorted(
-        checkpoints,
-        key=lambda c: (
-            *(c.is_set_aside, c.rank, base is None or c.same_rows != 0, not c.is_base),
-            *(step_key(c.copy_of or c.label), c.copy_of is not None, step_key(c.label)),
-        ),
-    )
+        checkpoints.append(checkpoint)
+
+    def shown(c: Screened) -> tuple[object, ...]:
+        after_base = base is None or c.same_rows != 0
+        original = step_key(c.copy_of or c.label)
+        is_copy = c.copy_of is not None
+        own = step_key(c.label)
+        return c.is_set_aside, c.rank, after_base, not c.is_base, original, is_copy, own
+
+    return sorted(checkpoints, key=shown)
 
 
-def _equal(members: Sequence[Reading], place: int, original: Original) -> str | None:
-    """The label of another reading with the same rows, of which it is not a copy."""
-    return (
-        None
-        if original.copied is not None or original.place == place
-        else members[original.place].label
-    )
+def _base_first(
+    members: list[Reading], bases: Collection[str]
+) -> tuple[list[Reading], Reading | None]:
+    """A group with its base first, of which others are copies; and the base, None without one."""
+    named = ""
+    if not any(member.label in bases for member in members):
+        named = named_base(members)
+    base: Reading | None = None
+    marked: list[Reading] = []
+    for member in members:
+        if named and member.place == named:
+            member = replace(member, warnings=(*member.warnings, _NAMED))
+        if base is None and (member.label in bases or (named and member.place == named)):
+            base = member
+        marked.append(member)
+    return sorted(marked, key=lambda member: member is not base), base
 
 
 # --- paired differences ---------------------------------------------------------------------------------
@@ -234,11 +237,12 @@ def against_base(
     """
     gains = {key: difference(ratio, base) for key, ratio in ratios.items()}
     clear = holm({key: gain.p for key, gain in gains.items()})
-    against = {}
+    against: dict[K, Against] = {}
     for key, ratio in ratios.items():
         gain = gains[key]
         side: Side = "level"
-        rounding, is_equal = 0.0, key in copies
+        rounding = 0.0
+        is_equal = key in copies
         if isinstance(ratio, Ratio) and isinstance(base, Ratio):
             rounding = ratio.rounding_from(base)
             is_equal |= len(base.marks) > 0 and np.array_equal(ratio.marks, base.marks)
@@ -250,27 +254,22 @@ def against_base(
     return against
 
 
-def _sides(gaps: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
-    """A figure without each token of T, then of R, minus its mean; one row per checkpoint."""
-    domain = np.stack([gap.left_out_domain for gap in gaps])
-    reference = np.stack([gap.left_out_reference for gap in gaps])
-    return domain - domain.mean(axis=1, keepdims=True), reference - reference.mean(
-        axis=1, keepdims=True
-    )
-
-
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
     """First index from which on no two figures, best first, differ; pairs tested two-sided at ``level``."""
-    sides = _sides(gaps)
+    # Each figure without each token of T, then of R, minus its mean: a row per checkpoint.
+    domain = np.stack([gap.left_out_domain for gap in gaps])
+    reference = np.stack([gap.left_out_reference for gap in gaps])
+    sides = [side - side.mean(axis=1, keepdims=True) for side in (domain, reference)]
     means = np.array([gap.mean for gap in gaps])
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
     place = len(gaps) - 1
     while place > 0:
-        parts = [
-            (1 - 1 / s.shape[1]) * np.square(s[place - 1] - s[place:]).sum(axis=1) for s in sides
-        ]
+        variances = np.zeros(len(gaps) - place)
+        for side in sides:
+            weight = 1 - 1 / side.shape[1]
+            variances += weight * np.square(side[place - 1] - side[place:]).sum(axis=1)
         gains = np.abs(means[place - 1] - means[place:])
-        if ((gains > point * np.sqrt(sum(parts))) & (gains > 0)).any():
+        if ((gains > point * np.sqrt(variances)) & (gains > 0)).any():
             break
         place -= 1
     return place
@@ -284,13 +283,12 @@ _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 # Published sizes of checkpoints, including the bundled families'. Counts alone cannot separate Pythia's 6.9B
 # from the many 7B, Qwen1.5's 1.8B from untied 1.5B, Phi's 2.7B and 3.8B from 2.8B and 4B: names
 # and families do.
-_KNOWN = (
-    *("14M", "31M", "70M", "82M", "124M", "135M", "160M", "355M", "360M", "410M", "0.5B", "560M"),
-    *("0.6B", "774M", "1B", "1.1B", "1.3B", "1.4B", "1.5B", "1.7B", "2B", "2.8B", "3B"),
-    *("4B", "7B", "8B", "9B", "12B", "13B", "14B", "20B", "27B", "30B", "32B", "34B", "40B"),
-    *("65B", "70B", "72B", "104B", "110B", "123B", "176B", "180B", "235B", "405B", "671B"),
-)
-_SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN}
+_KNOWN = """
+14M 31M 70M 82M 124M 135M 160M 355M 360M 410M 0.5B 560M 0.6B 774M 1B 1.1B 1.3B 1.4B 1.5B 1.7B 2B
+2.8B 3B 4B 7B 8B 9B 12B 13B 14B 20B 27B 30B 32B 34B 40B 65B 70B 72B 104B 110B 123B 176B 180B 235B
+405B 671B
+"""
+_SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN.split()}
 
 
 def scale_names(readings: Sequence[Reading]) -> list[str]:
@@ -308,17 +306,20 @@ def scale_names(readings: Sequence[Reading]) -> list[str]:
     vocabulary matrices). A fine-tune that adds or drops padding stays in the group of its siblings.
     """
     counts = [_counts(reading) for reading in readings]
-    named = [
+    names = [
         reading.target.scale or _of_name(reading.repo, count)
         for reading, count in zip(readings, counts, strict=True)
     ]
-    # Without the second matrix: an untied copy is still a sibling.
-    known = {(math.log(c[-1]), name) for c, name in zip(counts, named, strict=True) if name and c}
-    siblings = dict(sorted(known, reverse=True))  # of equal counts the first name
+    siblings: dict[float, str] = {}
+    for count, name in zip(counts, names, strict=True):
+        if name and count:
+            # Without the second matrix: an untied copy is still a sibling.
+            place = math.log(count[-1])
+            siblings[place] = min(name, siblings.get(place, name))
     places = sorted(siblings)
     return [
         name or _of_sibling(count, places, siblings) or _of_count(count)
-        for count, name in zip(counts, named, strict=True)
+        for count, name in zip(counts, names, strict=True)
     ]
 
 
@@ -338,13 +339,16 @@ def _counts(reading: Reading) -> tuple[int, ...]:
 def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
     """The size in a name nearest to the count; None if none is within a factor of two."""
     sizes: list[tuple[float, str]] = []
-    for experts, number, unit in _IN_NAME.findall(re.split(r"[/\\]", name.rstrip("/\\"))[-1]):
+    last = re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+    for experts, number, unit in _IN_NAME.findall(last):
         value = float(number) * _UNITS[unit.upper()] * int(experts or 1)
-        if value:
-            scale = f"{experts}x{float(number):g}{unit.upper()}" if experts else _spelled(value)
-            sizes.append(
-                (min((abs(math.log(count / value)) for count in counts), default=0.0), scale)
-            )
+        if not value:
+            continue
+        off = min((abs(math.log(count / value)) for count in counts), default=0.0)
+        scale = _spelled(value)
+        if experts:
+            scale = f"{experts}x{float(number):g}{unit.upper()}"
+        sizes.append((off, scale))
     off, scale = min(sizes, default=(math.inf, ""))
     return scale if off <= math.log(2) else None
 
@@ -376,10 +380,12 @@ def _of_count(counts: tuple[int, ...]) -> str:
 
 def _spelled(value: float) -> str:
     """A size as the bundled families spell it, else in two digits (above 2 billion: in whole billions)."""
-    if (known := _SCALES.get(value)) is not None:
-        return known
+    if value in _SCALES:
+        return _SCALES[value]
+    if value >= 2e9 and value % 1e8:
+        return f"{value / 1e9:.0f}B"
     if value >= 2e9:
-        return f"{value / 1e9:.0f}B" if value % 1e8 else f"{value / 1e9:g}B"
+        return f"{value / 1e9:g}B"
     if value >= 0.95e9:
         return f"{value / 1e9:.1f}B"
     unit = "M" if value >= 1e6 else "K"
@@ -435,16 +441,14 @@ def agreements(
     [0.5]
     """
     members: dict[str, tuple[list[float], list[float]]] = {group: ([], []) for group in groups}
+    everything: tuple[list[float], list[float]] = ([], [])
     for gap, accuracy, group in zip(gaps, accuracies, groups, strict=True):
         if math.isfinite(gap) and math.isfinite(accuracy):
-            members[group][0].append(gap)
-            members[group][1].append(accuracy)
+            for xs, ys in (members[group], everything):
+                xs.append(gap)
+                ys.append(accuracy)
     lines = [Agreement.of("group", group, [pair]) for group, pair in members.items()]
     if len(members) > 1:
-        everything = (
-            [gap for xs, _ in members.values() for gap in xs],
-            [accuracy for _, ys in members.values() for accuracy in ys],
-        )
         lines.append(Agreement.of("within groups", "", list(members.values())))
         lines.append(Agreement.of("overall", "", [everything]))
     return lines

@@ -22,7 +22,7 @@ from lmeval_screener.errors import NOT_OF_WEIGHTS, ScreeningError, UnreadBaseErr
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
 from lmeval_screener.formats import GGUF, TOKENIZER_FILES, own_weights
 from lmeval_screener.screened import Reading
-from lmeval_screener.targets.layouts import SAVE_TOKENIZER, TOKENIZERS, layout_of
+from lmeval_screener.targets.layouts import SAVE_TOKENIZER, layout_of
 from lmeval_screener.targets.names import REPOSITORY, Target, label, parse_target
 from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve_tokens
 from lmeval_screener.tokens.sets import TokenSet
@@ -76,13 +76,13 @@ class Reader:
         self._known = known
         self._bodies = known is not None  # a registry compares them with those of later runs
         self.sources = Sources(hub)
-        self._domain, self._reference = domain, reference
+        self._domain = domain
+        self._reference = reference
         self.account = Account() if hub is None else hub.account  # the whole run's account
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
-        self._bases: dict[
-            Target, ScreeningError | None
-        ] = {}  # those of adapters, and why one cannot be opened
+        # Those of adapters, and why one cannot be opened.
+        self._bases: dict[Target, ScreeningError | None] = {}
 
     async def read(
         self, target: Target, account: Account, *, over: Resolution | None = None
@@ -110,13 +110,10 @@ class Reader:
         snapshot = await self._open(target, account)
         opened = await self._with_adapter(target, snapshot, account)
         base = opened.base
-        known = (
-            self._known(target, snapshot, base)
-            if over is None and self._known is not None
-            else None
-        )
-        if known is not None:
-            return replace(known, base=opened.named)
+        if over is None and self._known is not None:
+            known = self._known(target, snapshot, base)
+            if known is not None:
+                return replace(known, base=opened.named)
         try:
             return await self._reading(opened, account, over, start)
         except UnreadBaseError:
@@ -154,7 +151,8 @@ class Reader:
             from lmeval_screener.weights.gguf import read_gguf
 
             model = await read_gguf(snapshot, await _gguf_files(snapshot, target))
-            projection, digest = model.projection, model.tokenizer
+            projection = model.projection
+            digest = model.tokenizer
             resolution = await self._resolution(digest, model.vocabulary, over)
         else:
             holder = snapshot if opened.base is None or _tokenizer_file(snapshot) else opened.base
@@ -226,9 +224,8 @@ class Reader:
             return await self._open(at, account)
         # The base is missing, not the checkpoint.
         code = "BaseNotFound" if failure.code.endswith("NotFound") else failure.code
-        raise _unread(
-            adapter, code, str(failure), "" if at.refused else "the base of the adapter: "
-        ) from failure
+        start = "" if at.refused else "the base of the adapter: "
+        raise _unread(adapter, code, str(failure), start) from failure
 
     async def _opened_in_half(self, at: Target, account: Account) -> Snapshot:
         """Open an adapter's base within half of the adapter's time: others wait for the answer."""
@@ -239,10 +236,9 @@ class Reader:
         import asyncio
 
         seconds = account.remaining / 2
+        limit = None if math.isinf(seconds) else seconds
         try:
-            return await asyncio.wait_for(
-                self._open(at, account), None if math.isinf(seconds) else seconds
-            )
+            return await asyncio.wait_for(self._open(at, account), limit)
         except TimeoutError:
             raise account.trouble or ScreeningError(
                 "Timeout",
@@ -275,16 +271,17 @@ class Reader:
         # One lock a tokenizer, not one shared task: if the first repository fails, the next
         # tries for itself.
         async with self._locks.setdefault(digest, lock()):
-            if digest not in self._resolutions:
-                key = f"{RESOLUTIONS} {digest} {self._domain.digest} {self._reference.digest}"
-                kept = self.account.cache.read("tokens", key)
-                if kept is not None:
-                    self._resolutions[digest] = Resolution.from_json(kept)
-                else:
-                    resolution = resolve_tokens(self._domain, self._reference, await vocabulary())
-                    self.account.cache.write("tokens", key, resolution.to_json().encode())
-                    self._resolutions[digest] = resolution
-            return self._resolutions[digest]
+            if digest in self._resolutions:
+                return self._resolutions[digest]
+            key = f"{RESOLUTIONS} {digest} {self._domain.digest} {self._reference.digest}"
+            kept = self.account.cache.read("tokens", key)
+            if kept is not None:
+                resolution = Resolution.from_json(kept)
+            else:
+                resolution = resolve_tokens(self._domain, self._reference, await vocabulary())
+                self.account.cache.write("tokens", key, resolution.to_json().encode())
+            self._resolutions[digest] = resolution
+            return resolution
 
 
 async def _read_figures(
@@ -294,7 +291,8 @@ async def _read_figures(
     of_ratio = [token.id for token in resolution.of_ratio]
     # Answers come last: without any of their own, the rows are T's and R's alone.
     ids = list(dict.fromkeys([*resolution.domain_ids, *resolution.reference_ids, *of_ratio]))
-    split, rows = len(resolution.domain_ids), projection.shape[0]
+    split = len(resolution.domain_ids)
+    rows = projection.shape[0]
     if max(ids) >= rows:
         raise ScreeningError(
             "TokenizerMismatch",
@@ -307,13 +305,14 @@ async def _read_figures(
             f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}",
         )
     matrix, norm = await read_rows_and_norm(projection, ids)
-    domain, reference = matrix[:split], matrix[split : split + len(resolution.reference_ids)]
+    domain = matrix[:split]
+    reference = matrix[split : split + len(resolution.reference_ids)]
     answers = matrix[[ids.index(row) for row in of_ratio]]
     try:
         if norm.weight is None:
             return gaps(domain, reference), None, norm.reason, b""
-        figures = gaps(domain, reference), ratio(answers, reference, norm, projection.dtype), ""
-        return *figures, sketch(matrix, norm, projection.dtype)
+        found = ratio(answers, reference, norm, projection.dtype)
+        return gaps(domain, reference), found, "", sketch(matrix, norm, projection.dtype)
     except GeometryError as error:
         raise ScreeningError(
             "BadRows", f"cannot be screened because of {projection.name}: {error}"
@@ -413,7 +412,8 @@ async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
     name = _tokenizer_file(snapshot)
     if name is None:
         raise _no_tokenizer(snapshot)
-    if (digest := (await snapshot.look_up(name)).digest) is None:
+    digest = (await snapshot.look_up(name)).digest
+    if digest is None:
         # A file without a version may change: only its content identifies it.
         digest = f"sha256:{hashlib.sha256(await snapshot.small_file(name)).hexdigest()}"
     return name, digest
@@ -421,12 +421,11 @@ async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
 
 def _no_tokenizer(snapshot: Snapshot) -> ScreeningError:
     """The error for a checkpoint without a tokenizer whose rows can be looked up."""
-    known = layout_of(snapshot.files, snapshot.repo, TOKENIZERS)
+    reason = f"it has no {' or '.join(TOKENIZER_FILES)}, which maps tokens to rows"
+    step = SAVE_TOKENIZER
+    known = layout_of(snapshot.files, snapshot.repo, "tokenizers")
     if known is not None:
         _, reason, step = known
-    else:
-        reason = f"it has no {' or '.join(TOKENIZER_FILES)}, which maps tokens to rows"
-        step = SAVE_TOKENIZER
     return ScreeningError(
         "TokenizerNotFound",
         f"cannot be screened because {reason}; pass a tokenizer (`--tokenizer NAME`), or {step}",

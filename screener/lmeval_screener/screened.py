@@ -144,23 +144,28 @@ class Reading:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the figures: ``warnings``, dropped words, rows that the matrix lacks."""
-        tokens, notes = self.resolution, list(self.warnings)
+        tokens = self.resolution
+        notes = list(self.warnings)
         if tokens.never_made:
-            more = len(tokens.never_made) - 5
-            notes.append(
-                "words dropped because the tokenizer never makes their piece: "
-                + ", ".join(tokens.never_made[:5])
-                + (f" and {more} more" if more > 0 else "")
-            )
+            words = _first_five(tokens.never_made)
+            notes.append(f"words dropped because the tokenizer never makes their piece: {words}")
         if tokens.one_row:
             notes.append(f"counted once because they share a row: {', '.join(tokens.one_row)}")
-        if tokens.answers and (note := left_out_note(tokens.answers[0].group, tokens.left_out)):
-            notes.append(note)
+        if tokens.answers:
+            notes.append(left_out_note(tokens.answers[0].group, tokens.left_out))
         if tokens.vocabulary > self.shape[0]:
             notes.append(
                 f"the tokenizer names {tokens.vocabulary} rows, {self.tensor} has only {self.shape[0]}"
             )
-        return tuple(notes)
+        return tuple(filter(None, notes))
+
+
+def _first_five(names: Sequence[str]) -> str:
+    """The first five names, and the number of others."""
+    words = ", ".join(names[:5])
+    if len(names) > 5:
+        words += f" and {len(names) - 5} more"
+    return words
 
 
 #: Start of the family of checkpoints given by name; their tokenizer's short hash follows.
@@ -239,7 +244,9 @@ class Screened(Reading):
     @property
     def figure(self) -> Gap | Ratio:
         """The figure that ranks: the ratio, or G."""
-        return self.ratio if self.ratio is not None and self.ranked_by == "ratio" else self.gap
+        if self.ranked_by == "ratio" and self.ratio is not None:
+            return self.ratio
+        return self.gap
 
     @property
     def is_set_aside(self) -> bool:
@@ -312,8 +319,7 @@ class Group:
     own: Own | None = None
 
     def __repr__(self) -> str:
-        more = f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
-        return f"<Group> {self.name}: {', '.join(c.label for c in self.checkpoints[:5])}{more}"
+        return f"<Group> {self.name}: {_first_five([c.label for c in self.checkpoints])}"
 
     @cached_property
     def trajectory(self) -> tuple[Screened, ...]:
@@ -322,31 +328,31 @@ class Group:
         They are revisions of one repository, or folders of one run. Those without a step come last: models
         next to the steps (``merged``, ``final``), then the run's own. A base of another place is left out.
         """
-        steps = {c: c.step for c in self.checkpoints}
-        runs = {c.training_and_step[0] for c, step in steps.items() if step is not None}
-        if not runs and len(steps) > 1:
+        runs = {c.training_and_step[0] for c in self.checkpoints if c.step is not None}
+        if not runs and len(self.checkpoints) > 1:
             # A model and what lies in its folder, such as merged, are of one training too.
-            outermost = min(
-                (c.training_and_step[0] for c in steps if not c.is_base), key=len, default=""
-            )
-            inner = [
-                c for c in steps if c.lies_in(outermost) and c.training_and_step[0] != outermost
-            ]
-            runs = {outermost} if inner else set()
+            own = [c.training_and_step[0] for c in self.checkpoints if not c.is_base]
+            outermost = min(own, key=len, default="")
+            if any(
+                c.lies_in(outermost) and c.training_and_step[0] != outermost
+                for c in self.checkpoints
+            ):
+                runs = {outermost}
         if len(runs) != 1:
             return ()
         (run,) = runs
-        without = [c for c, step in steps.items() if step is None]
-        others = [c for c in without if not (c.training_and_step[0] == run or c.lies_in(run))]
-        if any(not c.is_base for c in others):
-            return ()
-        members = [c for c in self.checkpoints if c not in others]
+        members: list[Screened] = []
+        for c in self.checkpoints:
+            if c.step is not None or c.training_and_step[0] == run or c.lies_in(run):
+                members.append(c)
+            elif not c.is_base:
+                return ()
         if len(members) < 2:
             return ()
 
         def order(c: Screened) -> tuple[object, ...]:
-            is_own = steps[c] is None and c.training_and_step[0] == run
-            return steps[c] is None, is_own, step_key(steps[c] or c.label)
+            is_own = c.step is None and c.training_and_step[0] == run
+            return c.step is None, is_own, step_key(c.step or c.label)
 
         return tuple(sorted(members, key=order))
 
@@ -358,8 +364,8 @@ class Group:
         """
         members = [c for c in self.trajectory if c.step is not None and not c.is_set_aside]
         numbered = [c for c in members if not is_epoch(c.step or "")]
-        chosen = numbered or members
-        return tuple(chosen) if len(chosen) > 1 else ()
+        members = numbered or members
+        return tuple(members) if len(members) > 1 else ()
 
     @cached_property
     def neighbours(self) -> dict[Screened, Screened]:
@@ -396,15 +402,17 @@ class Group:
         """
         if self.figure != "ratio" or self.trajectory or self.is_noise:
             return ""
-        trained = all(
-            c.target.kind == "base" and not (c.base or c.against) for c in self.checkpoints
-        )
-        return FROM_SCRATCH if trained else FINE_TUNES
+        for c in self.checkpoints:
+            if c.target.kind != "base" or c.base or c.against:
+                return FINE_TUNES
+        return FROM_SCRATCH
 
     @property
     def slope(self) -> Slope | None:
         """How well ranks order accuracies, by the user's results for its kind, else ours; None if unknown."""
-        return self.own if self.own and self.own.kind == self.kind else SLOPES.get(self.kind)
+        if self.own and self.own.kind == self.kind:
+            return self.own
+        return SLOPES.get(self.kind)
 
     @cached_property
     def is_like_ours(self) -> bool:
@@ -434,7 +442,9 @@ class Group:
     @cached_property
     def chances(self) -> Chances | None:
         """The order's chances; None for G, for training steps, for noise, and for a single place."""
-        return Chances(self.places, self.slope) if self.slope and self.places > 1 else None
+        if self.slope is None or self.places < 2:
+            return None
+        return Chances(self.places, self.slope)
 
     @cached_property
     def places(self) -> int:
@@ -451,18 +461,21 @@ class Group:
         alike: dict[int, list[Screened]] = {}
         for c in self.checkpoints:
             if c.copy_of is None:
-                alike.setdefault(-id(c) if c.same_rows is None else c.same_rows, []).append(c)
+                rows = -id(c) if c.same_rows is None else c.same_rows
+                alike.setdefault(rows, []).append(c)
         return alike
 
     def holds_best(self, c: Screened) -> float | None:
         """Chance that the places from 1 to this member's hold the best; None if unknown."""
-        known = self.chances is not None and self.has_place(c)
-        return float(self.chances.holds_best[c.rank - 1]) if known and self.chances else None
+        if self.chances is None or not self.has_place(c):
+            return None
+        return float(self.chances.holds_best[c.rank - 1])
 
     def chance(self, better: Screened, worse: Screened) -> float | None:
         """Chance that ``better`` is more accurate, if the two differ by more than 0.01; None if unknown."""
-        known = self.has_place(better) and self.has_place(worse)
-        return self.chances.between(better.rank, worse.rank) if known and self.chances else None
+        if self.chances is None or not (self.has_place(better) and self.has_place(worse)):
+            return None
+        return self.chances.between(better.rank, worse.rank)
 
     # --- names ----------------------------------------------------------------------------------------
 
@@ -475,11 +488,11 @@ class Group:
     def title(self) -> str:
         """Name in reports: a family, the shared part of its checkpoints' names, or a training's model."""
         if not self.trajectory:
-            return title_of(
-                self.family, self.scale, [c.target for c in self.checkpoints], self.tokenizer
-            )
-        local = self.trajectory[0].revision is None
-        return Path(self._run).resolve().name if local else self._run.rpartition("/")[2]
+            targets = [c.target for c in self.checkpoints]
+            return title_of(self.family, self.scale, targets, self.tokenizer)
+        if self.trajectory[0].revision is None:
+            return Path(self._run).resolve().name
+        return self._run.rpartition("/")[2]
 
     @property
     def anchor(self) -> str:
@@ -489,7 +502,7 @@ class Group:
     @cached_property
     def names(self) -> dict[Screened, str]:
         """Member -> its name in the group's tables: a training's step, else the label."""
-        names: dict[Screened, str] = {}
+        names = {c: c.label for c in self.checkpoints}
         for c in self.trajectory:
             run, step = c.training_and_step
             if step is not None:
@@ -500,7 +513,7 @@ class Group:
                 names[c] = "final model"
             else:
                 names[c] = Path(c.repo).name
-        return names | {c: c.label for c in self.checkpoints if c not in names}
+        return names
 
     @property
     def _run(self) -> str:
@@ -550,7 +563,8 @@ def grouped(checkpoints: Iterable[Screened], own: Own | None = None) -> tuple[Gr
         members.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
     groups = [Group(*name, tuple(group), own=own) for name, group in members.items()]
     titles = Counter(group.title for group in groups)
-    return tuple(
-        replace(g, tokenizer=f"tokenizer of {g.checkpoints[0].label}") if titles[g.title] > 1 else g
-        for g in groups
-    )
+    for place, group in enumerate(groups):
+        if titles[group.title] > 1:
+            tokenizer = f"tokenizer of {group.checkpoints[0].label}"
+            groups[place] = replace(group, tokenizer=tokenizer)
+    return tuple(groups)

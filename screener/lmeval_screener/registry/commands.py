@@ -70,8 +70,14 @@ class Questioned(Ordering):
         what: For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint: label, path
             or address.
         domain: Only results of this token set. Default: the most used.
+
+            For ``query`` and ``diff``.
         scale: Only this scale, such as 7B. Default: all.
+
+            For ``query``.
         top: Only the K best of each group. Default: all.
+
+            For ``query``; at least 1.
         since: For ``diff``: ``last`` for the news that were announced last, once more; else
             ``yesterday``, a date or time in UTC, or a run of the registry, for all changes since.
     """
@@ -89,8 +95,6 @@ class Questioned(Ordering):
 @takes(Questioned)
 def registry(asked: Questioned) -> Report:
     """Ask a registry that ``screen(registry=FILE)`` wrote: `News` for ``diff``, else an `Answer`.
-
-    ``scale`` and ``top`` are for ``query``; ``domain`` and ``base`` also for ``diff``.
 
     Raises:
         UsageError: No registry, or one without results; an unknown checkpoint, domain or time; SQL

@@ -30,14 +30,21 @@ class Selecting:
     """Which checkpoints are screened, besides those that are named.
 
     Attributes:
-        family: Family whose checkpoints are screened; FILE:NAME for one of your own file.
-        author: Organisation or user of the Hub whose models are screened.
-        tag: Tag of the Hub that all listed models have.
-        base_model: Model whose fine-tunes, according to the Hub, are screened.
-        since: Listed models changed since this date, or yesterday; with a registry, news since
-            then, or since the last ones. Default: all.
+        family: A family; FILE:NAME for your own.
+        author: All models of an organisation or user.
+
+            One name, or several; listed on the Hub.
+        tag: Models with this tag of the Hub.
+
+            All listed models have each of the tags.
+        base_model: Its fine-tunes, according to the Hub.
+        since: Listed models changed since then; with a registry: news since then. Default: all.
+
+            A date, or ``yesterday``. The news are ``result.news``: with a registry also since the
+            ``last`` ones, since a time (UTC), or since a run of the registry. ``last`` and
+            ``yesterday`` announce a checkpoint once.
         limit: Only the N listed models changed last. Default: all.
-        demo: Screen the bundled tiny models; needs no network.
+        demo: The bundled tiny models; needs no network.
     """
 
     family: Annotated[str | None, Option("NAME")] = None
@@ -56,13 +63,23 @@ class Measuring(Ordering):
     Attributes:
         domain: Words of the domain: bundled, SET:GROUP,GROUP or a YAML file. Default: the task's,
             else math.
-        task: lm-eval's tasks, or a set's file; the ratio is over answers of the first that has
+        task: Tasks of lm-eval, or a set's file; the ratio is over answers of the first that has
             known ones. Default: those of the domain.
-        reference: Everyday words: bundled, SET:GROUP,GROUP or a YAML file.
-        tokenizer: Tokenizer for checkpoints without one: a repository, folder, address or file.
-        accuracy: Results, or a CSV file of accuracies, to compare the order with.
-        slope: Your own slope k, as `verify --keep` writes it. Default: ours.
-        registry: SQLite file that keeps results; only new or changed checkpoints are read.
+        reference: Everyday words.
+
+            Bundled, ``SET:GROUP,GROUP`` or a YAML file.
+        tokenizer: Tokenizer for checkpoints without one.
+
+            The name of a repository, a folder, an address, or a tokenizer file.
+        accuracy: Compare with results or CSV.
+
+            lm-eval's results, or a CSV file of accuracies.
+        slope: Your slope k, of verify --keep. Default: ours.
+
+            Chances are then by your own results.
+        registry: Keep results here, read only new ones.
+
+            An SQLite file; only new or changed checkpoints are read.
     """
 
     domain: Annotated[str | None, Option("SET")] = None

@@ -25,7 +25,6 @@ from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import read_slope
 from lmeval_screener.checkpoints.concurrency import in_loop, run, side_by_side
 from lmeval_screener.errors import ScreeningError, UnreadBaseError
-from lmeval_screener.orders import RankBy
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result.gate import Gate
@@ -65,8 +64,7 @@ def screen(arguments: ScreenArguments) -> Result:
     """Rank checkpoints by the dispersion of their output rows, reading only the rows that are needed.
 
     The result has the screened checkpoints, ranked inside (family, scale), and the failed ones with
-    their reasons. With a registry, ``since`` may also be a time (UTC) or a run of it, and ``last``
-    and ``yesterday`` announce a checkpoint once; the news are ``result.news``.
+    their reasons.
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
@@ -103,8 +101,8 @@ def floor_among(
     by_label = {target.label: target for target in labelled(targets)}
     if text in by_label:
         return by_label[text]
-    near = "" if "/" in text or os.path.exists(text) else nearest(text, by_label)
-    if near:  # a mistyped label: the Hub is not asked
+    near = nearest(text, by_label)
+    if near and "/" not in text and not os.path.exists(text):  # the Hub is not asked
         raise UsageError(f"expected a checkpoint, got {text!r}{near}", argument=argument)
     wanted, *others = parse_targets(text, tokenizer)
     if others or wanted.is_glob:
@@ -244,22 +242,20 @@ class Screening:
         async with contextlib.nullcontext() if all_local else self._hub() as hub:
             known = None
             if self.session is not None:
-                known, self.session.token = self.session.find, hub.token_mark if hub else ""
+                known = self.session.find
+                self.session.token = hub.token_mark if hub else ""
             self._reader = Reader(hub, self.domain, self.reference, known)
             await self._check_tokenizer()
             targets, by_option = await self._expanded(selected.targets)
-            base, floor = (by_option.get(name, "") for name in ("base", "fail_if_below"))
+            base = by_option.get("base", "")
             readings = await self._readings(targets)
             if hub is not None:
                 await self._look_for_missing(hub, selected.complete)
-            named = [] if base else await self._named_bases(readings)
-            comparable = await self._with_bodies(await self._comparable([*readings, *named]))
-            bases = [base] if base else []
-            checkpoints = ranked(comparable, self.order, bases)
-            if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
-                comparable = [reading for reading in comparable if reading.target not in unused]
-                checkpoints = ranked(comparable, self.order, bases)
-        accounts = selected.account, self._reader.account
+            checkpoints = await self._ranked(readings, base)
+        ranked_by = self.order.rank_by or "ratio"
+        if self.order.rank_by is None and checkpoints:
+            ranked_by = checkpoints[0].ranked_by
+        accounts = (selected.account, self._reader.account)
         unread = [self._failed[target] for target in targets if target in self._failed]
         result = Result(
             domain=self.domain.name,
@@ -273,19 +269,26 @@ class Screening:
             bytes_read=sum(account.bytes_read for account in accounts),
             requests=sum(account.requests for account in accounts),
             accuracy=self._meaning_of_accuracies(targets),
-            ranked_by=self._figure_of(checkpoints),
+            ranked_by=ranked_by,
             base=base or ", ".join(c.label for c in checkpoints if c.is_base),
             slope=self.slope,
         )
-        if not floor:
+        if "fail_if_below" not in by_option:
             return result
-        return replace(result, gate=Gate.of(result.groups, unread, floor))
+        return replace(result, gate=Gate.of(result.groups, unread, by_option["fail_if_below"]))
 
-    def _figure_of(self, checkpoints: Sequence[Screened]) -> RankBy:
-        """The figure asked for, else that of the first group."""
-        if self.order.rank_by is not None:
-            return self.order.rank_by
-        return checkpoints[0].ranked_by if checkpoints else "ratio"
+    async def _ranked(self, readings: Sequence[Reading], base: str) -> list[Screened]:
+        """The checkpoints, ranked, and the bases that they name, if ``base`` is empty."""
+        named = [] if base else await self._named_bases(readings)
+        comparable = await self._with_bodies(await self._comparable([*readings, *named]))
+        bases = [base] if base else []
+        checkpoints = ranked(comparable, self.order, bases)
+        unused = {reading.target for reading in named}
+        unused -= {c.target for c in checkpoints if c.is_base}
+        if not unused:
+            return checkpoints
+        comparable = [reading for reading in comparable if reading.target not in unused]
+        return ranked(comparable, self.order, bases)
 
     def _hub(self) -> AbstractAsyncContextManager[Hub | None]:
         from lmeval_screener.checkpoints.hub import Hub
@@ -324,14 +327,16 @@ class Screening:
 
     def named(self, targets: Iterable[Target]) -> tuple[list[Target], dict[str, str]]:
         """All targets, with those of options (`floor_among`), each once and labelled; and option -> label."""
-        every, found = list(dict.fromkeys(targets)), dict[str, Target]()
+        every = dict.fromkeys(targets)
+        by_option: dict[str, Target] = {}
         for name, text in (("fail_if_below", self.fail_if_below), ("base", self.arguments.base)):
             if text is not None:
-                found[name] = floor_among(every, text, self.arguments.tokenizer, name)
-                every = list(dict.fromkeys([*every, found[name]]))
-        every = labelled(every)
-        labels = {target: target.label for target in every}
-        return every, {name: labels[target] for name, target in found.items()}
+                target = floor_among([*every], text, self.arguments.tokenizer, name)
+                by_option[name] = target
+                every[target] = None
+        with_labels = labelled([*every])
+        labels = {target: target.label for target in with_labels}
+        return with_labels, {name: labels[target] for name, target in by_option.items()}
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], dict[str, str]]:
         """The targets of `named`, with globs expanded and accuracies."""
@@ -356,18 +361,18 @@ class Screening:
         for reading in readings:
             alike[reading.target.family, reading.target.scale, reading.shape].append(reading)
         targets = [reading.target for reading in readings]
-        bases = [
-            replace(
-                parse_target(base),
-                family=members[0].target.family,
-                scale=members[0].target.scale,
-                by_file=True,
-            )
-            for members in alike.values()
-            if (base := named_base(members)) and base not in {reading.place for reading in readings}
-        ]
-        labels = labelled([*targets, *bases])[len(targets) :]
-        return await self._readings(labels, asked=False)
+        places = {reading.place for reading in readings}
+        bases: list[Target] = []
+        for members in alike.values():
+            base = named_base(members)
+            if base and base not in places:
+                first = members[0].target
+                target = replace(
+                    parse_target(base), family=first.family, scale=first.scale, by_file=True
+                )
+                bases.append(target)
+        with_labels = labelled([*targets, *bases])
+        return await self._readings(with_labels[len(targets) :], asked=False)
 
     async def _readings(self, targets: Sequence[Target], *, asked: bool = True) -> list[Reading]:
         """The readings that succeeded, in the order of the targets; a failure stops no other."""
@@ -429,7 +434,8 @@ class Screening:
     async def _read(self, target: Target) -> Reading:
         if self._stopped:
             raise _interrupted(self.session)
-        if self.session is not None and (known := self.session.pinned(target)) is not None:
+        known = None if self.session is None else self.session.pinned(target)
+        if known is not None:
             return known
         if target.on_hub and target.refused is None:
             return await self._read_from_hub(target)
@@ -469,7 +475,7 @@ class Screening:
         if isinstance(error, UnreadBaseError):
             failed = replace(failed, base=error.base, cause=error.cause)
         self._failed[target] = failed
-        return self._failed[target]
+        return failed
 
     async def _look_for_missing(self, hub: Hub, lists: Sequence[CompleteList]) -> None:
         """Record the known checkpoints that a list lacks; the Hub is asked where its answer is evidence."""
@@ -503,8 +509,9 @@ class Screening:
             commons = common_tokenizers(family, members)
             for reading in members:
                 outcome: Reading | ScreeningError = reading
-                if (common := commons[reading.tokenizer]) is None:
-                    of_family = next(common for common in commons.values() if common is not None)
+                common = commons[reading.tokenizer]
+                if common is None:
+                    of_family = next(filter(None, commons.values()))
                     outcome = mismatch(family, reading, of_family.first)
                 elif common.first.resolution != reading.resolution:
                     # Its tokenizer also has words that the others lack: rank it on the common words.
@@ -518,43 +525,43 @@ class Screening:
 
     async def _with_bodies(self, readings: Sequence[Reading]) -> list[Reading]:
         """The readings, with bodies where rows are the same: only bodies show copies."""
-        alike: dict[tuple[object, ...], list[Reading]] = {}
+        alike = defaultdict[tuple[object, ...], list[Reading]](list)
         for reading in readings:
-            alike.setdefault((reading.target.family, reading.common, reading.shape), []).append(
-                reading
-            )
-        wanted = {
-            one.target: one
-            for members in alike.values()
-            for place, original in enumerate(originals(members))
-            if original.copied is None and original.place != place
-            for one in (members[place], members[original.place])
-        }
-
-        async def body(reading: Reading) -> bytes:
-            with contextlib.suppress(ScreeningError):
-                at = reading.revision if reading.revision is not None else reading.target.revision
-                return await self._reader.body(
-                    replace(reading.target, revision=at), self._account()
-                )
-            return reading.body  # without a body nothing is called a copy
-
-        found = await side_by_side(body(reading) for reading in wanted.values())
+            alike[reading.target.family, reading.common, reading.shape].append(reading)
+        wanted: dict[Target, Reading] = {}
+        for members in alike.values():
+            for place, original in enumerate(originals(members)):
+                if original.copied is None and original.place != place:
+                    for reading in (members[place], members[original.place]):
+                        wanted[reading.target] = reading
+        found = await side_by_side(map(self._body, wanted.values()))
         bodies = dict(zip(wanted, found, strict=True))
-        return [replace(r, body=bodies[r.target]) if r.target in bodies else r for r in readings]
+        return [
+            replace(reading, body=bodies.get(reading.target, reading.body)) for reading in readings
+        ]
+
+    async def _body(self, reading: Reading) -> bytes:
+        """A reading's body; as it is where it cannot be read, as nothing is then called a copy."""
+        with contextlib.suppress(ScreeningError):
+            return await self._reader.body(_as_read(reading), self._account())
+        return reading.body
 
     async def _read_over(self, reading: Reading, common: Reading) -> Reading:
         """Read the same checkpoint, at the same commit, over another tokenizer's tokens."""
-        target = reading.target
-        at = replace(target, revision=reading.revision) if reading.revision is not None else target
-        again = await self._reader.read(at, self._account(), over=common.resolution)
+        account = self._account()
+        again = await self._reader.read(_as_read(reading), account, over=common.resolution)
         return replace(
             again,
-            target=target,
+            target=reading.target,
             bytes_read=again.bytes_read + reading.bytes_read,
             requests=again.requests + reading.requests,
             seconds=again.seconds + reading.seconds,
         )
+
+
+def _as_read(reading: Reading) -> Target:
+    """The target of a reading at the commit that was read."""
+    return replace(reading.target, revision=reading.revision or reading.target.revision)
 
 
 def _quota_of(target: Target) -> str:

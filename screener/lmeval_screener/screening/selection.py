@@ -60,14 +60,19 @@ class Query:
     @property
     def words(self) -> str:
         """The query as a user would write it."""
-        parts = [f"{self.author}/{self.pattern}"] if self.author else []
-        return ", ".join([*parts, *(f"tag {tag}" for tag in self.tags)])
+        parts = [f"tag {tag}" for tag in self.tags]
+        if self.author:
+            parts.insert(0, f"{self.author}/{self.pattern}")
+        return ", ".join(parts)
 
     def address(self, size: int) -> str:
         """Path and query of the listing's first page, most recently changed repositories first."""
-        order = {"sort": "lastModified", "limit": size, "expand": _EXPAND}
-        asked = {"author": self.author, "filter": self.tags, **order}
-        return f"/api/models?{urlencode({key: value for key, value in asked.items() if value}, doseq=True)}"
+        query: dict[str, Any] = {"sort": "lastModified", "limit": size, "expand": _EXPAND}
+        if self.author:
+            query["author"] = self.author
+        if self.tags:
+            query["filter"] = self.tags
+        return f"/api/models?{urlencode(query, doseq=True)}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,9 @@ class CompleteList:
             return ""
         if repo in self.without_weights:
             return f"{repo} has no weights any more"
-        return "" if repo in self.repos else f"{repo} is not in the list of {self.query.words}"
+        if repo not in self.repos:
+            return f"{repo} is not in the list of {self.query.words}"
+        return ""
 
 
 @dataclass
@@ -107,14 +114,18 @@ class Selected:
     def sentence(self) -> str:
         """Numbers of listed and selected repositories, reasons for others; or left-out folders; or empty."""
         if self.left_out and not self.listed:
-            some = printable(", ".join(self.left_out[:5])) + (", …" if self.left_out[5:] else "")
-            return f"left out, without config.json and weights: {some}"
+            names = printable(", ".join(self.left_out[:5]))
+            if self.left_out[5:]:
+                names += ", …"
+            return f"left out, without config.json and weights: {names}"
         if not self.listed:
             return ""
         chosen = sum(target.listed is not None for target in self.targets)
-        left_out = ", ".join(f"{count} {why}" for why, count in self.skipped.items())
         sentence = f"{self.listed} repositories listed, {chosen} taken with their commits"
-        return f"{sentence}; left out: {left_out}" if left_out else sentence
+        if self.skipped:
+            left_out = ", ".join(f"{count} {why}" for why, count in self.skipped.items())
+            sentence += f"; left out: {left_out}"
+        return sentence
 
 
 def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected:
@@ -143,13 +154,15 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
         )
     selected = Selected()
     chosen: dict[Target, Target] = {}
-    listings = iter(run(_listings(queries, first, limit, notice, selected)) if queries else ())
+    listings: list[list[Target]] = []
+    if queries:
+        listings = run(_listings(queries, first, limit, notice, selected))
     for part in parts:
-        if isinstance(part, str):
+        if isinstance(part, Query):  # a target with its commit costs less than the same one by name
+            chosen |= {target: target for target in listings.pop(0)}
+        else:
             for target in parse_targets(part, arguments.tokenizer, selected.left_out):
                 chosen.setdefault(target, target)
-        else:  # a target with its commit costs less than the same one by name
-            chosen |= {target: target for target in next(listings)}
     selected.targets = list(chosen.values())
     if arguments.family is not None:
         file, _, name = arguments.family.rpartition(":")
@@ -230,12 +243,16 @@ def read_list(file: TextIO) -> list[str]:
         ) from None
     heading = [cell.lower() for cell in rows[0]] if rows else []
     column = next((name for name in _NAME_COLUMNS if name in heading), None)
-    checkpoints = []
-    for row in rows if column is None else rows[1:]:
-        cells = {"": row[0]} if column is None else dict(zip(heading, row, strict=False))
-        if repo := cells.get(column or ""):
+    if column is None:
+        checkpoints = [row[0] for row in rows if row[0]]
+    else:
+        checkpoints = []
+        for row in rows[1:]:
+            cells = dict(zip(heading, row, strict=False))
+            repo = cells.get(column)
             revision = cells.get("revision")
-            checkpoints.append(f"{repo}@{revision}" if revision else repo)
+            if repo:
+                checkpoints.append(f"{repo}@{revision}" if revision else repo)
     if not checkpoints:
         raise UsageError(
             "expected checkpoints on standard input, one a line, got none; check what wrote it"
@@ -252,8 +269,9 @@ def query_of(text: str) -> Query | None:
     author, _, pattern = text.removeprefix("hf://").removeprefix("models/").partition("/")
     if "*" not in pattern or "/" in pattern or "@" in pattern or not _AUTHOR.fullmatch(author):
         return None
-    on_disk = matching_paths(text) or (not text.startswith("hf://") and os.path.isdir(author))
-    return None if on_disk else Query(author, pattern=pattern)
+    if matching_paths(text) or (not text.startswith("hf://") and os.path.isdir(author)):
+        return None
+    return Query(author, pattern=pattern)
 
 
 async def _listings(
@@ -266,13 +284,17 @@ async def _listings(
     """The targets of each query, up to the limit together."""
     from lmeval_screener.checkpoints.hub import Hub
 
-    found: list[list[Target]] = []
+    listings: list[list[Target]] = []
     async with Hub(notice=notice) as hub:
         selected.account = hub.account
         for query in queries:
-            left = None if limit is None else limit - sum(map(len, found))
-            found.append([] if left == 0 else await _listed(hub, query, since, left, selected))
-    return found
+            targets: list[Target] = []
+            if limit != 0:
+                targets = await _listed(hub, query, since, limit, selected)
+            if limit is not None:
+                limit -= len(targets)
+            listings.append(targets)
+    return listings
 
 
 async def _listed(
@@ -280,7 +302,8 @@ async def _listed(
 ) -> list[Target]:
     """The targets of one query, page by page, up to the limit."""
     targets: list[Target] = []
-    seen, empty = set[str](), set[str]()
+    seen = set[str]()
+    empty = set[str]()
     address: str | None = query.address(_PAGE if limit is None else min(limit, _PAGE))
     pages = set[str]()
     while address is not None:
@@ -330,11 +353,16 @@ def _parse_page(page: Any) -> list[_Entry]:
         # A repository without a commit is empty, and listed nevertheless.
         if info.get("sha") and info.get("siblings") is not None:
             files = parse_listing(info)
-            is_gated = info.get("gated") not in (None, False)
-            known = files.parameters, is_gated, files.base, files.private
-            listed = Listed(files.commit, tuple(files.files), *known)
+            listed = Listed(
+                files.commit,
+                tuple(files.files),
+                files.parameters,
+                gated=info.get("gated") not in (None, False),
+                base=files.base,
+                private=files.private,
+            )
         changed = info.get("lastModified")
-        entries.append(
-            (repository_name(info["id"]), changed if isinstance(changed, str) else "", listed)
-        )
+        if not isinstance(changed, str):
+            changed = ""
+        entries.append((repository_name(info["id"]), changed, listed))
     return entries

@@ -26,8 +26,12 @@ def hub_snapshots(folder: str) -> dict[str, str]:
         place = place / "hub"
     resolved = place.resolve()
     repositories = [resolved] if _REPOSITORY.fullmatch(resolved.name) else _repositories(place)
-    chosen = {str(repository): _snapshot(repository) for repository in repositories}
-    return {repository: snapshot for repository, snapshot in chosen.items() if snapshot}
+    chosen: dict[str, str] = {}
+    for repository in repositories:
+        snapshot = _snapshot(repository)
+        if snapshot:
+            chosen[str(repository)] = snapshot
+    return chosen
 
 
 def _repositories(place: Path) -> list[Path]:
@@ -41,18 +45,15 @@ def _repositories(place: Path) -> list[Path]:
 def _snapshot(repository: Path) -> str:
     """The folder of a repository's snapshot that is meant; empty without one."""
     snapshots = repository / "snapshots"
-    try:
-        commit = (
-            (repository / "refs" / "main").read_text(encoding="ascii", errors="replace").strip()
-        )
-    except OSError:
-        commit = ""
-    if _COMMIT.fullmatch(commit) and (snapshots / commit).is_dir():
-        return str(snapshots / commit)
+    main = repository / "refs" / "main"
     try:
         stored = [entry for entry in snapshots.iterdir() if entry.is_dir()]
+        commit = main.read_text("ascii", "replace").strip() if main.is_file() else ""
     except OSError:
         return ""
+    for entry in stored:
+        if entry.name == commit and _COMMIT.fullmatch(commit):
+            return str(entry)
     return str(max(stored, key=lambda entry: entry.stat().st_mtime)) if stored else ""
 
 
@@ -101,8 +102,10 @@ def _model_digest(manifest: Path) -> str:
     except (OSError, ValueError, RecursionError):
         return ""
     layers = content.get("layers") if isinstance(content, dict) else None
-    for layer in layers if isinstance(layers, list) else []:
+    if not isinstance(layers, list):
+        return ""
+    for layer in layers:
         if isinstance(layer, dict) and layer.get("mediaType") == _MODEL:
-            digest = layer.get("digest")
-            return digest if isinstance(digest, str) and BLOB.fullmatch(digest) else ""
+            digest = str(layer.get("digest"))
+            return digest if BLOB.fullmatch(digest) else ""
     return ""

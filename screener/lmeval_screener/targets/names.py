@@ -153,7 +153,9 @@ class Target:
         path = Path(self.tokenizer).expanduser()
         if path.is_file():
             path = path.parent
-        return str(path.resolve()) if path.is_dir() else self.tokenizer
+        if not path.is_dir():
+            return self.tokenizer
+        return str(path.resolve())
 
     def arguments(self, commit: str | None = None, folder: str | None = None) -> dict[str, str]:
         """lm-eval's arguments for loading it, at its commit if known.
@@ -162,17 +164,20 @@ class Target:
         ``revision`` is the base's: lm-eval has one for both. A ``tokenizer`` is that of the run, or the one
         given, for a folder that stores none.
         """
-        place, revision = self.place, commit or self.revision
+        revision = commit or self.revision
         given: dict[str, str | None] = {
-            "pretrained": place,
+            "pretrained": self.place,
             "revision": revision,
             "gguf_file": self.file,
+            "tokenizer": self._borrowed_tokenizer,
         }
-        given["tokenizer"] = self._borrowed_tokenizer
         if self.on is not None:
-            place = folder or label(place, revision)
-            given = {"pretrained": self.on.place, "revision": self.on.revision, "peft": place}
-            given["tokenizer"] = self._borrowed_tokenizer if self.on.tokenizer else place
+            adapter = folder or label(self.place, revision)
+            given["pretrained"] = self.on.place
+            given["revision"] = self.on.revision
+            given["peft"] = adapter
+            if not self.on.tokenizer:
+                given["tokenizer"] = adapter
         return {key: value for key, value in given.items() if value is not None}
 
 
@@ -205,7 +210,7 @@ def parse_targets(
                 source = target.tokenizer or run.tokenizers.get(folder)
                 targets.append(replace(target, repo=str(Path(folder)), tokenizer=source))
         else:
-            targets.append(target if target.refused else _not_local(target, path))
+            targets.append(_not_local(target, path))
     return targets
 
 
@@ -213,16 +218,16 @@ def _not_local(target: Target, path: str) -> Target:
     """A name without an owner; refused if it is ``demo``, or close to a family's or a local file's."""
     from lmeval_screener.budgets import bundled_yaml
 
-    if not target.on_hub or "/" in path or target.revision is not None:
+    is_plain = target.on_hub and "/" not in path and target.revision is None
+    if target.refused or not is_plain:
         return target
     families = bundled_yaml(Path(__file__).with_name("families.yaml"))["families"]
-    alike = sorted(
-        (name for name in families if name.lower().startswith(target.repo.lower())), key=len
-    )
+    written = target.repo.lower()
+    alike = sorted((name for name in families if name.lower().startswith(written)), key=len)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
-    if target.repo.lower() == "demo":
+    if written == "demo":
         why = "the bundled family: `screen-checkpoints --demo`"
-    elif alike and alike[0].lower() == target.repo.lower():
+    elif alike and alike[0].lower() == written:
         why = f"a family: `screen-checkpoints --family {alike[0]}`"
     elif alike:
         why = f"short for {', '.join(alike)}? `screen-checkpoints --family {alike[0]}`"
@@ -241,9 +246,8 @@ def matching_paths(text: str) -> list[str]:
     path = os.path.expanduser(text.removeprefix("file://"))
     if "://" in path or not glob.has_magic(path) or os.path.exists(path):
         return []
-    return sorted(
-        (p for p in glob.glob(path) if p.endswith(SUFFIXES) or os.path.isdir(p)), key=step_key
-    )
+    matches = [p for p in glob.glob(path) if p.endswith(SUFFIXES) or os.path.isdir(p)]
+    return sorted(matches, key=step_key)
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
@@ -273,15 +277,12 @@ def parse_name(text: str) -> Target:
         return Target(text)
     if text.startswith("file://"):
         return parse_name(unquote(text.removeprefix("file://")) or ".")
-    if (local := _on_disk(text)) is not None:
+    local = _on_disk(text)
+    if local is not None:
         return local
-    rest, colon, choice = text.rpartition(":")
-    if (
-        colon
-        and _GGUF_CHOICE.fullmatch(choice)
-        and len(rest) > 1
-        and not re.fullmatch(r"\w+://[^/]*", rest)
-    ):
+    rest, _, choice = text.rpartition(":")
+    is_host = re.fullmatch(r"\w+://[^/]*", rest)
+    if len(rest) > 1 and _GGUF_CHOICE.fullmatch(choice) and not is_host:
         return replace(parse_name(rest), file=choice)
     scheme, mark, rest = text.partition("://")
     if not mark:
@@ -293,12 +294,13 @@ def parse_name(text: str) -> Target:
         if at and not revision:
             raise _bad(text, "the revision after the @ is missing")
     elif scheme in ("http", "https"):
-        if (address := _storage_address(text)) is not None:
-            return Target("").at(address)
+        if not _is_page_of_hub(text):
+            return Target("").at(text)
         name, revision = _page_of_revision(text)
     elif scheme == "hf":
         name, _, revision = rest.partition("@")
-        name, revision = name.rstrip("/").removeprefix("models/"), revision.rstrip("/")
+        name = name.rstrip("/").removeprefix("models/")
+        revision = revision.rstrip("/")
         if name.startswith(("datasets/", "spaces/", "buckets/")) or name.count("/") > 1:
             raise _bad(text, "only whole model repositories can be read: hf://ORGANISATION/NAME")
     elif _SCHEME.fullmatch(scheme) and rest.strip("/") and rest.isprintable():
@@ -307,34 +309,34 @@ def parse_name(text: str) -> Target:
         raise _bad(text, "an address needs a scheme before :// and a place after it")
     name = name.rstrip("/")
     if not REPOSITORY.fullmatch(name) or ".." in name:
-        raise _bad(
-            text, "which matches nothing here; check the pattern" if glob.has_magic(text) else ""
-        )
+        is_pattern = glob.has_magic(text)
+        raise _bad(text, "which matches nothing here; check the pattern" if is_pattern else "")
     return Target(name, revision or None)
 
 
 def _missing(text: str) -> ScreeningError:
     """The error of a path that cannot be read, with the nearest name."""
-    path, near = os.path.expanduser(text), list[str]()
-    if os.path.lexists(path):
-        why = ", a broken link" if os.path.islink(path) else ", which is neither"
+    path = os.path.expanduser(text)
+    near: list[str] = []
+    if os.path.islink(path):
+        why = ", a broken link"
+    elif os.path.lexists(path):
+        why = ", which is neither"
     elif glob.has_magic(path):
         why = ", which matches nothing"
     else:
-        why = f"; that {'file' if text.endswith(SUFFIXES) else 'folder'} does not exist"
+        kind = "file" if text.endswith(SUFFIXES) else "folder"
+        why = f"; that {kind} does not exist"
         folder, name = os.path.split(path.rstrip("/"))
         folders, files = names_in(folder or ".")
         entries = [*folders, *(file for file in files if file.endswith(SUFFIXES))]
         here = [joined(folder, entry) for entry in entries]
         near = difflib.get_close_matches(joined(folder, name), here, n=1)
     why += f"; did you mean {near[0]}?" if near else ": check the path"
-    hub = (
-        f" (the Hub's repository is hf://{text})"
-        if REPOSITORY.fullmatch(text) and "/" in text
-        else ""
-    )
+    if REPOSITORY.fullmatch(text) and "/" in text:
+        why += f" (the Hub's repository is hf://{text})"
     return ScreeningError(
-        "FolderNotFound", f"expected a folder or a weights file, got {text!r}{why}{hub}"
+        "FolderNotFound", f"expected a folder or a weights file, got {text!r}{why}"
     )
 
 
@@ -343,7 +345,8 @@ def _on_disk(text: str) -> Target | None:
     path = Path(text)
     try:
         path = path.expanduser()
-        is_file, is_folder = path.is_file(), bool(text) and path.is_dir()
+        is_file = path.is_file()
+        is_folder = bool(text) and path.is_dir()
     except (OSError, RuntimeError, ValueError):  # an unknown ~user, a NUL, a name that is too long
         return None
     if is_file and is_gguf(path.name):
@@ -362,20 +365,19 @@ def _on_disk(text: str) -> Target | None:
     return None
 
 
-def _storage_address(text: str) -> str | None:
-    """The address of a file or folder, unchanged; None for a model's page on the Hub."""
+def _is_page_of_hub(text: str) -> bool:
+    """Whether an address is of a page on the Hub, not of a file or folder elsewhere."""
     from huggingface_hub import constants
 
     try:
-        address, endpoint = urlsplit(text), urlsplit(constants.ENDPOINT)
+        address = urlsplit(text)
+        endpoint = urlsplit(constants.ENDPOINT)
         port = address.port
     except ValueError:
         raise _bad(text) from None
     if not address.hostname or port == 0 or not text.isprintable():
         raise _bad(text, "its host is missing")
-    if address.netloc != endpoint.netloc and address.netloc not in _HOSTS:
-        return text
-    return None
+    return address.netloc in (endpoint.netloc, *_HOSTS)
 
 
 def _page_of_revision(text: str) -> tuple[str, str]:
@@ -383,25 +385,28 @@ def _page_of_revision(text: str) -> tuple[str, str]:
     parts = [part for part in urlsplit(text).path.split("/") if part]
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
         raise _bad(text, "it is a list of models; write 'ORG/*', or name an author or a tag")
-    if parts[:1] in (["datasets"], ["spaces"], ["papers"], ["collections"], ["buckets"]):
+    if parts and parts[0] in ("datasets", "spaces", "papers", "collections", "buckets"):
         raise _bad(text, f"that page is about {parts[0]}, not a model")
     # gpt2/tree/main: the oldest repositories have no organisation.
-    cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2
-    name, verb, revision = "/".join(parts[:cut]), parts[cut : cut + 1], parts[cut + 1 :]
-    if verb in ([], ["commits"]):
+    cut = 2
+    if len(parts) == 1 or parts[1:2] in (["tree"], ["blob"], ["resolve"], ["commit"]):
+        cut = 1
+    name = "/".join(parts[:cut])
+    verb, *revision = parts[cut:] or [""]
+    if verb in ("", "commits"):
         return name, ""
-    if verb in (["tree"], ["commit"]) and revision[:1] == ["refs"]:
-        return name, "/".join(revision)
-    if verb in (["tree"], ["commit"]) and len(revision) == 1:
-        return name, unquote(revision[0])
+    if verb in ("tree", "commit"):
+        if revision[:1] == ["refs"]:
+            return name, "/".join(revision)
+        if len(revision) == 1:
+            return name, unquote(revision[0])
     whole = f"{name}@{unquote(revision[0])}" if revision else name
     raise _bad(text, f"that page is not a whole revision; give the checkpoint: {whole}")
 
 
 def _bad(text: str, why: str = "") -> ScreeningError:
-    return ScreeningError(
-        "BadName", f"expected {_FORMS}, got {text!r}" + (f": {why}" if why else "")
-    )
+    reason = f": {why}" if why else ""
+    return ScreeningError("BadName", f"expected {_FORMS}, got {text!r}{reason}")
 
 
 def storable(text: str) -> str:
@@ -435,29 +440,28 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
     """
     from lmeval_dispersion.report.cells import short_names
 
-    cached = {
-        target: name for target in targets if target.local and (name := cached_name(target.place))
-    }
-    paths = {
-        target: _path(target) for target in targets if not target.on_hub and target not in cached
-    }
-    short = dict(zip(paths, short_names(list(paths.values())), strict=True))
-    labels = []
+    paths: dict[Target, str] = {}
     for target in targets:
-        text = cached.get(target) or short.get(target, target.name)
-        if (
-            target in paths
-            and "/" not in text
-            and (target.scheme == "models" or text.endswith(".gguf"))
-        ):
-            text = "/".join(paths[target].rsplit("/", 2)[-2:])
-        labels.append(text)
+        if not target.on_hub and _cached_name(target) is None:
+            paths[target] = _path(target)
+    short = dict(zip(paths, short_names(list(paths.values())), strict=True))
     seen = Counter[str]()
-    for place, text in enumerate(labels):
+    with_labels: list[Target] = []
+    for target in targets:
+        text = _cached_name(target) or short.get(target, target.name)
+        is_version = target.scheme == "models" or text.endswith(".gguf")
+        if target in paths and "/" not in text and is_version:
+            text = "/".join(paths[target].rsplit("/", 2)[-2:])
         seen[text] += 1
         if seen[text] > 1:
-            labels[place] = f"{text} ({seen[text]})"
-    return [replace(target, labelled=text) for target, text in zip(targets, labels, strict=True)]
+            text = f"{text} ({seen[text]})"
+        with_labels.append(replace(target, labelled=text))
+    return with_labels
+
+
+def _cached_name(target: Target) -> str | None:
+    """The repository of a folder in a Hub cache; None for any other."""
+    return cached_name(target.place) if target.local else None
 
 
 def shared_name(targets: Sequence[Target]) -> str:
@@ -466,23 +470,21 @@ def shared_name(targets: Sequence[Target]) -> str:
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'
     """
-    cached = [cached_name(target.place) if target.local else None for target in targets]
-    pairs = zip(cached, targets, strict=True)
-    paths = [name or (target.repo if target.on_hub else _path(target)) for name, target in pairs]
+    paths = []
+    for target in targets:
+        path = target.repo if target.on_hub else _path(target)
+        paths.append(_cached_name(target) or path)
     if len({(target.scheme, target.local) for target in targets}) > 1:
         return ""
-    return (
-        os.path.basename(os.path.commonpath(paths))
-        if len(paths) > 1
-        else paths[0].rsplit("/", 1)[-1]
-    )
+    if len(paths) > 1:
+        return os.path.basename(os.path.commonpath(paths))
+    return paths[0].rpartition("/")[2]
 
 
 def _path(target: Target) -> str:
     if target.local:
-        path = printable(
-            os.path.abspath(target.repo).replace(os.sep, "/")
-        )  # so that `.` has a name
+        # Absolute, so that `.` has a name.
+        path = printable(os.path.abspath(target.repo).replace(os.sep, "/"))
     else:
         path = target.shown.partition(":/")[2].strip("/")
     if target.file is None:

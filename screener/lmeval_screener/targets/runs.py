@@ -64,12 +64,9 @@ def step_key(revision: str) -> tuple[tuple[int, str], ...]:
     """Sort key that puts ``step1000`` before ``step2000`` before ``step10000``."""
     key = []
     for index, part in enumerate(re.split(r"([0-9]+)", revision)):
-        if index % 2:
-            # A number's order is that of its length, then of its digits: `int` refuses thousands of them.
-            digits = part.lstrip("0")
-            key.append((len(digits), digits))
-        else:
-            key.append((-1, part))
+        # A number's order is that of its length, then of its digits: `int` refuses thousands of them.
+        digits = part.lstrip("0")
+        key.append((len(digits), digits) if index % 2 else (-1, part))
     return tuple(key)
 
 
@@ -79,9 +76,8 @@ def step_number(revision: str) -> float | None:
     >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
     (140000.0, 500.0, None)
     """
-    number = re.search(r"step[-_=]?([0-9]+)", revision, re.IGNORECASE) or re.search(
-        r"([0-9]+)", revision
-    )
+    number = re.search(r"step[-_=]?([0-9]+)", revision, re.IGNORECASE)
+    number = number or re.search(r"([0-9]+)", revision)
     if number is None or len(number[1]) > _DIGITS:
         return None
     return float(number[1])
@@ -123,24 +119,36 @@ def checkpoints_in(folder: str) -> Run:
     folders, files = names_in(folder)
     if _holds_model(files):
         return _model_and_results(folder, (folders, files))
-    if cached := hub_snapshots(folder):
-        held = {place: _holds_model(names_in(place)[1]) for place in cached.values()}
-        without = [repository for repository, place in cached.items() if not held[place]]
-        return Run([place for place in held if held[place]] or [folder], without)
+    cached = hub_snapshots(folder)
+    if cached:
+        run = Run()
+        for repository, place in cached.items():
+            if _holds_model(names_in(place)[1]):
+                run.checkpoints.append(place)
+            else:
+                run.left_out.append(repository)
+        run.checkpoints = run.checkpoints or [folder]
+        return run
     _refuse_ollama(folder)
-    inner = [
-        joined(folder, name) for name in sorted(folders, key=step_key) if not name.startswith(".")
-    ]
-    if found := _subfolders(folder, {place: names_in(place) for place in inner}):
-        return found
-    _refuse_deeper(folder)
-    return Run([folder])
+    listed: dict[str, Names] = {}
+    for name in sorted(folders, key=step_key):
+        if not name.startswith("."):
+            place = joined(folder, name)
+            listed[place] = names_in(place)
+    subfolders = _subfolders(folder, listed)
+    if subfolders is None:
+        _refuse_deeper(folder)
+    return subfolders or Run([folder])
 
 
 def _model_and_results(folder: str, names: Names) -> Run:
     """A model's folder, after results of the same training in it, such as ``merged``."""
-    places = [joined(folder, name) for name in sorted(names[0]) if _RESULT.fullmatch(name)]
-    models = {place: files for place in places if _holds_readable(files := names_in(place)[1])}
+    models: dict[str, Collection[str]] = {}
+    for name in sorted(filter(_RESULT.fullmatch, names[0])):
+        place = joined(folder, name)
+        _, files = names_in(place)
+        if _holds_readable(files):
+            models[place] = files
     models[folder] = names[1]
     return Run([*models], tokenizers=_tokenizers(models, [(folder, names)]))
 
@@ -149,11 +157,9 @@ def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
     """The models in subfolders; the folder itself where its program's own sentence says more; else None."""
     models = {place: files for place, (_, files) in listed.items() if _holds_model(files)}
     if not any("config.json" in files or _holds_readable(files) for files in models.values()):
-        below = [
-            f"{os.path.basename(place)}/{name}"
-            for place, (_, files) in listed.items()
-            for name in files
-        ]
+        below: list[str] = []
+        for place, (_, files) in listed.items():
+            below += [joined(os.path.basename(place), name) for name in files]
         if layout_of(below, folder):
             return Run([folder])
     if not models:
@@ -171,11 +177,13 @@ def _refuse_ollama(folder: str) -> None:
     blobs = ollama_models(folder)
     if not blobs:
         return
-    first = ", ".join(f"{blob} ({name})" for name, blob in [*blobs.items()][:_NAMED])
+    names = ", ".join(f"{blob} ({name})" for name, blob in [*blobs.items()][:_NAMED])
+    if len(blobs) > _NAMED:
+        names += ", …"
     raise ScreeningError(
         "FolderNotFound",
         f"expected a checkpoint, got {folder}, a store of Ollama with {len(blobs)} models; name their "
-        f"blobs: {first}{', …' if len(blobs) > _NAMED else ''}",
+        f"blobs: {names}",
     )
 
 
@@ -235,9 +243,8 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
     inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top[0]]
     listings = yield inner
     for place, (folders, _) in zip([folder, *inner], [top, *listings], strict=True):
-        if steps := _steps_among(folders):
-            models = yield from _models_in([joined(place, step) for step in steps])
-            return (yield from _whole_run(folder, top, place, folders, models))
+        if _steps_among(folders):
+            return (yield from _whole_run(folder, top, place, folders))
     # The names of `.` and `..` are in the whole path.
     name = os.path.basename(os.path.abspath(folder)) if folder else ""
     if not _STEP_FOLDER.fullmatch(name):
@@ -261,34 +268,27 @@ def _steps_among(folders: Iterable[str]) -> list[str]:
 
 
 def _whole_run(
-    folder: str,
-    top: Names,
-    store: str,
-    folders: Collection[str],
-    models: Mapping[str, Collection[str]],
+    folder: str, top: Names, store: str, folders: Collection[str]
 ) -> Generator[list[str], list[Names], Run]:
-    """A run in ``folder``, with the models of its steps from ``store`` and the names in them."""
+    """A run in ``folder``, whose steps and perhaps other models are the ``folders`` of ``store``."""
     steps = _steps_among(folders)
+    models = yield from _models_in([joined(store, step) for step in steps])
     others = [joined(store, name) for name in folders if name not in steps]
     if store != folder:
         others += [joined(folder, name) for name in top[0] if joined(folder, name) != store]
     places = [place for place in others if not _is_no_model(os.path.basename(place))]
     places.sort(key=step_key)
     listings = yield places
-    listed = list(zip(places, listings, strict=True))
-    with_model = {
-        place: files
-        for place, (_, files) in listed
-        if _holds_readable(files) or ("config.json" in files and holds_weights(files))
-    }
-    whole = {**models, **with_model}
-    if _holds_readable(top[1]):
-        whole[folder] = top[1]
-    left_out = list[str]()
-    for place, (_, files) in listed:
-        if place not in with_model and _RACE not in files:
+    left_out: list[str] = []
+    for place, (_, files) in zip(places, listings, strict=True):
+        if _holds_readable(files) or ("config.json" in files and holds_weights(files)):
+            models[place] = files
+        elif _RACE not in files:
             left_out.append(place)
-    return Run([*whole], left_out, _tokenizers(whole, [(folder, top), *listed]))
+    if _holds_readable(top[1]):
+        models[folder] = top[1]
+    outer = [(folder, top), *zip(places, listings, strict=True)]
+    return Run([*models], left_out, _tokenizers(models, outer))
 
 
 def _is_no_model(name: str) -> bool:
@@ -336,12 +336,15 @@ def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, 
                 whole.setdefault(step, place)
             elif has_config or has_weights:
                 either.setdefault(step, place)
-            below += [
-                (step, joined(place, name)) for name in sorted(folders) if not name.startswith(".")
-            ]
+            for name in sorted(folders):
+                if not name.startswith("."):
+                    below.append((step, joined(place, name)))
         level = [(step, place) for step, place in below if step not in whole]
-    chosen = [whole.get(step) or either.get(step) or step for step in steps]
-    return {place: names[place] for place in chosen}
+    models: dict[str, Collection[str]] = {}
+    for step in steps:
+        place = whole.get(step) or either.get(step) or step
+        models[place] = names[place]
+    return models
 
 
 def joined(path: str, name: str) -> str:
@@ -364,9 +367,13 @@ def possible_runs(folder: str) -> tuple[str, str]:
     >>> possible_runs("out/run1/checkpoints/merged")
     ('out/run1/checkpoints/merged', 'out/run1')
     """
-    path = Path(folder)
-    parent = path.parent.parent if path.parent.name in _STORE_FOLDERS else path.parent
-    return str(path), str(parent)
+    return str(Path(folder)), _run_of(Path(folder))
+
+
+def _run_of(place: Path) -> str:
+    """The folder around a checkpoint's, or around its store of checkpoints."""
+    above = place.parent
+    return str(above.parent if above.name in _STORE_FOLDERS else above)
 
 
 def is_epoch(step: str) -> bool:
@@ -383,6 +390,5 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
     path = Path(folder)
     for place in (path, *list(path.parents)[:_DEPTH]):
         if _STEP_FOLDER.fullmatch(place.name) or _EPOCH_FOLDER.fullmatch(place.name):
-            run = place.parent.parent if place.parent.name in _STORE_FOLDERS else place.parent
-            return str(run), place.name
+            return _run_of(place), place.name
     return None

@@ -36,11 +36,15 @@ from lmeval_screener.tokens.vocabulary import Vocabulary
 
 # T: of the tokens that differ between answers as many as cover this share of their weight, within bounds; if
 # the most frequent ones within the bounds cover less than the least share, answers differ in too many words.
-COVERED, LEAST, LEAST_COVERED = 0.9, 3, 2 / 3
+COVERED = 0.9
+LEAST = 3
+LEAST_COVERED = 2 / 3
 SAME = 0.9  # a token in more than this share of the answers does not differ between them
 WORDS = 5  # an answer with more words that differ is a sentence
 _ELSEWHERE = {"domain": "words of a domain: give it as the domain"}
 _WORD = re.compile(r"[^\W\d_]+")
+_WORD_OR_DIGIT = re.compile(r"\d|[^\W\d_]+")
+_PATTERN = re.compile(r"[*?[]")
 _ASK = "a few questions of all (`dispersion race --all --budget 5% --task {}`)"
 Piece = tuple[int, str]  # row and spelling
 
@@ -102,24 +106,25 @@ def tasks_in(tasks: str) -> tuple[str, ...]:
     """lm-eval's tasks in ``NAME,NAME``; a set's file (UsageError if broken) gives its own, no patterns."""
     names: list[str] = []
     for name in _split(tasks):
-        of_file = load_answers(name).tasks if is_file(name) else (name,)
-        names += [task for task in of_file if not set("*?[") & set(task)]
-    return tuple(dict.fromkeys(names))
+        names += load_answers(name).tasks if is_file(name) else (name,)
+    return tuple(name for name in dict.fromkeys(names) if not _PATTERN.search(name))
 
 
 def _split(names: str) -> list[str]:
     """The names in ``NAME,NAME``."""
-    return [name.strip() for name in names.split(",") if name.strip()]
+    return list(filter(None, map(str.strip, names.split(","))))
 
 
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
     """The answer set of a bundled domain, for the ratio; None without known answers."""
-    if domain_set_name == "math":  # digits: answers consist of them
-        digits = [
-            text for group in load_token_set("math").groups.values() for text in group.texts()
-        ]
-        return AnswerSet("math", (), "math", "the ten digits", dict.fromkeys(digits, 1))
-    return load_answers("humaneval") if domain_set_name == "code" else None
+    if domain_set_name == "code":
+        return load_answers("humaneval")
+    if domain_set_name != "math":
+        return None
+    digits: dict[str, int] = {}  # of which answers consist
+    for group in load_token_set("math").groups.values():
+        digits |= dict.fromkeys(group.texts(), 1)
+    return AnswerSet("math", (), "math", "the ten digits", digits)
 
 
 def resolve_answers(
@@ -144,23 +149,25 @@ def resolve_answers(
                 f"{answers.name}: its tokens come from {answers.base}, whose tokenizer differs from this "
                 "checkpoint's; make the set with this checkpoint's own base: `dispersion tokens --base`",
             )
-        places = ((vocabulary.text_row(piece), piece) for piece in answers.pieces)
-        rows = [(row, piece) for row, piece in places if row is not None and row not in left_out]
+        rows: list[Piece] = []
+        for piece in answers.pieces:
+            row = vocabulary.text_row(piece)
+            if row is not None and row not in left_out:
+                rows.append((row, piece))
     else:
 
         def cut(text: str) -> Iterable[Piece]:
             return (token for token in vocabulary.cut(text) if token[0] not in left_out)
 
-        found = differing(answers.name, answers.answers, cut)
-        rows = most_frequent(answers.name, found.weights)[: answers.most]
-        rows += _missing(rows, found.all_weights, vocabulary)
-        kept: Mapping[Piece, int] = {
-            **found.weights,
-            **{row: found.all_weights[row] for row in rows},
-        }
+        counts = differing(answers.name, answers.answers, cut)
+        rows = most_frequent(answers.name, counts.weights)[: answers.most]
+        rows += _missing(rows, counts.all_weights, vocabulary)
+        kept = dict(counts.weights)
+        for token in rows:
+            kept[token] = counts.all_weights[token]
         if all(len(vocabulary.text(piece).strip()) == 1 for _, piece in rows):
-            kept = found.all_weights  # numbers and letters are right in any form
-        left = 1 - sum(kept.values()) / found.everything
+            kept = counts.all_weights  # numbers and letters are right in any form
+        left = 1 - sum(kept.values()) / counts.everything
     if len(rows) < LEAST:
         raise ScreeningError(
             "TooFewTokens",
@@ -168,9 +175,8 @@ def resolve_answers(
             f"{len(rows)} ({', '.join(piece for _, piece in rows) or 'none'}): errors leave each out in "
             f"turn, and one alone has no distance; ask {_ASK.format(answers.name)}, or name a domain",
         )
-    return tuple(
-        Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows
-    ), left
+    tokens = [Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows]
+    return tuple(tokens), left
 
 
 def left_out_note(task: str, share: float) -> str:
@@ -185,9 +191,8 @@ def left_out_note(task: str, share: float) -> str:
 
 def check_answers(name: str, answers: Mapping[str, int]) -> None:
     """Raise ScreeningError for answers that are running text, before a tokenizer is known."""
-    words = re.compile(r"\d|[^\W\d_]+")
-    found = differing(name, answers, lambda text: [(0, word) for word in words.findall(text)])
-    most_frequent(name, found.weights)
+    counts = differing(name, answers, lambda text: _words(text, _WORD_OR_DIGIT))
+    most_frequent(name, counts.weights)
 
 
 class Differing(NamedTuple):
@@ -209,9 +214,9 @@ def differing(
     Raises:
         ScreeningError: ``TooFewTokens``: most answers are sentences.
     """
-    words = {text: {(0, word) for word in _WORD.findall(text)} for text in answers}
-    same = _in_nearly_all(words, answers)
-    short = {text: n for text, n in answers.items() if len(words[text] - same) <= WORDS}
+    words = {text: _words(text, _WORD) for text in answers}
+    same_words = _in_nearly_all(words, answers)
+    short = {text: n for text, n in answers.items() if len(words[text] - same_words) <= WORDS}
     sentences = 1 - sum(short.values()) / max(1, sum(answers.values()))
     if sentences > 1 / 2:
         raise ScreeningError(
@@ -219,11 +224,19 @@ def differing(
             f"{name}: {sentences:.0%} of its answers are sentences (more than {WORDS} words that differ "
             f"between answers); ask {_ASK.format(name)}, or name a domain",
         )
-    tokens = {text: {*cut(text)} for text in answers}
-    whole = {token for text in short if len(tokens[text]) == 1 for token in tokens[text]}
-    weights, same = _weights(tokens, short), _in_nearly_all(tokens, short) - whole
+    tokens = {text: set(cut(text)) for text in answers}
+    same = _in_nearly_all(tokens, short)
+    for text in short:
+        if len(tokens[text]) == 1:
+            same -= tokens[text]
+    weights = _weights(tokens, short)
     differ = Counter({token: count for token, count in weights.items() if token not in same})
     return Differing(differ, weights, max(1, _weights(tokens, answers).total()))
+
+
+def _words(text: str, pattern: re.Pattern[str]) -> set[Piece]:
+    """The words in a text in place of tokens, all of row 0."""
+    return {(0, word) for word in pattern.findall(text)}
 
 
 def _weights(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> Counter[Piece]:
@@ -248,9 +261,11 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
     Raises:
         ScreeningError: ``TooFewTokens``: 100 cover less than two thirds.
     """
-    ordered = sorted(weights.items(), key=lambda item: (-item[1], item[0]))[:MOST]
-    whole, run, last, taken = weights.total(), 0, 0, list[Piece]()
-    for token, weight in ordered:
+    whole = weights.total()
+    run = 0
+    last = 0
+    taken: list[Piece] = []
+    for token, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0]))[:MOST]:
         if run < COVERED * whole or len(taken) < LEAST:
             last = weight
         elif 2 * weight < last:
@@ -280,7 +295,8 @@ def _missing(rows: Sequence[Piece], tokens: Iterable[Piece], vocabulary: Vocabul
     missing = list[Piece]()
     for members in classes.values():
         others = [token for token in members if token not in rows]
-        missing += others if 3 * len(others) <= len(members) else []
+        if 3 * len(others) <= len(members):
+            missing += others
     return missing
 
 
@@ -290,11 +306,13 @@ def _set(path: Path, file: _File, asked: str) -> AnswerSet:
             f"{asked} has no answer tokens: {file.refused}; name a domain, or let a base find tokens: "
             f"`dispersion tokens {asked} --base MODEL -o set.yaml`"
         )
-    if bool(file.answers) == bool(file.pieces) or bool(file.pieces) != bool(
-        file.tokenizer and file.base
-    ):
+    is_from_base = bool(file.tokenizer and file.base)
+    if bool(file.answers) == bool(file.pieces) or bool(file.pieces) != is_from_base:
         raise mistake(path, "", "either `answers`, or `pieces` with `tokenizer` and `base`", None)
-    about = f"answers of {file.name}" + (f" as {file.base} begins them" if file.base else "")
+    about = f"answers of {file.name}"
+    if file.base:
+        about += f" as {file.base} begins them"
     if file.documents:
-        about += f" ({file.documents:,} {'questions' if file.pieces else 'documents'})"
+        unit = "questions" if file.pieces else "documents"
+        about += f" ({file.documents:,} {unit})"
     return replace(file, about=about)

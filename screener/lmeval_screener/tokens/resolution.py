@@ -13,7 +13,6 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 
-from lmeval_dispersion.errors import UsageError
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import (
     AnswerSet,
@@ -43,58 +42,66 @@ def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -
     """
     from lmeval_screener.tokens.answers import LEAST, answers_of_domain, first_known, tasks_in
 
-    task, answers, refused = "", None, list[UsageError]()
+    task = ""
+    remark = ""
+    answers: AnswerSet | None = None
     evaluated: tuple[str, ...] = ()
     if isinstance(tasks, AnswerSet):
-        task, answers, evaluated = tasks.name, tasks, tasks.tasks
+        answers = tasks
+        task = tasks.name
+        evaluated = tasks.tasks
     elif tasks:
         task, answers, refused = first_known(tasks)
         if answers is None and name is None:
             raise refused[0]
         evaluated = tasks_in(tasks)
-    if answers is not None and is_file(task):
-        task = answers.name
-    why = str(refused[0]).partition(";")[0] if refused else ""
-    remark = f"the ratio is over tokens of {task or name}; {why}" if refused else ""
+        if answers is not None and is_file(task):
+            task = answers.name
+        if refused:
+            why = str(refused[0]).partition(";")[0]
+            remark = f"the ratio is over tokens of {task or name}; {why}"
     if answers is None:
         answers = answers_of_domain(name or DOMAIN)
-    if answers is None or not (task or answers.tasks):
-        words = load_token_set(
-            name or DOMAIN
-        )  # the set itself holds the answers, or they are not known
-        return replace(words, tasks=evaluated or words.tasks, remark=remark)
-    if name or answers.domain:
-        words = load_token_set(name or answers.domain)
+    if name or answers is None or answers.domain:
+        words = load_token_set(name or (answers and answers.domain) or DOMAIN)
     else:
         words = TokenSet(answers.name, "domain", LEAST, {}, "")
+    words = replace(words, tasks=evaluated or words.tasks, remark=remark)
+    if answers is None or not (task or answers.tasks):
+        return words  # the set itself holds the answers, or they are not known
     digest = hashlib.sha256(f"{words.digest} {answers.digest}".encode()).hexdigest()
-    return replace(
-        words,
-        answers=answers,
-        task=task,
-        tasks=evaluated or words.tasks,
-        digest=digest,
-        remark=remark,
-    )
+    return replace(words, answers=answers, task=task, digest=digest)
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """The rows of T and R in one vocabulary."""
+    """The rows of T and R in one vocabulary.
 
-    domain: tuple[Token, ...]  # T in the order of the token set
-    reference: tuple[Token, ...]  # R likewise, without the rows of T
-    dropped: tuple[str, ...]  # surface forms of T that are not a single piece
-    dropped_reference: tuple[str, ...]  # surface forms of R that are not a single piece
-    never_made: tuple[
-        str, ...
-    ]  # those whose piece exists but is never made from text, with the reason
-    shared: tuple[Token, ...]  # tokens of R that are rows of T, and so were removed from R
-    one_row: tuple[str, ...]  # words of one set that share a row, which counts once
-    digit_scheme: DigitScheme  # how numbers are split, see `Vocabulary.digit_scheme`
-    vocabulary: int  # the tokenizer's rows: its last id + 1; a padded matrix has more
-    answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty if unknown
-    left_out: float = 0.0  # share of the answers' tokens that do not differ, or are in sentences
+    Attributes:
+        domain: T, in the order of the token set.
+        reference: R likewise, without the rows of T.
+        dropped: Surface forms of T that are not a single piece.
+        dropped_reference: Those of R.
+        never_made: Those whose piece exists but is never made from text, with the reason.
+        shared: Tokens of R that are rows of T, and so were removed from R.
+        one_row: Words of one set that share a row, which counts once.
+        digit_scheme: How numbers are split, see `Vocabulary.digit_scheme`.
+        vocabulary: The tokenizer's rows: its last id + 1; a padded matrix has more.
+        answers: T of the ratio, none of them in R; empty if unknown.
+        left_out: Share of the answers' tokens that do not differ, or are in sentences.
+    """
+
+    domain: tuple[Token, ...]
+    reference: tuple[Token, ...]
+    dropped: tuple[str, ...]
+    dropped_reference: tuple[str, ...]
+    never_made: tuple[str, ...]
+    shared: tuple[Token, ...]
+    one_row: tuple[str, ...]
+    digit_scheme: DigitScheme
+    vocabulary: int
+    answers: tuple[Token, ...] = ()
+    left_out: float = 0.0
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
@@ -135,14 +142,16 @@ class Resolution:
 def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
     """The rows of T and R in a vocabulary, by the rule in the module's docstring; or ScreeningError."""
     tokens, dropped, doubled = lookup(domain, vocabulary)
-    answers, left_out = tuple[Token, ...](), 0.0
+    answers: tuple[Token, ...] = ()
+    left_out = 0.0
     if domain.answers is not None:
         from lmeval_screener.tokens.answers import resolve_answers
 
         # Answers that a vocabulary lacks are an error only if the user asked for them.
         with contextlib.nullcontext() if domain.task else contextlib.suppress(ScreeningError):
             answers, left_out = resolve_answers(domain.answers, vocabulary, reference)
-    tokens = tokens if domain.groups else list(answers)
+    if not domain.groups:
+        tokens = list(answers)
     rows_of_domain = {token.id for token in tokens}
     everyday, dropped_reference, doubled_reference = lookup(reference, vocabulary)
     kept = tuple(token for token in everyday if token.id not in rows_of_domain)
@@ -150,30 +159,34 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
     _check_count(domain, len(tokens), dropped)
     taken = f", {len(shared)} belong to {domain.name}" if shared else ""
     _check_count(reference, len(kept), dropped_reference, taken)
-    missing = dict.fromkeys((*dropped, *dropped_reference))
+    never_made = []
+    for text in dict.fromkeys((*dropped, *dropped_reference)):
+        if vocabulary.never_made(text):
+            never_made.append(with_reason(text, vocabulary).strip())
+    if {token.id for token in answers} == rows_of_domain:
+        answers = tuple(tokens)
     return Resolution(
         domain=tuple(tokens),
         reference=kept,
         dropped=tuple(dropped),
         dropped_reference=tuple(dropped_reference),
-        never_made=tuple(
-            with_reason(text, vocabulary).strip() for text in missing if vocabulary.never_made(text)
-        ),
+        never_made=tuple(never_made),
         shared=shared,
         one_row=(*doubled, *doubled_reference),
         digit_scheme=vocabulary.digit_scheme(),
         vocabulary=vocabulary.size,
-        answers=tuple(tokens) if {token.id for token in answers} == rows_of_domain else answers,
+        answers=answers,
         left_out=left_out,
     )
 
 
 def _check_count(words: TokenSet, count: int, dropped: list[str], also: str = "") -> None:
-    if count < words.min_tokens:
-        asked = len({text for group in words.groups.values() for text in group.texts()})
-        missing = f"; no single token: {some_words(dropped)}" if dropped else ""
-        raise ScreeningError(
-            "TooFewTokens",
-            f"{words.name}: expected at least {words.min_tokens} single tokens, got {count} of {asked}"
-            f"{also}{missing}; take more groups or a token set made for this vocabulary",
-        )
+    if count >= words.min_tokens:
+        return
+    asked = {text for group in words.groups.values() for text in group.texts()}
+    missing = f"; no single token: {some_words(dropped)}" if dropped else ""
+    raise ScreeningError(
+        "TooFewTokens",
+        f"{words.name}: expected at least {words.min_tokens} single tokens, got {count} of "
+        f"{len(asked)}{also}{missing}; take more groups or a token set made for this vocabulary",
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -57,8 +56,8 @@ class AnswerSet:
     @property
     def digest(self) -> str:
         """SHA-256 over everything that decides the tokens."""
-        content = [_RULE, sorted(self.answers.items()), self.pieces, self.tokenizer, self.most]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        answers = sorted(self.answers.items())
+        return _digest(_RULE, answers, self.pieces, self.tokenizer, self.most)
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,13 @@ def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
 
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
     """Load a token set by name or file, with its default or chosen groups; UsageError if it is unfit."""
-    name, selected = name_or_path, None
+    name = name_or_path
+    selected: list[str] = []
     path = _path(name)
-    if path is None and (match := _SELECTION.fullmatch(name_or_path)):
-        name, selected = match["name"], tuple(match["groups"].split(","))
+    selection = _SELECTION.fullmatch(name)
+    if path is None and selection:
+        name = selection["name"]
+        selected = selection["groups"].split(",")
         path = _path(name)
     if path is None:
         names = bundled_token_sets()
@@ -149,11 +151,13 @@ def is_file(name: str) -> bool:
 def _path(name: str) -> Path | None:
     """The file of ``name``; None if it is neither a bundled name nor looks like a path."""
     if is_file(name):
-        return Path(os.path.expanduser(name))
-    return data_folder("token_sets") / f"{name}.yaml" if name in bundled_token_sets() else None
+        return Path(name).expanduser()
+    if name not in bundled_token_sets():
+        return None
+    return data_folder("token_sets") / f"{name}.yaml"
 
 
-def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
+def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
     file = load_yaml(_File, path, {"answers": "answers of a task: give it as the task"})
     groups = file.groups
     for name, group in groups.items():
@@ -173,42 +177,44 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
     if file.role != role:
         raise mistake(path, "role", f"{role} (it is used as the {role} set)", file.role)
     # A group of that name wins: it is the file's own name.
-    variants = [name for name in selected or () if name in get_args(Variant) and name not in groups]
+    variants = [name for name in selected if name in get_args(Variant) and name not in groups]
     if len(variants) > 1:
         raise UsageError(f"{path}: expected one variant, got {' and '.join(variants)}; take one")
-    chosen = [name for name in selected or () if name not in variants]
+    chosen = [name for name in selected if name not in variants]
     for name in chosen:
         if name not in groups:
             raise UsageError(
                 f"{path}: unknown group {name!r}{nearest(name, groups)}; expected one of "
                 f"{', '.join(groups)}, or a variant (bare, space)"
             )
-    taken = {key: groups[key] for key in dict.fromkeys(chosen or file.default_groups)}
-    for variant in variants:
-        taken = {
-            key: replace(group, variant=cast(Variant, variant)) for key, group in taken.items()
-        }
+    taken: dict[str, WordGroup] = {}
+    for key in chosen or file.default_groups:
+        taken[key] = groups[key]
+        if variants:
+            taken[key] = replace(groups[key], variant=cast(Variant, variants[0]))
     size = sum(len(group.items) for group in taken.values())
     if size < file.min_tokens:
         raise UsageError(
             f"{path}: expected at least {file.min_tokens} words (`min_tokens`) in {', '.join(taken)}, got "
             f"{size}; take more groups"
         )
+    name = file.name
+    if selected:
+        name += f":{','.join(dict.fromkeys(selected))}"
     return TokenSet(
-        name=f"{file.name}:{','.join(dict.fromkeys(selected))}" if selected else file.name,
+        name=name,
         role=role,
         min_tokens=file.min_tokens,
         groups=taken,
-        digest=_digest(file.min_tokens, taken),
+        digest=_digest(
+            file.min_tokens,
+            [[name, group.require_all, group.texts()] for name, group in taken.items()],
+        ),
         tasks=file.tasks,
     )
 
 
-def _digest(min_tokens: int, groups: dict[str, WordGroup]) -> str:
-    content = [
-        min_tokens,
-        [[name, group.require_all, group.texts()] for name, group in groups.items()],
-    ]
+def _digest(*content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -236,7 +242,8 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
             if row is None:
                 missing.append(text)
                 continue
-            first = tokens.setdefault(row[0], Token(text, row[1], row[0], name))
+            at, piece = row
+            first = tokens.setdefault(at, Token(text, piece, at, name))
             if first.text == text:
                 continue
             doubled.append(f"{first.text.strip()} and {text.strip()}")
@@ -244,13 +251,14 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
                 raise ScreeningError(
                     "TooFewTokens",
                     f"{words.name}: expected a row for each of the {len(group.items)} items of {name}, "
-                    f"but {doubled[-1]} share row {row[0]}; the tokenizer file is damaged, save it again",
+                    f"but {doubled[-1]} share row {at}; the tokenizer file is damaged, save it again",
                 )
         if missing and group.require_all:
+            reasons = [with_reason(text, vocabulary) for text in missing]
             raise ScreeningError(
                 "TooFewTokens",
                 f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
-                f"{len(missing)} are not: {some_words([with_reason(text, vocabulary) for text in missing])}",
+                f"{len(missing)} are not: {some_words(reasons)}",
             )
         dropped += missing
     return list(tokens.values()), list(dict.fromkeys(dropped)), list(dict.fromkeys(doubled))
@@ -264,5 +272,7 @@ def with_reason(text: str, vocabulary: Vocabulary) -> str:
 
 def some_words(texts: list[str]) -> str:
     """The first six words, and the number of others."""
-    first = ", ".join(text.strip() for text in texts[:6])
-    return first if len(texts) <= 6 else f"{first} and {len(texts) - 6} more"
+    words = ", ".join(text.strip() for text in texts[:6])
+    if len(texts) > 6:
+        words += f" and {len(texts) - 6} more"
+    return words

@@ -30,7 +30,7 @@ from lmeval_screener.formats import (
     UNREAD,
     is_training_state,
 )
-from lmeval_screener.targets.layouts import STOPPED, layout_of
+from lmeval_screener.targets.layouts import layout_of
 from lmeval_screener.weights import architectures
 from lmeval_screener.weights.model_files import ModelFiles, bad_index, model_files, read_json
 from lmeval_screener.weights.names import (
@@ -542,7 +542,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
             step = f"look for a revision in safetensors (often refs/pr/N), or {step}"
         reason = f"its weights are stored only as {_listed(unread)}, where {usual} is expected"
         return cannot("NoSafetensors", reason, step)
-    stopped = layout_of(around, snapshot.repo, [STOPPED])
+    stopped = layout_of(around, snapshot.repo, "stopped")
     if stopped is not None:
         return cannot(*stopped)
     if inside:
