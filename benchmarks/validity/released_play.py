@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.validity import earlier_rule
-from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest, Scores, run
+from lmeval_dispersion.asking import ERROR, MARGIN
+from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.replay import raced
 from lmeval_dispersion.racing.rule import SHARED, STEP, Bets
 

@@ -43,8 +43,8 @@ from benchmarks.validity.released_play import (
 )
 from benchmarks.validity.siblings import Cell, first_for
 from benchmarks.validity.study import read_study
+from lmeval_dispersion.asking import MARGIN
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.racing.contest import MARGIN
 from lmeval_dispersion.racing.rule import SHARED
 
 STUDY = Path(__file__).parent / "released_races.yaml"

@@ -24,7 +24,8 @@ from benchmarks.validity.sibling_races import (
 )
 from benchmarks.validity.siblings import ARRAYS, Cell, first_for
 from benchmarks.validity.texts import DOMAINS
-from lmeval_dispersion.racing.contest import MARGIN, Scores
+from lmeval_dispersion.asking import MARGIN
+from lmeval_dispersion.racing.contest import Scores
 from lmeval_dispersion.racing.replay import raced
 from lmeval_dispersion.racing.rule import SHARED
 

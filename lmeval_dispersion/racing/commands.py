@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 from lmeval_dispersion.arguments import add_options
@@ -13,16 +12,20 @@ from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
-from lmeval_dispersion.racing.lineup import listed_results
-from lmeval_dispersion.racing.plan import questions_of
+from lmeval_dispersion.racing.lineup import listed_results, questions_of
 from lmeval_dispersion.racing.race import check_settings, ended_race
+from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.racing.rule import SHARED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion race``."""
-    named = "as `dispersion screen` has it, or --emit's folder"
-    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=named)
+    parser.add_argument(
+        "checkpoints",
+        nargs="*",
+        metavar="CHECKPOINT",
+        help="as `dispersion screen` has it, or --emit's folder",
+    )
     add_options(parser.add_argument_group("which race"), Which)
     add_options(parser.add_argument_group("how"), How)
     group = parser.add_argument_group("as for lm_eval")
@@ -37,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="finished evaluations, one a model: lm-eval's with --log_samples; stores; a race's folder; "
         "after --emit's folder, by its list (default: none)",
     )
-    demo = (
-        "race recorded answers: of the bundled tiny models, or of 43 released ones to GSM8K "
-        "(default: family)"
-    )
     recorded.add_argument(
-        "--demo", nargs="?", const="family", choices=("family", "released"), help=demo
+        "--demo",
+        nargs="?",
+        const="family",
+        choices=("family", "released"),
+        help="race recorded answers: of the bundled tiny models, or of 43 released ones to GSM8K "
+        "(default: family)",
     )
     add_output(parser)
     add_examples(
@@ -62,17 +66,21 @@ def _racing(args: argparse.Namespace) -> Racing:
     return Racing(**{field.name: given[field.name] for field in fields(Racing)})
 
 
+#: Arguments of a race that asks models.
+_LIVE = ("family", "domain", "base", "tasks", "limit", "engine", "output_path", "hours", "answers")
+
+
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion race``; returns 0, 3 if a checkpoint failed, 130 if interrupted."""
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)
-    own: tuple[str, ...] = ()
+    unused = [*_LIVE]
     if args.demo:
-        own = ("by", "metric")
+        unused += ["by", "metric"]
     if args.demo == "family":
-        own = ("by", "budget", "metric")
-    for name in (*_LIVE, *own):
+        unused.append("budget")
+    for name in unused:
         if getattr(args, name) is not None:
             raise _recorded(f"--{name}")
     if args.demo and args.checkpoints:
@@ -82,30 +90,25 @@ def run(args: argparse.Namespace) -> int:
         name: getattr(args, name) for name in ("seed", "error", "margin", "top")
     }
     if args.demo == "released":
-        if args.budget is not None:
-            rule["budget"] = partial(questions_of, args.budget)
-        output.write(replay.released(**rule).document())
-        return 0
-    if args.demo:
+        output.write(replay.released(budget=args.budget, **rule).document())
+    elif args.demo:
         output.write(replay.demo(**rule).document())
-        return 0
-    judged = None
-    if len(args.replay) == 1 and not args.checkpoints:
-        judged = replay.judged(args.replay[0], error=args.error, margin=args.margin, top=args.top)
-    if judged is None:
-        output.write(_replayed(args, rule).document())
-        return 0
-    for name in ("metric", "by", "budget"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"a race's folder is judged by the race's own; leave out --{name}")
-    if args.weigh != Questions.weigh:
-        raise UsageError("a race's folder is judged by the race's own; leave out --weigh")
-    output.write(judged.document())
+    else:
+        output.write((_judged(args) or _replayed(args, rule)).document())
     return 0
 
 
-#: Arguments of a race that asks models.
-_LIVE = ("family", "domain", "base", "tasks", "limit", "engine", "output_path", "hours", "answers")
+def _judged(args: argparse.Namespace) -> Race | None:
+    """The race of a folder, judged by its own questions; None for other results."""
+    if len(args.replay) > 1 or args.checkpoints:
+        return None
+    race = replay.judged(args.replay[0], error=args.error, margin=args.margin, top=args.top)
+    if race is None:
+        return None
+    for name, default in (("metric", None), ("by", None), ("budget", None), ("weigh", "units")):
+        if getattr(args, name) != default:
+            raise UsageError(f"a race's folder is judged by the race's own; leave out --{name}")
+    return race
 
 
 def _recorded(name: str) -> UsageError:
@@ -118,18 +121,18 @@ def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
     if args.weigh == "questions":
         recorded = recorded._replace(weights=None)
     answers = recorded.answers
-    names = [*answers, *recorded.failed]
-    listed = listed_results(args.checkpoints, names) if args.checkpoints else []
-    if listed and not {*listed} & {*answers}:
-        raise UsageError("expected a listed checkpoint whose answers are finite, got none")
-    listed = [name for name in listed if name in answers]
+    listed = list[str]()
+    if args.checkpoints:
+        names = listed_results(args.checkpoints, [*answers, *recorded.failed])
+        listed = [name for name in names if name in answers]
+        if not listed:
+            raise UsageError("expected a listed checkpoint whose answers are finite, got none")
     by = args.by or ("rows" if listed else "block")
     is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)
     shuffled = by == "rows" and not listed and is_sorted
     if args.budget is not None:
         first = next(iter(answers.values()))
-        everything = len(listed or answers) * len(first.score)
-        rule["budget"] = questions_of(args.budget, everything)
+        rule["budget"] = questions_of(args.budget, len(listed or answers) * len(first.score))
     if by == "block":
         rule["sharing"] = SHARED
         rule["cut"] = bool(listed)
@@ -138,8 +141,15 @@ def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
 
 def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
-    with prints_to_stderr():
-        result, stopped = ended_race(_racing(args))
+    try:
+        with prints_to_stderr():
+            result, stopped = ended_race(_racing(args))
+    except KeyboardInterrupt:
+        output.say(
+            "dispersion race: interrupted before a question was asked; nothing was written, and "
+            "the same command begins again"
+        )
+        return 130
     if isinstance(stopped, KeyboardInterrupt):
         output.say("dispersion race: interrupted; the same command goes on")
     output.write(result.document())

@@ -41,6 +41,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.asking import ERROR, MARGIN
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.racing.rule import STEP, Array, Bets
 
 #: ``running``: asked on. ``complete``: was asked everything. ``not better``: clearly not better than the best
@@ -48,7 +50,6 @@ from lmeval_dispersion.racing.rule import STEP, Array, Bets
 #: be asked on. ``left out``: not among the first by the shared questions. ``deleted``: its files are gone.
 Standing = Literal["running", "complete", "behind", "not better", "left out", "deleted", "failed"]
 
-ERROR, MARGIN = 0.05, 0.01
 LONG = 24  # from so many checkpoints on, shared questions with probabilities leave a third
 LEAST = 5  # at least so many go on
 LOADS = 1.5  # of each checkpoint, at most in the mean, in the phases of a budget
@@ -204,21 +205,23 @@ class Contest:
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
         if phase.after:
-            going = [label for label in going if label != self.reference]
-            going = [label for label in going if self._count(label) >= phase.after]
+            others = [label for label in going if label != self.reference]
+            going = [label for label in others if self._count(label) >= phase.after]
             going.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
             going = going[: phase.checkpoints]
         going = [label for label in going if label not in self.against]
         for label in going:
-            is_new = label not in self.shared and not self._count(label)
-            before = 0 if is_new else self.sharing_of(label)
+            before = 0
+            if label in self.shared or self._count(label):
+                before = self.sharing_of(label)
             self.shared[label] = max(before, phase.questions)
         return going
 
     def hold(self, label: str, answers: Scores) -> None:
         """Take all of a checkpoint's answers so far, before its turn."""
         self.answered[label] = answers
-        self.standing[label] = "complete" if self._count(label) == self.questions else "running"
+        is_whole = self._count(label) == self.questions
+        self.standing[label] = "complete" if is_whole else "running"
 
     def delete(self, label: str) -> None:
         """Leave out a checkpoint whose files are gone, unless it was asked everything."""
@@ -230,8 +233,10 @@ class Contest:
         self.answered[label] = self.answered.get(label, NOTHING) + batch
         if self._count(label) == self.questions:
             standing: Standing = "complete"
+        elif self.side_by_side:
+            standing = self._beside(label)
         else:
-            standing = self._beside(label) if self.side_by_side else self._at_its_turn(label)
+            standing = self._at_its_turn(label)
         self.standing[label] = standing
         return standing
 
@@ -247,8 +252,11 @@ class Contest:
             cut: Whether the worst two thirds of a long list may be left out. They are where all shared
                 answers have probabilities, as few that are right or wrong do not tell who is best.
         """
-        going = [label for label in labels if self.standing.get(label) != "failed"]
-        going = [label for label in going if self._count(label) or not self.sharing_of(label)]
+        going = list[str]()
+        for label in labels:
+            is_ready = self._count(label) > 0 or not self.sharing_of(label)
+            if is_ready and self.standing.get(label) != "failed":
+                going.append(label)
         others = [label for label in going if label != self.reference]
         if self.sharing or self.shared:
             unasked = [label for label in others if not self._count(label)]
@@ -256,8 +264,10 @@ class Contest:
             is_known = not unasked and all(map(self._has_probabilities, others))
             if cut and len(others) >= LONG and is_known:
                 others = self._cut(others)
-        began = [label for label in self.against if label in going]
-        return [*dict.fromkeys([*began, *({self.reference} & {*going}), *others])]
+        turns = [label for label in self.against if label in going]
+        if self.reference in going:
+            turns.append(self.reference)
+        return list(dict.fromkeys([*turns, *others]))
 
     def _cut(self, labels: list[str]) -> list[str]:
         """Leave out all but the first third by the questions that all share; those that began stay."""
@@ -280,10 +290,12 @@ class Contest:
 
     def begin(self, label: str) -> None:
         """Begin a checkpoint's turn: its rivals are those asked everything by now, and none later."""
-        if label not in self.against:
-            self.against[label] = [
-                other for other, how in self.standing.items() if how == "complete"
-            ]
+        if label in self.against:
+            return
+        self.against[label] = []
+        for other, standing in self.standing.items():
+            if standing == "complete":
+                self.against[label].append(other)
 
     def fail(self, label: str) -> None:
         """Take out a checkpoint that failed; side by side, those that it alone dropped run again."""
@@ -300,8 +312,10 @@ class Contest:
     def shown(self, labels: Iterable[str]) -> Shown:
         """The best of ``labels``, all that race, and the smallest margin that is shown by now."""
         named = self.named
-        others = [label for label in dict.fromkeys([*labels, *self.answered]) if label not in named]
-        others = [label for label in others if self._counts(label)]
+        others = list[str]()
+        for label in dict.fromkeys([*labels, *self.answered]):
+            if label not in named and self._counts(label):
+                others.append(label)
         if not named or (others and len(named) < self.top):
             return Shown(named, None, self.error)
         least = min(map(self._at_least, named))
@@ -317,11 +331,11 @@ class Contest:
     @property
     def named(self) -> list[str]:
         """Labels of the best so far, up to ``top``: of those asked everything, else by shared questions."""
-        named = self.ranked[: self.top]
-        if self.split and len(named) < self.top:
-            rest = [label for label in self.answered if label not in named and self._counts(label)]
-            named += self._by_shared(rest, self._score)[: self.top - len(named)]
-        return named
+        ranked = self.ranked
+        if self.split and len(ranked) < self.top:
+            rest = [label for label in self.answered if self._counts(label)]
+            ranked += [label for label in self._by_shared(rest, self._score) if label not in ranked]
+        return ranked[: self.top]
 
     @property
     def _part(self) -> float:
@@ -335,8 +349,10 @@ class Contest:
             return self.mean(label)
         if not self._count(label):
             return 1.0
-        most = self._bets_of(label).lowest(self._part)
-        return min(most, self.levels[label]) if self.standing[label] == "not better" else most
+        highest = self._bets_of(label).lowest(self._part)
+        if self.standing[label] == "not better":
+            return min(highest, self.levels[label])
+        return highest
 
     def _at_least(self, label: str) -> float:
         """A named checkpoint's mean is at least this, but for its share of the error's other half."""
@@ -405,9 +421,10 @@ class Contest:
         return np.hstack([first, np.mean([self._by_question[label] for label in whole], axis=0)])
 
     def _beside(self, label: str) -> Standing:
-        others = [
-            other for other in self.answered if other != label and self.standing[other] != "failed"
-        ]
+        others = list[str]()
+        for other in self.answered:
+            if other != label and self.standing[other] != "failed":
+                others.append(other)
         if not any(self.standing[other] in ("running", "complete") for other in others):
             return "running"  # two that drop each other are not both lost
         mine = self.answered[label].score
@@ -456,7 +473,8 @@ class Contest:
         if count == self.questions:
             return self.weights
         if count not in self._factors:
-            low, high = 0.0, 1.0
+            low = 0.0
+            high = 1.0
             while -np.expm1(-self.weights * high).sum() < count:
                 high *= 2
             for _ in range(60):
@@ -470,14 +488,18 @@ class Contest:
 
     def _by_shared(self, labels: Sequence[str], value: Callable[[str, int], float]) -> list[str]:
         """Labels with an answer: those that share most questions first, then by the ``value`` in these."""
-        found = list[str]()
-        labels = [label for label in labels if self._count(label)]
-        for number in sorted({*map(self.sharing_of, labels)}, reverse=True):
-            alike = [label for label in labels if self.sharing_of(label) == number]
-            count = min(number, *map(self._count, alike)) if number else 0
-            values = {label: value(label, count or self._count(label)) for label in alike}
-            found += sorted(alike, key=lambda label: -values[label])
-        return found
+        by_number = dict[int, list[str]]()
+        for label in labels:
+            if self._count(label):
+                by_number.setdefault(self.sharing_of(label), []).append(label)
+        ordered = list[str]()
+        for number, alike in sorted(by_number.items(), reverse=True):
+            values = dict[str, float]()
+            shared = min(number, *map(self._count, alike))
+            for label in alike:
+                values[label] = value(label, shared or self._count(label))
+            ordered += sorted(alike, key=lambda label: -values[label])
+        return ordered
 
     @property
     def asked(self) -> int:
@@ -492,10 +514,11 @@ class Contest:
     @property
     def ranked(self) -> list[str]:
         """Labels of those asked everything, the best first."""
-        whole = [label for label, standing in self.standing.items() if standing == "complete"]
-        return sorted(
-            (label for label in whole if label != self.reference), key=self.mean, reverse=True
-        )
+        whole = list[str]()
+        for label, standing in self.standing.items():
+            if standing == "complete" and label != self.reference:
+                whole.append(label)
+        return sorted(whole, key=self.mean, reverse=True)
 
 
 def _likely(scores: Scores) -> Array:
@@ -526,12 +549,15 @@ def phases(
         kept: Whether all stay loaded.
         reference: Whether a reference is asked as well; it is in the first phase alone.
 
-    Returns:
-        The phases; none where the budget has no question for each.
+    Raises:
+        UsageError: The budget has no question for each.
     """
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
-        return []
+        raise UsageError(
+            f"expected at least {first}, a question of each checkpoint, got {budget}",
+            argument="budget",
+        )
     sizes = _sizes(checkpoints, top + 1, kept)
     shares = [(checkpoints / size) ** _DEEPER for size in sizes]
 
@@ -553,18 +579,23 @@ def phases(
     counts = planned(low)
     if cost(planned(high)) <= budget:
         counts = planned(high)
-    befores = [0, *counts[:-1]]
-    steps = zip(sizes, counts, befores, strict=True)
-    return [Phase(*step) for step in steps if step[1] > step[2]]
+    planned_phases = list[Phase]()
+    before = 0
+    for size, count in zip(sizes, counts, strict=True):
+        if count > before:
+            planned_phases.append(Phase(size, count, before))
+        before = count
+    return planned_phases
 
 
 def _sizes(checkpoints: int, fewest: int, kept: bool) -> list[int]:
     """Numbers of checkpoints in the phases of a budget, down to the ``fewest``."""
     sizes = [checkpoints]
-    most = math.inf if kept else LOADS * checkpoints
+    part = _STAY_KEPT if kept else _STAY
     while True:
-        size = max(fewest, round(sizes[-1] / (_STAY_KEPT if kept else _STAY)))
-        if size >= sizes[-1] or sum(sizes) + size > most:
+        size = max(fewest, round(sizes[-1] / part))
+        loads = sum(sizes) + size
+        if size >= sizes[-1] or (not kept and loads > LOADS * checkpoints):
             return sizes
         sizes.append(size)
 

@@ -18,7 +18,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from glob import escape
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from lmeval_screener.shortlist.loading import with_base
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from lmeval_dispersion.asking import Asking
+from lmeval_dispersion.asking import Asking, LmEval
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.files import hashed, remove_parts, write_whole
 from lmeval_dispersion.harness import seams
@@ -48,20 +48,15 @@ from lmeval_dispersion.logs.judging import (
 from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.racing.kept import WRONG_CONTENT, RaceResults, not_as_left, race_results
-from lmeval_dispersion.racing.plan import batch_of
-from lmeval_dispersion.racing.rule import SHARED
+from lmeval_dispersion.racing.rule import SHARED, STEP
 from lmeval_dispersion.store.documents import Sample, by_filter
 from lmeval_dispersion.store.groups import mean_score, question_weights, units_of
 from lmeval_dispersion.store.identity import SUFFIX, prompt_manifest, source_text
 from lmeval_dispersion.store.samples import stock_name
 from lmeval_dispersion.store.sanity import finite_answer, not_finite_sentence
 
-_KEPT = (
-    "configs",
-    "versions",
-    "n-shot",
-    "higher_is_better",
-)  # keys of lm-eval's results, kept by task
+#: Keys of lm-eval's results that are kept, by task.
+_KEPT = ("configs", "versions", "n-shot", "higher_is_better")
 
 
 Question = tuple[str, int]  # task and document
@@ -86,6 +81,18 @@ def _digest(values: Iterable[Any]) -> str:
     for value in values:
         digest.update(json.dumps(value, default=shown).encode())
     return digest.hexdigest()
+
+
+def batch_of(asking: LmEval, requests: int) -> int:
+    """Number of questions asked at once, where each has so many ``requests``.
+
+    It is the step of a bet, or what fills a batch of the device, if that is more; with ``auto`` as
+    many as its batches are made for.
+    """
+    size = str(asking.batch_size or 1)
+    if size.startswith("auto"):
+        return max(SHARED, STEP)
+    return max(STEP, math.ceil(int(size) / max(1, requests)))
 
 
 class CheckpointError(DispersionError):
@@ -118,7 +125,7 @@ class Evaluation:
         own_rules: The tasks of choices that score by a function of their own.
         judges: Filter and metric of each task that was asked.
         recorded: The dispersion tasks, whose hidden states are kept.
-        blocks: Label -> question -> the first block's probabilities, by :func:`block.complete`.
+        blocks: Label -> question -> the first block's probabilities, by :func:`shared.complete`.
         not_finite: Label -> questions whose log-probabilities are not finite; it fails by one.
         others: Label -> questions that the chat template gave another prompt than an earlier checkpoint had.
         models: The loaded model; adapters share their base.
@@ -136,18 +143,19 @@ class Evaluation:
         )
         self._group_entries = seams.group_entries(groups)
         self._named = self._named_metrics(asking.metric, seams.groups_above(groups))
-        self.recorded = {name: t for name, t in self.tasks.items() if isinstance(t, DispersionTask)}
-        for task in self.recorded.values():
-            task.saves = False
-        expected = {name: self._check_metric(name) for name in self.tasks}
+        self.recorded = dict[str, DispersionTask]()
+        self.own_rules = set[str]()
+        expected = dict[str, str | None]()
+        for name, task in self.tasks.items():
+            expected[name] = self._check_metric(name)
+            if isinstance(task, DispersionTask):
+                task.saves = False
+                self.recorded[name] = task
+            if seams.judges_by_own_rule(task):
+                self.own_rules.add(name)
         self.groups = seams.task_groups(groups, expected)
         self._draw(asking.limit, asking.weigh)
         self._place = {question: i for i, question in enumerate(self.questions)}
-        names = np.array([name for name, _ in self.questions])
-        self.places = {name: np.flatnonzero(names == name) for name in dict(self.questions)}
-        self.own_rules = {
-            name for name, task in self.tasks.items() if seams.judges_by_own_rule(task)
-        }
         self.judges: dict[str, tuple[str, str]] = {}
         self.blocks = defaultdict[str, dict[Question, Mapping[str, Any]]](dict)
         self.not_finite = defaultdict[str, set[Question]](set)
@@ -186,28 +194,34 @@ class Evaluation:
         is_apart = weigh == "units" and len(units) > 1 and len(drawn) < self.available
         self.weighing = "units" if is_apart or self.weights is not None else None
         self.questions = drawn
-        unit_of = {task: unit for unit, members in units.items() for task in members}
-        names = np.array([unit_of[task] for task, _ in drawn])
-        self.units = {unit: np.flatnonzero(names == unit) for unit in units}
+        tasks = np.array([task for task, _ in drawn])
+        self.places = {task: np.flatnonzero(tasks == task) for task in dict(drawn)}
+        self.units = dict[str, NDArray[np.int64]]()
+        for unit, members in units.items():
+            self.units[unit] = np.flatnonzero(np.isin(tasks, members))
 
     def mean(self, scores: NDArray[np.float64], places: NDArray[np.int64] | None = None) -> float:
         """The score by those ``scores`` (N,), at ``places`` alone where given, that are not NaN.
 
         It is lm-eval's of the documents that were asked: the mean over units, NaN without any.
         """
-        places = np.arange(len(self.questions)) if places is None else places
+        if places is None:
+            places = np.arange(len(self.questions))
+        places = places[~np.isnan(scores[places])]
+        if not len(places):
+            return math.nan
         if self.weights is None:
-            known = scores[places]
-            known = known[~np.isnan(known)]
-            return float(known.mean()) if len(known) else math.nan
-        return mean_score([self.questions[i][0] for i in places], scores[places], self.groups)
+            return float(scores[places].mean())
+        tasks = [self.questions[place][0] for place in places]
+        return mean_score(tasks, scores[places], self.groups)
 
     def by_unit(self, scores: NDArray[np.float64]) -> dict[str, tuple[int, float]]:
         """Unit -> number of its questions with a score in ``scores`` (N,), NaN elsewhere, and their mean."""
-        return {
-            unit: (int((~np.isnan(scores[places])).sum()), self.mean(scores, places))
-            for unit, places in self.units.items()
-        }
+        means = dict[str, tuple[int, float]]()
+        for unit, places in self.units.items():
+            asked = int((~np.isnan(scores[places])).sum())
+            means[unit] = (asked, self.mean(scores, places))
+        return means
 
     def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
         """lm-eval's results and numbers of samples, by ``scores`` (N,) that are not NaN.
@@ -217,11 +231,13 @@ class Evaluation:
         figures = dict[str, Any]()
         counts = dict[str, Any]()
         for task, (chosen, metric) in self.judges.items():
-            found = scores[self.places[task]]
-            values = found[~np.isnan(found)]
+            values = scores[self.places[task]]
+            values = values[~np.isnan(values)]
             if not len(values):
                 continue
-            error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else "N/A"
+            error = "N/A"
+            if len(values) > 1:
+                error = values.std(ddof=1) / len(values) ** 0.5
             figures[task] = {
                 f"{metric},{chosen}": values.mean(),
                 f"{metric}_stderr,{chosen}": error,
@@ -250,7 +266,9 @@ class Evaluation:
         for name, task in self.tasks.items():
             if name in self.judges:
                 chosen, metric = self.judges[name]
-                names[metric if len(seams.filters_of(task)) < 2 else f"{chosen}/{metric}"] = None
+                if len(seams.filters_of(task)) > 1:
+                    metric = f"{chosen}/{metric}"
+                names[metric] = None
         return ", ".join(names)
 
     def identity(self) -> dict[str, dict[str, str]]:
@@ -258,22 +276,23 @@ class Evaluation:
 
         Chat requests are hashed without the template, which is each model's own.
         """
-        found, asked = {}, dict(self.questions)
+        identity = dict[str, dict[str, str]]()
+        asked = dict(self.questions)
         for name, task in self.tasks.items():
-            requests = self._built(name) if name in asked else {}
-            if requests and not self.chat:
-                self._requests[name] = requests
-            arguments = (
-                request.arguments for of_document in requests.values() for request in of_document
-            )
+            requests = list[Any]()
+            if name in asked:
+                built = self._built(name)
+                requests = list(chain.from_iterable(built.values()))
+                if not self.chat:
+                    self._requests[name] = built
             config = vars(task.config)
-            found[name] = {
+            identity[name] = {
                 "version": str(task.VERSION),
-                "prompts": _digest(arguments),
+                "prompts": _digest(request.arguments for request in requests),
                 "documents": _digest(task.eval_docs),
                 "scoring": _digest(config.get(key) for key in _SCORING),
             }
-        return found
+        return identity
 
     def prompts(self, name: str, chat_template: str | None) -> dict[str, Any]:
         """The manifest's keys on a task's prompts; ``chat_template`` is the template's hash."""
@@ -291,27 +310,28 @@ class Evaluation:
             self._built_for = weakref.ref(lm)
             if self.chat or not self._requests:
                 self._requests = {name: self._built(name, lm) for name in dict(self.questions)}
-            documents = [found for each in self._requests.values() for found in each.values()]
-            most = SHARED * max(sum(request.repeats for request in found) for found in documents)
-            seams.settle_batch(lm, chain.from_iterable(documents), most)
-        chosen = sorted(self.questions[place] for place in places)
-        requests = {
-            name: {i: self._requests[name][i] for _, i in found}
-            for name, found in groupby(chosen, key=lambda question: question[0])
-        }
+            documents = chain.from_iterable(each.values() for each in self._requests.values())
+            seams.settle_batch(lm, chain.from_iterable(documents), SHARED * self._most_requests)
+        requests = dict[str, dict[int, list[Any]]]()
+        for name, i in sorted(self.questions[place] for place in places):
+            requests.setdefault(name, {})[i] = self._requests[name][i]
         for task in self.recorded.values():
             task.take()  # records of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
 
     @property
+    def _most_requests(self) -> int:
+        """The most requests of a question."""
+        most = 1
+        for documents in self._requests.values():
+            for requests in documents.values():
+                most = max(most, sum(request.repeats for request in requests))
+        return most
+
+    @property
     def batch(self) -> int:
         """Number of questions that are asked at once."""
-        counts = [
-            sum(request.repeats for request in requests)
-            for documents in self._requests.values()
-            for requests in documents.values()
-        ]
-        return batch_of(self.asking, max(counts, default=1))
+        return batch_of(self.asking, self._most_requests)
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
         """A question's task, and its requests as the last model got them."""
@@ -342,24 +362,21 @@ class Evaluation:
             UsageError: The metric gives no number from 0 to 1 for a question, or a lower one is better.
             HarnessError: The task has no such metric, a line is broken, or a prompt differs from the others'.
         """
-        samples = {
-            task: by_filter(Path(f"samples of {task}"), configs[task], text)
-            for task, text in texts.items()
-        }
-        found = self.unasked()
-        for task, filters in samples.items():
+        scores = self.unasked()
+        for task, text in texts.items():
+            filters = by_filter(Path(f"samples of {task}"), configs[task], text)
             if filters and task not in self.judges:
                 self.judges[task] = self._judge(task, filters)
-            self._scores_of(task, filters, label, template, found)
-        return found
+            self._enter(task, filters, label, template, scores)
+        return scores
 
-    def _scores_of(
+    def _enter(
         self,
         task: str,
         filters: Mapping[str, Mapping[int, Sample]],
         label: str,
         template: str | None,
-        found: Scores,
+        scores: Scores,
     ) -> None:
         """Enter one task's samples, by filter and document, into the scores; raises as :meth:`scores`."""
         chosen, metric = self.judges[task]
@@ -374,17 +391,19 @@ class Evaluation:
             value = values[i]
             if not finite[i]:
                 self.not_finite[label].add((task, i))
-                found.score[place] = 0.0  # asked; it fails the checkpoint
+                scores.score[place] = 0.0  # asked; it fails the checkpoint
                 continue
             if not 0 <= value <= 1:
                 raise UsageError(
                     f"{task}: expected scores from 0 to 1, got {metric} {value:g} of document {i}; name "
                     f"another metric of {', '.join(sample.metrics)}"
                 )
-            found.score[place] = value
-            # Which choices are right such a task alone knows: its score may be their probability.
-            likely = value if is_mass else np.nan
-            found.probability[place] = likely if is_own else sample.likely(value)
+            scores.score[place] = value
+            if not is_own:
+                scores.probability[place] = sample.likely(value)
+            elif is_mass:
+                # Such a task alone knows which choices are right: this is their probability.
+                scores.probability[place] = value
             self.blocks[label][task, i] = sample.block
             prompt = sample.columns["prompt_hash"]
             if self._prompts[template].setdefault((task, i), prompt) != prompt:
@@ -401,11 +420,13 @@ class Evaluation:
 
     def notes(self) -> list[str]:
         """Sentences on answers that may not be comparable."""
-        return [
-            f"{label}: the chat template gave {len(other)} questions other prompts than the checkpoints "
-            "before it had, as one with the date does."
-            for label, other in self.others.items()
-        ]
+        notes = list[str]()
+        for label, questions in self.others.items():
+            notes.append(
+                f"{label}: the chat template gave {len(questions)} questions other prompts than the "
+                "checkpoints before it had, as one with the date does."
+            )
+        return notes
 
     def _check_metric(self, task: str) -> str | None:
         """The metric that a task is expected to be scored by; None if its answers alone tell.
@@ -458,12 +479,11 @@ def _commits(given: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
 
 def _stamps(given: Mapping[str, Any]) -> list[Any]:
     """Sizes and times of the weight files that lm-eval's arguments name."""
-    gguf = given.get("gguf_file")
-    return [
-        weights_stamp(given[key], gguf, adapter=key == "peft")
-        for key in ("pretrained", "peft", "delta")
-        if given.get(key)
-    ]
+    stamps = list[Any]()
+    for key in ("pretrained", "peft", "delta"):
+        if given.get(key):
+            stamps.append(weights_stamp(given[key], given.get("gguf_file"), adapter=key == "peft"))
+    return stamps
 
 
 class Entrant:
@@ -516,7 +536,8 @@ class Entrant:
         self._lm: Any = None
         self._pinned = pinned
         self._earlier: dict[str, Any] = {}  # arguments that gave the earlier answers
-        self._halved = self.as_base = False
+        self._halved = False
+        self.as_base = False
         self._template: str | None = None  # hash of its chat template
         self._results: dict[str, Any] = {"date": time.time(), **{key: {} for key in _KEPT}}
         self._sizes: dict[str, int] = {}  # task -> bytes of its samples that are valid
@@ -527,7 +548,7 @@ class Entrant:
     def ask(self, begin: int, end: int, more: More | None = None) -> Scores:
         """The answers to the questions ``begin`` to ``end`` in its order; new ones are asked and kept.
 
-        ``more`` adds to lm-eval's samples, as :func:`block.complete` does.
+        ``more`` adds to lm-eval's samples, as :func:`shared.complete` does.
 
         Raises:
             CheckpointError: It could not be loaded or asked, or its answers are not finite.
@@ -536,7 +557,8 @@ class Entrant:
         """
         self._check_finite()
         places = self._order[begin:end]
-        if len(new := places[np.isnan(self._answers.score[places])]):
+        new = places[np.isnan(self._answers.score[places])]
+        if len(new):
             start = time.perf_counter()
             results = self._asked(new, more)
             lines = seams.logged_lines(results)
@@ -595,9 +617,9 @@ class Entrant:
                 "use hf or vllm, or a task that generates"
             ) from error
         except Exception as error:
-            memory = (failure_sentence(error) or "").startswith("out of memory")
-            again = memory and self._lm is not None and not self._halved
-            if not again or not seams.halve_batch(self._lm):
+            is_full = (failure_sentence(error) or "").startswith("out of memory")
+            may_halve = is_full and self._lm is not None and not self._halved
+            if not may_halve or not seams.halve_batch(self._lm):
                 failure = CheckpointError(checkpoint_failure(error))
                 failure.asked = self._lm is not None
                 raise failure from error
@@ -607,9 +629,8 @@ class Entrant:
 
     def _loaded(self) -> Any:
         """The model; for earlier answers with the weights that gave them, on the Hub by their commit."""
-        if not issubclass(
-            seams.backend(self._model), seams.TemplateAPI
-        ):  # a server has its own names
+        # A server has its own names.
+        if not issubclass(seams.backend(self._model), seams.TemplateAPI):
             self._given = self._with_base()
         if self._pinned:
             self._given |= _commits(self._given, self._earlier)
@@ -667,11 +688,9 @@ class Entrant:
 
     def _keep(self, scores: Scores, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
         """Append a block's samples, then replace the results, which make it count; it is known last."""
-        answers = [
-            np.where(np.isnan(scores.score), old, new)
-            for old, new in zip(self._answers, scores, strict=True)
-        ]
-        known, sizes = Scores(*answers), dict(self._sizes)
+        is_old = np.isnan(scores.score)
+        known = Scores(*np.where(is_old, self._answers, scores))
+        sizes = dict(self._sizes)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._keep_states(self._count)
@@ -702,9 +721,8 @@ class Entrant:
         states = list[tuple[Any, Any]]()
         for name, task in sorted(self.evaluation.recorded.items()):
             records, by = task.take()
-            states += [
-                (r.state, (name, by, r.doc_id, r.correct, r.filter, r.columns)) for r in records
-            ]
+            for r in records:
+                states.append((r.state, (name, by, r.doc_id, r.correct, r.filter, r.columns)))
         if self.evaluation.recorded:
             self._states(begin).parent.mkdir(exist_ok=True)
             save_states(self._states(begin), states)
@@ -716,22 +734,24 @@ class Entrant:
             HarnessError: The kept states were changed, or all of a task's texts are empty.
             DispersionError: The states could not be read, or a store not be written.
         """
-        n, records = self._count, defaultdict[tuple[str, str | None], list[DocRecord]](list)
+        n = self._count
+        records = defaultdict[tuple[str, str | None], list[DocRecord]](list)
         if not self.evaluation.recorded or not n:
             return
         if self._results["race"].get("stored") == n:
             self._drop_states()
             return
         try:
-            kept = [file for file in sorted(self._states(0).parent.iterdir()) if int(file.stem) < n]
-            for file in kept:
+            for file in sorted(self._states(0).parent.iterdir()):
+                if int(file.stem) >= n:
+                    continue
                 for state, (name, by, *rest) in load_states(file):
                     records[name, by].append(DocRecord(state, *rest))
         except (OSError, SafetensorError, *WRONG_CONTENT) as error:
             raise self._changed(error) from error
-        for (name, by), found in records.items():
+        for (name, by), of_task in records.items():
             task = self.evaluation.tasks[name]
-            metrics = TaskMetrics(task.task_name, found)
+            metrics = TaskMetrics(task.task_name, of_task)
             prompts = self.evaluation.prompts(name, self._results["chat_template_sha"])
             manifest = {**self._manifest, **prompts, "tasks": {task.task_name: task.VERSION}}
             manifest["identity"] = {**self._manifest["identity"], **prompts["identity"]}
@@ -753,26 +773,30 @@ class Entrant:
     def _described(self, known: Scores) -> dict[str, Any]:
         """lm-eval's results entries of the run, each task's figures so far, and the race's own."""
         figures, counts = self.evaluation.figures(known.score)
-        given, chat = self._given, self.evaluation.chat
-        config = {"model": self._model, "model_args": given, "model_sha": given.get("revision")}
-        asked = int((~np.isnan(known.score)).sum())
-        race = {"label": self.label, "questions": asked, "of": len(self.evaluation.questions)}
-        score = self.evaluation.mean(known.score)
-        race |= {"score": score, "seconds": round(self.seconds, 3), "bytes": self._sizes}
-        race |= {
+        given = self._given
+        race = {
+            "label": self.label,
+            "questions": int((~np.isnan(known.score)).sum()),
+            "of": len(self.evaluation.questions),
+            "score": self.evaluation.mean(known.score),
+            "seconds": round(self.seconds, 3),
+            "bytes": self._sizes,
             "judges": self.evaluation.judges,
             "weights": self._weights,
             "manifest": self._manifest,
             "as_base": self.as_base,
         }
-        name = next(given[key] for key in ("peft", "pretrained", "model") if given.get(key))
-        name = name if os.path.isdir(name) else name.partition("@")[0]
+        name = given.get("peft") or given.get("pretrained") or given["model"]
+        if not os.path.isdir(name):
+            name = name.partition("@")[0]
         return {
             "results": figures,
             "group_subtasks": self.evaluation.group_members,
             "n-samples": counts,
             "config": {
-                **config,
+                "model": self._model,
+                "model_args": given,
+                "model_sha": given.get("revision"),
                 **self._settings,
                 "fewshot_seed": seams.DEFAULT_OTHER_SEED,
                 "limit": None,
@@ -780,7 +804,7 @@ class Entrant:
             "model_name": name,
             "system_instruction": None,
             "chat_template_sha": self._template,
-            "fewshot_as_multiturn": bool(chat),
+            "fewshot_as_multiturn": bool(self.evaluation.chat),
             "race": race,
         }
 
@@ -808,7 +832,10 @@ class Entrant:
                 size = counted.get(place, 0)
                 if place.stat().st_size < size:
                     raise ValueError(f"{place.name} is shorter than it was")
-                os.truncate(place, size) if size else place.unlink()
+                if size:
+                    os.truncate(place, size)
+                else:
+                    place.unlink()
             if self._sizes:
                 texts = {task: self._place(task).read_text("utf-8") for task in self._sizes}
                 self._template = self._results["chat_template_sha"]
@@ -837,10 +864,10 @@ class Entrant:
 
     def _check_links(self) -> None:
         """Raise ValueError for a link in the folder, through which writing would go elsewhere."""
-        inside = [*self._folder.iterdir()] if self._folder.is_dir() else []
-        links = [place.name for place in (self._folder, *inside) if place.is_symlink()]
-        if links:
-            raise ValueError(f"{links[0]} is a link")
+        inside = self._folder.iterdir() if self._folder.is_dir() else ()
+        for place in (self._folder, *inside):
+            if place.is_symlink():
+                raise ValueError(f"{place.name} is a link")
 
     def _changed(self, error: Exception) -> DispersionError:
         return not_as_left(self._folder, error, "remove it, and the checkpoint is asked anew")

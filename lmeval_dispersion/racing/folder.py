@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from filelock import FileLock, Timeout
 from lmeval_screener.checkpoints.snapshot import COMMIT
 from lmeval_screener.tokens.answers import tasks_in
@@ -27,18 +28,23 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import remove_parts, write_whole
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
-from lmeval_dispersion.racing.agreement import tokens_of
 from lmeval_dispersion.racing.contest import Contest, Phase, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
-from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, kept_race
-from lmeval_dispersion.racing.lineup import Entry, Lineup, base_of
-from lmeval_dispersion.racing.plan import Plan, may_cut
-from lmeval_dispersion.racing.report import MarginAt, Race, add_margin, race_of, unit_scores
+from lmeval_dispersion.racing.kept import SCHEMA, SETTINGS, RaceResults, kept_race, race_results
+from lmeval_dispersion.racing.lineup import Entry, Lineup, Plan, base_of, may_cut
+from lmeval_dispersion.racing.report import (
+    Agreed,
+    Asked,
+    MarginAt,
+    Race,
+    add_margin,
+    race_of,
+    unit_scores,
+)
 from lmeval_dispersion.racing.rule import SHARED, STEP
 from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.racing.agreement import Agreed
     from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation, More
 
 MANIFEST = "manifest.json"
@@ -95,21 +101,20 @@ class RaceFolder:
     path: Path
     lineup: Lineup
     date: str  # in the results files' names
-    failed: dict[str, str] = field(
-        default_factory=dict
-    )  # label -> why it could not be loaded or asked
-    seconds: dict[str, float] = field(default_factory=dict)  # label -> time to load and ask it
+    #: Label -> why it could not be loaded or asked.
+    failed: dict[str, str] = field(default_factory=dict)
+    #: Label -> time to load and ask it.
+    seconds: dict[str, float] = field(default_factory=dict)
     as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
     kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
     allowance: Limits = field(default_factory=Limits)
-    more: More | None = None  # adds a first block's probabilities; None: as :func:`block.complete`
+    #: Adds the probabilities of shared questions; None: as :func:`shared.complete`.
+    more: More | None = None
     forecast_said: bool = False
-    named: dict[tuple[str, str], Mapping[str, str]] | None = (
-        None  # by `what_loads`; None: a list of one's own
-    )
-    patterns: list[str] = field(
-        default_factory=list
-    )  # words of the command that could not be listed
+    #: What the command names, by `what_loads`; None: a list of one's own.
+    named: dict[tuple[str, str], Mapping[str, str]] | None = None
+    #: Words of the command that could not be listed.
+    patterns: list[str] = field(default_factory=list)
     _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
     left_out: dict[str, str] = field(default_factory=dict)  # label -> name, unnamed by the command
     #: Questions asked, and the margin shown then, as it became smaller.
@@ -146,7 +151,8 @@ class RaceFolder:
         date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
         folder = cls(replace(asking, tasks=tasks), path, lineup, date, kept=kept, named={})
         folder._check()
-        if recorded := folder.evaluation.recorded:
+        recorded = folder.evaluation.recorded
+        if recorded:
             from lmeval_dispersion.harness.recording import check_model
 
             check_model(folder.kind, ",".join(recorded))
@@ -205,8 +211,12 @@ class RaceFolder:
 
     def going(self, contest: Contest) -> list[str]:
         """Labels of the checkpoints that are still to be asked and may be loaded."""
-        running = [e for e in self.raced if contest.standing.get(e.label, "running") == "running"]
-        return [entry.label for entry in running if self.may_load(entry)]
+        going = list[str]()
+        for entry in self.raced:
+            is_running = contest.standing.get(entry.label, "running") == "running"
+            if is_running and self.may_load(entry):
+                going.append(entry.label)
+        return going
 
     def name(self, arguments: Sequence[Mapping[str, str]], patterns: Sequence[str] = ()) -> None:
         """Add to the checkpoints that the command names, by lm-eval's arguments; only these are loaded.
@@ -216,15 +226,18 @@ class RaceFolder:
         Raises:
             UsageError: The folder gives one of them an argument that only the command line may give.
         """
-        self.named = {**(self.named or {}), **{what_loads(given): given for given in arguments}}
+        self.named = dict(self.named or {})
+        for given in arguments:
+            self.named[what_loads(given)] = given
         self._bases_known = None
         for pattern in patterns:
             path = os.path.abspath(os.path.expanduser(pattern))
             self.patterns += [pattern.partition("@")[0], path]
-            self.patterns += [f"{path}/*"] if os.path.isdir(path) else []
+            if os.path.isdir(path):
+                self.patterns.append(f"{path}/*")
+        allowed = {*KEPT_ARGUMENTS, *self._model_args}
         for entry in self.lineup.entries:
-            others = [key for key in entry.arguments if key not in KEPT_ARGUMENTS]
-            missing = [key for key in others if key not in self._model_args]
+            missing = [key for key in entry.arguments if key not in allowed]
             if missing and self.may_load(entry):
                 pair = f"{missing[0]}={entry.arguments[missing[0]][:60]}"
                 raise UsageError(
@@ -280,12 +293,31 @@ class RaceFolder:
             return self._bases.get(what_loads(entry.arguments), {}) | {"peft": ""}
         if self.runs_code:
             name, file = what_loads(entry.arguments)
-            plain = {"pretrained": name} | ({"gguf_file": file} if file else {})
-            return dict((self.named or {}).get((name, file), plain))
+            given = (self.named or {}).get((name, file))
+            if given is not None:
+                return dict(given)
+            return {"pretrained": name, "gguf_file": file} if file else {"pretrained": name}
         return {key: value for key, value in entry.arguments.items() if key in KEPT_ARGUMENTS}
 
+    def _results_of(self, entry: Entry) -> Path:
+        return self.path / self._names[entry.label] / f"results_{self.date}.json"
+
     def _has_answers(self, entry: Entry) -> bool:
-        return (self.path / self._names[entry.label] / f"results_{self.date}.json").is_file()
+        return self._results_of(entry).is_file()
+
+    @property
+    def answered(self) -> dict[str, int]:
+        """Label -> number of questions that the folder has answers to."""
+        counts = dict[str, int]()
+        for entry in self.raced:
+            if not self._has_answers(entry):
+                continue
+            try:
+                results = race_results(self._results_of(entry), RaceResults)
+            except UsageError:  # its own turn says what is damaged
+                continue
+            counts[entry.label] = results["race"]["questions"]
+        return counts
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -329,25 +361,8 @@ class RaceFolder:
 
     def contest(self, *, error: float, margin: float, top: int, engine: bool) -> Contest:
         """The contest that judges the folder's answers, with what is kept of its turns."""
-        count = len(self.evaluation.questions)
-        contest = Contest(
-            count,
-            error,
-            margin,
-            self.evaluation.seed,
-            side_by_side=len(self.raced) if engine else 0,
-            top=top,
-            step=self.kept.get("step", STEP),
-            split=self.kept.get("split", 0),
-            weights=self.evaluation.weights,
-            shared=dict(self.kept.get("shared", {})),
-            may_stop=self.kept.get("may_stop", False),
-            against=dict(self.kept.get("turns", {})),
-        )
-        if self.lineup.by == "block" and not engine:
-            contest.sharing = min(SHARED, count)
-            contest.reference = self.lineup.reference
-        return contest
+        raced = len(self.raced) if engine else 0
+        return contest_of(self.kept, error=error, margin=margin, top=top, side_by_side=raced)
 
     def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
         """Race one checkpoint after the other; shared questions are asked of all before.
@@ -360,17 +375,22 @@ class RaceFolder:
         self.forecast_said = quiet
         self._plan = plan
         self.margins = margins_of(self.kept, contest)
-        deleted = {entry.label: entry for entry in self.raced if is_deleted(entry)}
-        entries = {entry.label: entry for entry in self.raced if entry.label not in deleted}
+        deleted = list[Entry]()
+        entries = dict[str, Entry]()
+        for entry in self.raced:
+            if is_deleted(entry):
+                deleted.append(entry)
+            else:
+                entries[entry.label] = entry
         phases = plan.phases
         if contest.sharing and not phases:
             phases = [Phase(len(entries), contest.sharing, 0)]
         try:
             with progress_bar(hidden=quiet, every=LINES) as update:
                 self._hold_known(contest, entries)
-                for label, entry in deleted.items():
-                    contest.hold(label, self.entrant(entry, contest).known)
-                    contest.delete(label)
+                for entry in deleted:
+                    contest.hold(entry.label, self.entrant(entry, contest).known)
+                    contest.delete(entry.label)
                 for phase in phases:
                     labels = contest.share(phase, [*entries])
                     if contest.shared != self.kept.get("shared", {}):
@@ -380,11 +400,9 @@ class RaceFolder:
                     if self.allowance.spent:
                         self._keep_margins(contest)
                         return
-                turns = (
-                    contest.turns([*entries], cut=may_cut(self.raced)) if not plan.phases else ()
-                )
-                for label in turns:
-                    self._at_its_turn(contest, entries[label], update)
+                if not plan.phases:
+                    for label in contest.turns([*entries], cut=may_cut(self.raced)):
+                        self._at_its_turn(contest, entries[label], update)
         finally:
             self.evaluation.models.release()
         self._keep_margins(contest)
@@ -400,7 +418,7 @@ class RaceFolder:
 
     def _share(self, contest: Contest, entry: Entry, update: Update, count: int) -> None:
         """Ask a checkpoint its first ``count`` questions, which others are asked as well."""
-        from lmeval_dispersion.racing.block import complete
+        from lmeval_dispersion.racing.shared import complete
 
         with self._asking(contest, entry, update, self.more or complete) as asking:
             known = asking.known.first(count)
@@ -417,6 +435,8 @@ class RaceFolder:
     def _check_tokens(self, label: str, contest: Contest, known: Scores) -> None:
         """Raise UsageError for answers that cannot be ordered by, before more are asked."""
         if self.more:
+            from lmeval_dispersion.racing.shared import tokens_of
+
             tokens_of(self.evaluation, label, contest.order(label)[: len(known.score)])
 
     def _at_its_turn(self, contest: Contest, entry: Entry, update: Update) -> None:
@@ -515,13 +535,16 @@ class RaceFolder:
 
     def _check(self) -> None:
         """Raise UsageError if the kept answers belong to other tasks or settings."""
-        now = json.loads(json.dumps(self.settings)) if self.kept else {}
-        if other := next((key for key in now if self.kept.get(key) != now[key]), None):
-            raise UsageError(
-                f"{self.path} has answers to {_difference(other, self.kept.get(other), now[other])}; name "
-                "another folder",
-                argument="output_path",
-            )
+        if not self.kept:
+            return
+        for key, now in json.loads(json.dumps(self.settings)).items():
+            before = self.kept.get(key)
+            if before != now:
+                raise UsageError(
+                    f"{self.path} has answers to {_difference(key, before, now)}; name another "
+                    "folder",
+                    argument="output_path",
+                )
 
     def write(self, **more: Any) -> None:
         """Add entries to the folder's settings file; DispersionError if it cannot be written."""
@@ -581,31 +604,65 @@ class RaceFolder:
         agreed: Mapping[str, Agreed] | None = None,
     ) -> Race:
         """The race so far; ``plan`` is a dry run's forecast, ``agreed`` an order without labels."""
-        return race_of(
+        entries = self.entries
+        failed = dict(self.failed)
+        labels = {entry.label for entry in entries}
+        for unscreened in self.lineup.failed:
+            if unscreened.label not in labels:
+                entries.append(Entry(unscreened.label, {}, None, None))
+                failed[unscreened.label] = f"it could not be screened: {unscreened.message}"
+        notes = [
+            *self.lineup.notes,
+            *self._unnamed(),
+            *deleted_note(contest),
+            *self._many(),
+            *changes_since_begun(self.kept, contest),
+            *self.evaluation.notes(),
+        ]
+        race = race_of(
             contest,
-            self.entries,
+            entries,
+            Asked(self.seconds, failed, self.as_base, agreed or {}),
             task=self.tasks,
             metric=self.evaluation.metric,
-            seconds=self.seconds,
-            wall=wall,
-            failed=self.failed,
-            there=self.evaluation.available,
+            notes=notes,
+        )
+        return replace(
+            race,
+            seconds=wall,
+            questions_there=self.evaluation.available,
             tasks=len(self.evaluation.tasks),
-            as_base=self.as_base,
-            notes=[
-                *self.lineup.notes,
-                *self._unnamed(),
-                *_deleted(contest),
-                *self._many(),
-                *said_of(self.kept, contest),
-                *self.evaluation.notes(),
-            ],
             plan=plan,
             margins=self.margins,
             budget=self.budget,
-            agreed=agreed or {},
             units=unit_scores(contest, self.evaluation.by_unit),
         )
+
+
+def contest_of(
+    kept: Mapping[str, Any], *, error: float, margin: float, top: int = 1, side_by_side: int = 0
+) -> Contest:
+    """The contest of the race that a folder keeps, with its turns and without answers."""
+    count = len(kept["drawn"])
+    weights = kept.get("weights")
+    contest = Contest(
+        count,
+        error,
+        margin,
+        kept["seed"],
+        side_by_side=side_by_side,
+        top=top,
+        step=kept.get("step", STEP),
+        split=kept.get("split", 0),
+        weights=np.array(weights) if weights else None,
+        shared=dict(kept.get("shared", {})),
+        may_stop=kept.get("may_stop", False),
+        against=dict(kept["turns"]),
+    )
+    if kept["order"] == "block" and not side_by_side:
+        contest.sharing = min(SHARED, count)
+        contest.reference = Lineup(kept["checkpoints"]).reference
+    return contest
 
 
 def is_deleted(entry: Entry) -> bool:
@@ -614,10 +671,12 @@ def is_deleted(entry: Entry) -> bool:
     return os.path.isabs(name) and not os.path.exists(name)
 
 
-def _deleted(contest: Contest) -> list[str]:
+def deleted_note(contest: Contest) -> list[str]:
     """A note on checkpoints that were deleted."""
-    labels = [label for label, standing in contest.standing.items() if standing == "deleted"]
-    labels = [label for label in labels if len(contest.answered[label].score)]
+    labels = list[str]()
+    for label, standing in contest.standing.items():
+        if standing == "deleted" and len(contest.answered[label].score):
+            labels.append(label)
     if not labels:
         return []
     best = max(labels, key=contest.mean)
@@ -654,36 +713,41 @@ def _is_as_begun(kept: Mapping[str, Any], contest: Contest) -> bool:
     return kept.get("error") == contest.error and kept.get("top", contest.top) == contest.top
 
 
-def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:
-    """Notes on an error that changed since the race began, and on checkpoints that joined."""
-    found = list[str]()
+def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
+    """Notes on what changed since the race began: checkpoints that joined, the error, the top."""
+    notes = list[str]()
     if kept.get("times", 1) > 1:
-        found.append("Checkpoints joined this race later; the error holds for each time by itself.")
-    before = kept.get("error", contest.error)
-    if before != contest.error:
-        found.append(
-            f"The error of {contest.error:g} was chosen after the answers were seen (first {before:g})."
+        notes.append("Checkpoints joined this race later; the error holds for each time by itself.")
+    error = kept.get("error", contest.error)
+    if error != contest.error:
+        notes.append(
+            f"The error of {contest.error:g} was chosen after the answers were seen (first "
+            f"{error:g})."
         )
-    return found
+    top = kept.get("top", contest.top)
+    if top != contest.top:
+        notes.append(
+            f"The best {contest.top} were asked for after the answers were seen (first the best "
+            f"{top})."
+        )
+    return notes
 
 
 def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
     """Questions asked, the most that there may be by now, and the current checkpoint in words."""
-    out = [
-        name
-        for name, standing in contest.standing.items()
-        if standing not in ("running", "complete")
-    ]
+    out = list[str]()
+    for name, standing in contest.standing.items():
+        if standing not in ("running", "complete"):
+            out.append(name)
     asked = {name: len(scores.score) for name, scores in contest.answered.items()}
     most = sum(asked.get(name, 0) for name in out) + contest.questions * (raced - len(out))
     words = [f"{label} at {asked.get(label, 0):,} of {contest.questions:,} questions"]
-    words += [f"{len({*contest.standing, label})} of {raced} checkpoints"]
-    words += [f"{len(out)} dropped, last {out[-1]}"] if out else []
-    return (
-        contest.asked,
-        most,
-        ", ".join([*words, *([f"best {contest.best}"] if contest.best else [])]),
-    )
+    words.append(f"{len({*contest.standing, label})} of {raced} checkpoints")
+    if out:
+        words.append(f"{len(out)} dropped, last {out[-1]}")
+    if contest.best:
+        words.append(f"best {contest.best}")
+    return contest.asked, most, ", ".join(words)
 
 
 def take_out(failed: dict[str, str], contest: Contest, label: str, error: CheckpointError) -> None:
@@ -692,7 +756,7 @@ def take_out(failed: dict[str, str], contest: Contest, label: str, error: Checkp
     Raises:
         DispersionError: All that were asked so far failed, and one before it in the same way.
     """
-    alike = [name for name, said in failed.items() if said == str(error)]
+    alike = [name for name, reason in failed.items() if reason == str(error)]
     failed[label] = str(error)
     contest.fail(label)
     if error.asked and alike and {*contest.standing.values()} == {"failed"}:
@@ -705,9 +769,13 @@ def _difference(key: str, before: Any, now: Any) -> str:
     """The setting that the kept answers differ in, in a few words."""
     if key == "identity":
         task = next(name for name in {**before, **now} if before.get(name) != now.get(name))
-        old, new = before.get(task, {}), now.get(task, {})
-        parts = [_PARTS.get(part, part) for part in new if old.get(part) != new[part]]
-        return f"{task} with other {listed(parts)}" if old and new else "other tasks"
+        if task not in before or task not in now:
+            return "other tasks"
+        parts = list[str]()
+        for part, value in now[task].items():
+            if before[task].get(part) != value:
+                parts.append(_PARTS.get(part, part))
+        return f"{task} with other {listed(parts)}"
     return f"{_SETTINGS.get(key, f'another {key}')} ({before}, now {now})"
 
 

@@ -6,6 +6,7 @@ see :meth:`folder.RaceFolder.may_load`.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.files import json_in
-from lmeval_dispersion.layouts import Label, Place, PlainName, Text, checked
+from lmeval_dispersion.layouts import Label, PlainName, Text, checked
 from lmeval_dispersion.racing.lineup import Entry
 
 T = TypeVar("T")
@@ -43,7 +44,6 @@ class _RaceFile(_NeededKeys, total=False):
     """The layout of ``race.json``; `RaceFolder.settings` are compared with the command's."""
 
     which: Mapping[str, Any]
-    seen: Sequence[Place]
     times: Annotated[int, 0]
     error: Annotated[float, 0, 1]
     margin: Annotated[float, 0, 1]
@@ -91,12 +91,34 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
                 f"{file} is damaged (`checkpoints`: expected each label once, got {twice[0][:200]} twice); "
                 f"{_REPAIR}"
             )
+        kept["checkpoints"] = [_where_it_lies(entry, path) for entry in kept["checkpoints"]]
         return kept
     if not older or "schema" in content:
         raise UsageError(
             f"expected a race of this version in {path}, got an older one; name another folder"
         )
     return dict(checked(_OlderFile, content, file, _REPAIR))
+
+
+def _where_it_lies(entry: Entry, folder: Path) -> Entry:
+    """An entry, with its present place where its folder was moved together with the race's.
+
+    Where the folder that it names is gone, the end of its path is looked for beside the race's
+    ``folder``: ``checkpoint-10`` beside ``race-sums``, both in a run. Its answers count only where
+    the files have the sizes and times that they had.
+    """
+    arguments = dict(entry.arguments)
+    for key in ("pretrained", "peft", "tokenizer"):
+        place = Path(arguments.get(key, ""))
+        if not place.is_absolute() or place.exists():
+            continue
+        around = folder.absolute().parent
+        for begin in range(1, len(place.parts)):
+            moved = around.joinpath(*place.parts[begin:])
+            if moved.is_dir():
+                arguments[key] = os.path.realpath(moved)
+                break
+    return entry._replace(arguments=arguments)
 
 
 class _Asked(TypedDict):

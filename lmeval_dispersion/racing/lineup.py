@@ -1,4 +1,8 @@
-"""A race's checkpoints in order: a screening's short list, or all named checkpoints."""
+"""Who races, in which order, and what they will be asked: a screening's short list, or all named.
+
+A :class:`Plan` says what a race will load and ask: the phases of a budget, the fewest and the most
+questions.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,16 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from lmeval_screener.result.result import Result
+from lmeval_screener.screened import Failed
 from lmeval_screener.screening.arguments import ScreenArguments
 from lmeval_screener.screening.run import Screening
-from lmeval_screener.screening.selection import select
+from lmeval_screener.screening.selection import query_of, select
 from lmeval_screener.shortlist.accuracies import Accuracies, Rated
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.loading import with_base
@@ -25,7 +30,7 @@ from lmeval_screener.shortlist.manifest import (
     manifest_dict,
     shortlist_manifest,
 )
-from lmeval_screener.targets.names import labelled
+from lmeval_screener.targets.names import labelled, parse_targets
 from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in
 from lmeval_screener.tokens.sets import AnswerSet
 from lmeval_screener.weights.tensors import DTYPE_BITS
@@ -35,13 +40,16 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import json_in
 from lmeval_dispersion.layouts import Form, Label, Text
 from lmeval_dispersion.output import progress_bar
+from lmeval_dispersion.racing.contest import LONG, Phase, phases
+from lmeval_dispersion.racing.rule import SHARED, STEP
+from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.store.identity import SUFFIX
 
 _CHEAP = 2e9  # bytes of a checkpoint that loads in seconds
-_BLOCK_IS_BETTER = [
+_BLOCK_IS_BETTER = (
     "Where loading is cheap, as here, a first block of all is the better screen (by block)."
-]
+)
 
 
 _CHOSEN = ("rank", "audit", "named", "block", "base")
@@ -51,8 +59,8 @@ Why = Annotated[str, Form(lambda why: why in _CHOSEN, f"one of {', '.join(_CHOSE
 class Entry(NamedTuple):
     """One checkpoint in a race's list.
 
-    ``chosen`` says why it races: by ``rank``, as ``audit``, as ``named``, for a ``block``; the ``base``
-    cannot be the best.
+    ``chosen`` says why it races: by ``rank``, as ``audit``, as ``named``, for a ``block``; the
+    ``base`` cannot be the best.
     """
 
     label: Label
@@ -68,17 +76,17 @@ class Entry(NamedTuple):
 
 
 class Lineup(NamedTuple):
-    """A race's checkpoints in its order, then the others; names that could not be screened; the manifest.
+    """A race's checkpoints in its order, then the others; those not screened; the manifest.
 
-    ``by`` orders those that race: ``rows``, or a first ``block`` of questions. ``bytes`` is the approximate
-    size of their weights, 0 where the screen does not know it.
+    ``by`` orders those that race: ``rows``, or a first ``block`` of questions. ``bytes`` is the
+    approximate size of their weights, 0 where the screen does not know it.
     """
 
     entries: Sequence[Entry]
     notes: Sequence[str] = ()
     manifest: Mapping[str, Any] | None = None
     by: str = "rows"
-    failed: Sequence[str] = ()  # names of those that could not be screened
+    failed: Sequence[Failed] = ()  # those that could not be screened
     bytes: int = 0
 
     @property
@@ -91,15 +99,20 @@ class Lineup(NamedTuple):
         entries = {entry.place: entry for entry in self.entries}
         labels = {entry.label for entry in self.entries}
         for entry in later.entries:
-            if old := entries.get(entry.place):
-                chosen = entry.chosen if entry.chosen == "named" else old.chosen or entry.chosen
-                entries[entry.place] = old._replace(rank=entry.rank, chosen=chosen)
-            else:
+            old = entries.get(entry.place)
+            if old is None:
                 label = "/".join(entry.place) if entry.label in labels else entry.label
                 entries[entry.place] = entry._replace(label=label)
-        found = sorted(entries.values(), key=lambda entry: entry.chosen is None)
+                continue
+            chosen = old.chosen or entry.chosen
+            if entry.chosen == "named":
+                chosen = "named"
+            entries[entry.place] = old._replace(rank=entry.rank, chosen=chosen)
         return self._replace(
-            entries=found, notes=later.notes, manifest=later.manifest, failed=later.failed
+            entries=sorted(entries.values(), key=lambda entry: entry.chosen is None),
+            notes=later.notes,
+            manifest=later.manifest,
+            failed=later.failed,
         )
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
@@ -107,25 +120,29 @@ class Lineup(NamedTuple):
 
         Adapters that race by a block get their ``shared`` base as an entry.
         """
-        named = all(entry.chosen in ("named", "base") for entry in self.entries)
-        order = by or (
-            "block" if named or any(e.chosen == "block" for e in self.entries) else "rows"
-        )
-        raced = [
-            base_of(entry.arguments) for entry in self.entries if entry.chosen not in (None, "base")
-        ]
-        bases = [base for base in raced if base]  # merges and other whole models may be among them
-        alike = len(bases) > 1 and bases == bases[:1] * len(bases)
-        there = {entry.arguments.get("pretrained") for entry in self.entries}
-        if order == "rows" or not (shared and alike) or bases[0]["pretrained"] in there:
-            cheap = (alike and bases == raced) or 0 < self.bytes <= _CHEAP * len(raced)
-            note = _BLOCK_IS_BETTER if by is None and shared and cheap and len(raced) > 1 else ()
-            return self._replace(by=order, notes=[*self.notes, *note])
-        name = bases[0]["pretrained"]
-        label = f"{Path(name).name if Path(name).is_dir() else name} (base)"
-        return self._replace(
-            entries=[Entry(label, bases[0] | {"peft": ""}, None, "base"), *self.entries], by=order
-        )
+        raced = [entry for entry in self.entries if entry.chosen not in (None, "base")]
+        reasons = {entry.chosen for entry in self.entries}
+        order = by
+        if order is None:
+            order = "block" if reasons <= {"named", "base"} or "block" in reasons else "rows"
+        bases = [base_of(entry.arguments) for entry in raced]
+        adapters = [base for base in bases if base]  # merges and other whole models have none
+        is_one_base = len(adapters) > 1 and all(base == adapters[0] for base in adapters)
+        if order == "block" and shared and is_one_base:
+            base = adapters[0]
+            names = {entry.arguments.get("pretrained") for entry in self.entries}
+            if base["pretrained"] not in names:
+                return self._replace(entries=[_base_entry(base), *self.entries], by=order)
+        is_cheap = 0 < self.bytes <= _CHEAP * len(raced) or (is_one_base and bases == adapters)
+        if order == "rows" and by is None and shared and is_cheap and len(raced) > 1:
+            return self._replace(by=order, notes=[*self.notes, _BLOCK_IS_BETTER])
+        return self._replace(by=order)
+
+
+def _base_entry(base: Mapping[str, str]) -> Entry:
+    name = base["pretrained"]
+    label = Path(name).name if Path(name).is_dir() else name
+    return Entry(f"{label} (base)", {**base, "peft": ""}, None, "base")
 
 
 class Named(NamedTuple):
@@ -175,6 +192,24 @@ class Named(NamedTuple):
             return {name: {"model": name} for name in self.words}
         targets = select(ScreenArguments(self.words, family=family)).targets
         return {str(target.name): target.arguments() for target in targets}
+
+    def check_there(self, *, all_of_them: bool) -> None:
+        """Raise UsageError for folders that do not exist, before anything is loaded for them.
+
+        One that is missing among others fails alone, unless ``all_of_them`` are needed.
+        """
+        if self.screened is not None or self.manifest or "-" in self.words:
+            return
+        reasons = list[str]()
+        is_any_there = any(map(query_of, self.words))
+        for word in self.words:
+            for target in parse_targets(word):
+                if target.refused is None:
+                    is_any_there = True
+                elif not query_of(word):
+                    reasons.append(target.refused[1])
+        if reasons and (all_of_them or not is_any_there):
+            raise UsageError(reasons[0])
 
     def arguments_of(self, candidate: Candidate) -> dict[str, str]:
         """lm-eval's arguments of a candidate; an adapter that a list's script downloaded is a folder."""
@@ -230,14 +265,14 @@ def lineup(
     screened = named.screened
     if screened is None:
         screened, notes = _screened(named, tasks, which, count)
-    notes += _set_aside(screened)
-    failed = [f.target.name for f in screened.failed]
+    failed = screened.failed
     if not screened.checkpoints and screened.of_base:
         # Adapters whose rows say nothing, even if their base cannot be read here: all are asked.
         taken = all_named([f.target.name for f in screened.of_base], None, api=api)
         return taken._replace(failed=failed)
     if not screened.checkpoints:
-        raise UsageError(notes[0])
+        raise UsageError([*map(_not_screened, failed), *_set_aside(screened)][0])
+    notes += _set_aside(screened)
     chosen = screened.chosen or shortlist(screened.groups, audit_sample=which.audit_sample)
     content = manifest_dict(
         screened.head(), chosen, tasks=tasks_in(tasks), command="dispersion race"
@@ -281,18 +316,21 @@ def _screened(
     ]
 
 
+def _not_screened(failed: Failed) -> str:
+    return f"Not screened, so not raced: {failed.label} ({failed.message})."
+
+
 def _set_aside(screened: Result) -> list[str]:
-    """Notes on the checkpoints that the screen does not rank."""
-    notes = [f"Not screened, so not raced: {f.label} ({f.message})." for f in screened.failed]
+    """Notes on the checkpoints that could be read and that the screen does not rank."""
+    notes = list[str]()
     for group in screened.groups:
-        notes += [
-            f"Set aside by the screen, so not raced: {c.label} (no ratio: {c.no_ratio})."
-            for c in group.set_aside
-        ]
-    return notes + [
-        f"Not raced, as its base could not be read: {f.label} ({f.cause})."
-        for f in screened.of_base
-    ]
+        for c in group.set_aside:
+            notes.append(
+                f"Set aside by the screen, so not raced: {c.label} (no ratio: {c.no_ratio})."
+            )
+    for failed in screened.of_base:
+        notes.append(f"Not raced, as its base could not be read: {failed.label} ({failed.cause}).")
+    return notes
 
 
 def _entries(named: Named, candidates: Sequence[Candidate], which: Which) -> list[Entry]:
@@ -311,26 +349,26 @@ def _entries(named: Named, candidates: Sequence[Candidate], which: Which) -> lis
 
 def _bytes(entries: Sequence[Entry], screened: Result) -> int:
     """Approximate bytes of weights that the race loads, adapters of one base once; 0 if not known."""
-    known = {
-        c.label: (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8 for c in screened.checkpoints
-    }
-    loads = {
-        json.dumps(base_of(entry.arguments) or entry.arguments, sort_keys=True): known.get(
-            entry.label, 0
-        )
-        for entry in entries
-        if entry.chosen
-    }
+    sizes = dict[str, int]()
+    for c in screened.checkpoints:
+        sizes[c.label] = (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8
+    loads = dict[str, int]()
+    for entry in entries:
+        if entry.chosen:
+            weights = base_of(entry.arguments) or entry.arguments
+            loads[json.dumps(weights, sort_keys=True)] = sizes.get(entry.label, 0)
     return sum(loads.values()) if all(loads.values()) else 0
 
 
 def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
     """The arguments of an adapter's base; empty of a whole model, or where its base is not known."""
+    if "pretrained" not in arguments:
+        return {}
     try:
-        found = with_base(arguments) if "pretrained" in arguments else {}
+        base = with_base(arguments)
     except DispersionError:  # loading it says why
-        found = {}
-    return {key: value for key, value in found.items() if key != "peft"} if "peft" in found else {}
+        return {}
+    return base if base.pop("peft", None) is not None else {}
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
@@ -345,18 +383,26 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
             f"expected a short list's folder or a race's to replay, got {', '.join(named)}"
         )
     # Matched like supplied accuracies; the number in place of an accuracy is the model's position.
-    rated = [
-        Rated(model, None, position, FILE, label=model.rpartition(f"{DOWNLOADED}/")[2])
-        for position, model in enumerate(models)
-    ]
+    rated = list[Rated]()
+    for position, model in enumerate(models):
+        label = model.rpartition(f"{DOWNLOADED}/")[2]
+        rated.append(Rated(model, None, position, FILE, label=label))
     targets = Accuracies(tuple(rated), "").of([c.target for c in candidates])
-    raced = [(t.label, t.accuracy) for t, c in zip(targets, candidates, strict=True) if c.chosen]
-    if missing := [name for name, at in raced if at is None]:
+    raced = list[str]()
+    missing = list[str]()
+    for target, candidate in zip(targets, candidates, strict=True):
+        if not candidate.chosen:
+            continue
+        if target.accuracy is None:
+            missing.append(target.label)
+        else:
+            raced.append(models[int(target.accuracy)])
+    if missing:
         raise UsageError(
             f"expected results of all that the screen of {named[0]} lists, got none of "
             f"{listed(missing)}; evaluate them"
         )
-    return [models[int(at)] for _, at in raced if at is not None]
+    return raced
 
 
 def _in_order(content: Mapping[str, Any]) -> list[Candidate]:
@@ -390,9 +436,184 @@ def all_named(
         return Lineup(entries, by="block")
     targets = labelled(select(ScreenArguments(names, family=family)).targets)
     for target in targets:
-        if target.refused or target.is_glob:
-            raise UsageError(
-                target.refused[1] if target.refused else f"name each revision of {target.name}"
-            )
+        if target.refused:
+            raise UsageError(target.refused[1])
+        if target.is_glob:
+            raise UsageError(f"name each revision of {target.name}")
     entries = [Entry(target.label, target.arguments(), None, chosen) for target in targets]
     return Lineup(entries, by="block")
+
+
+# --- what they will be asked ---------------------------------------------------------------------
+
+
+def questions_of(budget: int | str, everything: int) -> int:
+    """A budget, as a number or as ``N%`` of the number of questions of all together.
+
+    Raises:
+        UsageError: It is neither, negative, or a part that is not above 0 and at most 100 %.
+    """
+    text = str(budget).strip()
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1])
+            if not 0 < share <= 100:
+                raise ValueError
+            return max(1, int(everything * share / 100))
+        number = int(text)
+        if number < 1:
+            raise ValueError
+    except ValueError:
+        raise UsageError(
+            f"expected a number of questions, or a part such as 10%, got {text}", argument="budget"
+        ) from None
+    return number
+
+
+def may_cut(entries: Sequence[Entry]) -> bool:
+    """Whether a list is so long that its first third by the shared questions may go on alone."""
+    reasons = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
+    return len(reasons) >= LONG and "named" not in reasons and "audit" not in reasons
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checkpoints that race and the questions that each may be asked.
+
+    Attributes:
+        entries: Those that race, the base included.
+        questions: Most questions of each.
+        phases: Those of a budget; none for a race to its end.
+        by: What orders them: rows, or a block of questions that all share.
+        resident: Whether all stay loaded, as adapters of one base and a server's models do.
+        answered: Label -> number of questions that the folder has answers to.
+    """
+
+    entries: Sequence[Entry]
+    questions: int
+    phases: Sequence[Phase] = ()
+    by: str = "rows"
+    resident: bool = False
+    answered: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        lineup: Lineup,
+        entries: Sequence[Entry],
+        questions: int,
+        *,
+        budget: int | None,
+        api: bool,
+        top: int = 1,
+        answered: Mapping[str, int] = MappingProxyType({}),
+    ) -> Plan:
+        """The plan of a list, for a ``budget`` of shared questions or to its end.
+
+        Raises:
+            UsageError: The budget has no question for each.
+        """
+        others = [entry for entry in entries if entry.chosen != "base"]
+        resident = api or (bool(lineup.reference) and all(base_of(e.arguments) for e in others))
+        planned: Sequence[Phase] = ()
+        if budget is not None:
+            has_base = len(others) < len(entries)
+            planned = phases(
+                len(others), questions, budget, top=top, kept=resident, reference=has_base
+            )
+        return cls(entries, questions, planned, lineup.by, resident, answered)
+
+    def _counts(self, *, base: bool) -> list[int]:
+        """Questions answered by each checkpoint, or by the base alone; the most first."""
+        labels = [entry.label for entry in self.entries if (entry.chosen == "base") == base]
+        return sorted((self.answered.get(label, 0) for label in labels), reverse=True)
+
+    @property
+    def checkpoints(self) -> int:
+        """Number of checkpoints, without the base."""
+        return len(self._counts(base=False))
+
+    @property
+    def expected(self) -> tuple[int, int]:
+        """Fewest and most questions that are still to be asked, of all together."""
+        counts = self._counts(base=False)
+        bases = self._counts(base=True)
+        if not self.phases:
+            first = min(SHARED if self.by == "block" else STEP, self.questions)
+            most = _missing(counts, self.questions) + _missing(bases, self.questions)
+            # At best the one that was asked most is the best, and the others are soon dropped.
+            fewest = _missing(counts[:1], self.questions) + _missing(counts[1:], first)
+            return fewest + _missing(bases, self.questions), most
+        fewest = most = _missing(bases, self.phases[0].questions)
+        for phase in self.phases:
+            # At best those that were asked most stay.
+            fewest += _missing(counts[: phase.checkpoints], phase.questions)
+            most += _missing(counts[-phase.checkpoints :], phase.questions)
+            counts = [max(count, phase.questions) for count in counts]
+        return fewest, most
+
+    @property
+    def loads(self) -> int:
+        """Most times that weights are loaded."""
+        if self.resident:
+            return 1
+        last = self.questions
+        if self.phases:
+            counts = self._counts(base=False)
+            loads = _asked_on(self._counts(base=True), self.phases[0].questions)
+            for phase in self.phases:
+                loads += min(phase.checkpoints, _asked_on(counts, phase.questions))
+            return loads
+        unfinished = [e for e in self.entries if self.answered.get(e.label, 0) < last]
+        if self.by != "block":
+            return len(unfinished)
+        # Adapters share their base; another one takes its place, and is loaded again at its turn.
+        has_base = self.checkpoints < len(self.entries)
+        whole = len(unfinished)
+        if has_base:
+            whole = sum(e.chosen != "base" and not base_of(e.arguments) for e in unfinished)
+        return 2 * whole * (1 + has_base) + has_base
+
+    def words(self, size: str = "") -> str:
+        """A dry run's sentence; ``size`` is that of the weights."""
+        few, many = self.expected
+        questions = f"{many:,}" if few == many else f"{few:,} to {many:,}"
+        known = sum(self.answered.values())
+        if known:
+            begin = f"{counted(known, 'question')} answered; at most {self.loads}"
+            asked = f"asked {questions} more"
+        else:
+            begin = f"{self.checkpoints} (about {size})" if size else f"{self.checkpoints}"
+            asked = f"asked {questions} questions"
+        begin = f"Nothing was loaded (dry run): {begin} would be"
+        if not self.phases:
+            return f"{begin}, and {asked}."
+        steps = list[str]()
+        for phase in self.phases:
+            checkpoints = counted(phase.checkpoints, "checkpoint")
+            steps.append(f"{checkpoints} up to {counted(phase.questions, 'shared question')}")
+        return (
+            f"{begin}, with {counted(self.loads, 'load')}, and {asked} in "
+            f"{counted(len(steps), 'phase')}: {listed(steps)}."
+        )
+
+    def forecast(self, load: float, ask: float) -> str:
+        """Cost in words, by ``load`` seconds a load and ``ask`` seconds a question."""
+        few, many = self.expected
+        seconds = self.loads * load + many * ask
+        time = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+        shares = ""
+        if self.checkpoints < len(self.entries):
+            shares = f" for {counted(self.checkpoints, 'checkpoint')}, as adapters share their base"
+        questions = f"{many:,}" if few == many else f"{few:,} to {many:,}"
+        return f"{counted(self.loads, 'load')}{shares}, {questions} questions, at most about {time}"
+
+
+def _missing(counts: Sequence[int], upto: int) -> int:
+    """Questions that checkpoints with so many answers need to have ``upto`` each."""
+    return sum(max(0, upto - count) for count in counts)
+
+
+def _asked_on(counts: Sequence[int], upto: int) -> int:
+    """How many of these have fewer answers than ``upto``."""
+    return sum(count < upto for count in counts)

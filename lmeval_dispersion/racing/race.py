@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.asking import How, Racing
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
-from lmeval_dispersion.racing.agreement import agreed, asking_tokens, check_agreement
 from lmeval_dispersion.racing.contest import Contest, Phase
 from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run
-from lmeval_dispersion.racing.lineup import Lineup, Named, lineup
-from lmeval_dispersion.racing.plan import Plan, questions_of
+from lmeval_dispersion.racing.lineup import Lineup, Named, Plan, lineup, questions_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.report.cells import shown
 
@@ -78,6 +76,8 @@ def ended_race(racing: Racing) -> Ended:
         raise UsageError(
             "expected checkpoints to race, got none: name a folder of them, ORG/NAME or a family"
         )
+    if racing.model == "hf" or not racing.all:  # with all, another backend's names are its own
+        named.check_there(all_of_them=racing.all)
     racing = replace(racing, tasks=racing.tasks or ",".join(named.tasks))
     if racing.output_path is None:
         racing = replace(racing, output_path=begun_in_run(named.words, racing.tasks or ""))
@@ -102,8 +102,10 @@ def ended_race(racing: Racing) -> Ended:
         )
     seconds = time.perf_counter() - start
     if racing.answers == "none" and stopped is None:
-        found = agreed(folder.evaluation, contest)
-        return Ended(folder.result(contest, seconds, agreed=found))
+        from lmeval_dispersion.racing.shared import agreed
+
+        agreements = agreed(folder.evaluation, contest)
+        return Ended(folder.result(contest, seconds, agreed=agreements))
     return Ended(folder.result(contest, seconds), stopped)
 
 
@@ -112,16 +114,16 @@ def ended_race(racing: Racing) -> Ended:
 
 def check_settings(racing: Racing) -> None:
     """Raise UsageError for a number that is out of its range, or an unknown choice or budget."""
-    limit = racing.limit
-    for name, value, fits, wanted in (
-        ("error", racing.error, 0 < racing.error < 1, "above 0 and below 1"),
-        ("margin", racing.margin, 0 <= racing.margin < 1, "from 0 to below 1"),
-        ("seed", racing.seed, racing.seed >= 0, "at least 0"),
-        ("limit", limit, limit is None or limit >= 1, "at least 1"),
-        ("top", racing.top, racing.top >= 1, "at least 1"),
-    ):
-        if not fits:
-            raise UsageError(f"expected {wanted}, got {value}", argument=name)
+    ranges = {
+        "error": (0 < racing.error < 1, "above 0 and below 1"),
+        "margin": (0 <= racing.margin < 1, "from 0 to below 1"),
+        "seed": (racing.seed >= 0, "at least 0"),
+        "limit": (racing.limit is None or racing.limit >= 1, "at least 1"),
+        "top": (racing.top >= 1, "at least 1"),
+    }
+    for name, (is_inside, wanted) in ranges.items():
+        if not is_inside:
+            raise UsageError(f"expected {wanted}, got {getattr(racing, name)}", argument=name)
     for name, choices in _CHOICES.items():
         value = getattr(racing, name)
         if value not in choices:
@@ -164,10 +166,9 @@ def _opened(racing: Racing) -> RaceFolder:
 
 
 class _Line(NamedTuple):
-    """Who races: the list, its names by this command, and the choice that gave it, as kept."""
+    """Who races: the list, and the choice that gave it, as kept."""
 
     lineup: Lineup
-    names: list[str]
     which: dict[str, Any]
     is_new: bool  # the folder does not have it yet
 
@@ -192,25 +193,23 @@ def _lined_up(folder: RaceFolder, named: Named, racing: Racing) -> _Line:
         "all": racing.all,
         "audit_sample": racing.audit_sample,
     }
-    names = [*arguments]
     shared = not racing.engine and racing.answers is None
     is_known = which == folder.kept.get("which")
     if is_known and not folder.lacks([*arguments.values()]):
         if _shares(folder, racing):
             known = known.ordered("block", shared=shared)
-        return _Line(known, names, which, is_new=False)
-    found = lineup(
+        return _Line(known, which, is_new=False)
+    listed = lineup(
         named, racing.tasks or "", racing, api=folder.api, count=partial(_counted, folder)
     )
-    folder.name([entry.arguments for entry in found.entries])
+    folder.name([entry.arguments for entry in listed.entries])
     before = None
     if folder.kept:
-        found = known.joined(found)
+        listed = known.joined(listed)
         before = known.by
     if _shares(folder, racing):
         before = "block"
-    found = found.ordered(racing.by or before, shared=shared)
-    return _Line(found, names, which, is_new=True)
+    return _Line(listed.ordered(racing.by or before, shared=shared), which, is_new=True)
 
 
 def _counted(folder: RaceFolder) -> tuple[Counter[str], int]:
@@ -230,15 +229,27 @@ def _planned(folder: RaceFolder, racing: Racing) -> Plan:
     """What is loaded and asked; UsageError where the budget has no question for each."""
     count = len(folder.evaluation.questions)
     raced = folder.raced
-    if not _shares(folder, racing):
-        return Plan.of(folder.lineup, raced, count, budget=None, api=folder.api)
-    budget = questions_of(racing.budget or 0, len(raced) * count)
-    folder.budget = budget
-    if racing.answers == "none":
+    budget = None
+    if _shares(folder, racing):
+        budget = questions_of(racing.budget or 0, len(raced) * count)
+        folder.budget = budget
+    answered = folder.answered
+    if racing.answers == "none" and budget is not None:
+        from lmeval_dispersion.racing.shared import check_agreement
+
         each = min(count, budget // max(1, len(raced)))
         check_agreement(len(raced), each)
-        return Plan(raced, count, [Phase(len(raced), each, 0)], folder.lineup.by, folder.api)
-    return Plan.of(folder.lineup, raced, count, budget=budget, api=folder.api, top=racing.top)
+        phases = [Phase(len(raced), each, 0)]
+        return Plan(raced, count, phases, folder.lineup.by, folder.api, answered)
+    return Plan.of(
+        folder.lineup,
+        raced,
+        count,
+        budget=budget,
+        api=folder.api,
+        top=racing.top,
+        answered=answered,
+    )
 
 
 # --- ask and judge -------------------------------------------------------------------------------
@@ -248,6 +259,8 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
     """Write the list, and what is fixed before the first question, to the folder."""
     kept = folder.kept
     if racing.answers == "none":
+        from lmeval_dispersion.racing.shared import asking_tokens
+
         folder.more = asking_tokens(kept, folder.path, racing.tasks or "")
     if "drawn" not in kept:
         is_split = bool(plan.phases) and racing.answers is None
@@ -262,7 +275,6 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
         folder.keep(
             line.lineup,
             which=line.which,
-            seen=sorted({*kept.get("seen", ()), *line.names} - {*line.lineup.failed}),
             times=kept.get("times", 0) + 1,
             **begun,
         )

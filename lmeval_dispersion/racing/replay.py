@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -17,8 +17,14 @@ from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.logs.judging import correctness
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Phase, Scores, phases, run
-from lmeval_dispersion.racing.folder import margins_of, said_of
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, phases, run
+from lmeval_dispersion.racing.folder import (
+    changes_since_begun,
+    contest_of,
+    deleted_note,
+    is_deleted,
+    margins_of,
+)
 from lmeval_dispersion.racing.kept import (
     SETTINGS,
     WRONG_CONTENT,
@@ -28,14 +34,28 @@ from lmeval_dispersion.racing.kept import (
     not_as_left,
     race_results,
 )
-from lmeval_dispersion.racing.lineup import Entry, Lineup
-from lmeval_dispersion.racing.plan import may_cut
-from lmeval_dispersion.racing.report import MarginAt, Race, add_margin, race_of
+from lmeval_dispersion.racing.lineup import Entry, may_cut, questions_of
+from lmeval_dispersion.racing.report import (
+    Asked,
+    MarginAt,
+    Race,
+    add_margin,
+    margin_words,
+    race_of,
+    unit_scores,
+)
 from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.store import Store, read_store
-from lmeval_dispersion.store.documents import by_filter, known_probabilities
-from lmeval_dispersion.store.groups import question_weights
+from lmeval_dispersion.store.documents import Sample, by_filter, known_probabilities
+from lmeval_dispersion.store.groups import (
+    TaskGroup,
+    groups_of,
+    mean_score,
+    question_weights,
+    units_of,
+)
 from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.joining import JoinedRun, check_judges, join
 from lmeval_dispersion.store.samples import is_logged, read_logged
@@ -110,11 +130,74 @@ class Replay(Report):
         return {"checkpoints": Table.of(self.checkpoints, caption)}
 
     def context(self) -> dict[str, Any]:
-        """Template values: the best one's score, and the margin in words, never below what is shown."""
-        margin = self.margin_shown or 0.0
-        digits = math.ceil(round(1000 * margin, 6)) / 1000
+        """Template values: the sentences."""
+        loaded = "" if self.loaded < self.of else "; each checkpoint is loaded in it"
+        return {
+            "first": self._first(),
+            "orders": self._orders(),
+            "way": self._way(),
+            "limits": loaded,
+        }
+
+    def _first(self) -> str:
+        """The best, what is shown of the others, and what it took."""
         score = next(row.score for row in self.checkpoints if row.label == self.best)
-        return {"amount": score, "margin": f"{digits:g}" if digits else ""}
+        if self.loaded < 2:
+            shown = "no other was raced"
+        elif self.margin_shown is None:
+            shown = "too few were asked everything to say more"
+        elif self.margin_shown >= 1:
+            shown = "nothing is shown of the others yet"
+        else:
+            shown = "no other that went on" if self.left_out else "no other raced"
+            better = "is better"
+            if len(self.top) > 1:
+                shown += f" than the best {len(self.top)}"
+                better = "is better than the last of them"
+            margin = margin_words(self.margin_shown)
+            by = f" by more than {margin}" if margin else ""
+            shown += f" {better}{by} (error ≤ {100 * self.error:.3g} %)"
+        share = f"{100 * self.questions / self.questions_all:.0f} %"
+        everything = self.loaded * self.questions_each
+        if self.budget is not None and everything < self.questions_all:
+            part = f"{100 * self.questions / everything:.0f} %"
+            share += f"; {part} of the {everything:,} that those in the race could be asked"
+        return (
+            f"Best: {self.best}, {score:.3f}; {shown}; {self.questions:,} of "
+            f"{count(self.questions_all, 'question')} asked ({share})."
+        )
+
+    def _orders(self) -> str:
+        """How often random orders named the same best, and by how many questions."""
+        first = self.checkpoints[0].label
+        best = f"the same best, {first}," if self.same else f"another best than {first}"
+        median, low, high = (100 * share for share in self.share)
+        loaded = ""
+        if self.loaded < self.of:
+            loaded = f" and {self.loaded} of {self.of} loaded"
+        sentence = (
+            f"On your own {self.of} checkpoints the race would have named {best} in "
+            f"{self.same or self.orders} of {self.orders} orders, with {median:.0f} % of the "
+            f"questions (median; {low:.0f} to {high:.0f}){loaded}."
+        )
+        if self.same < self.orders:
+            sentence += f" Where it named another, that was worse by {self.lost:.3f} at most."
+        return sentence
+
+    def _way(self) -> str:
+        """In which order the checkpoints were raced."""
+        is_screened = self.loaded < self.of
+        way = "They were raced in the order given"
+        if self.by == "block":
+            way = "They were raced in the order of their shared questions"
+        elif self.shuffled:
+            way = (
+                "The results came in alphabetical order, not a screen's: each race had a random "
+                "order of the checkpoints"
+            )
+        elif is_screened:
+            way = "They were raced in the screen's order"
+        return f"{way}; the others count as not loaded." if is_screened else f"{way}."
 
 
 class Recorded(NamedTuple):
@@ -150,71 +233,87 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     """
     require_extra("audit", "finished evaluations")
     raced = _asked_everything(places[0]) if len(places) == 1 else None
-    places = raced or places
-    stores = [
-        read_logged(place, metric) if is_logged(place) else read_store(place) for place in places
-    ]
-    names = [store.model for store in stores]
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise UsageError(
-            f"expected results of two or more models, each once, got {', '.join(names)}"
-        )
-    failed = {store.model: why for store in stores if (why := _failure(store))}
-    stores = [store for store in stores if store.model not in failed]
-    if len(stores) < 2:
-        reasons = "; ".join(f"{name}: {why}" for name, why in failed.items())
-        raise UsageError(
-            f"expected two or more models with finite answers, got {len(stores)}; {reasons}"
-        )
+    stores, failed = _stores(raced or places, metric)
     known = [store.documents.dropna(subset="correct") for store in stores]
-    most = max(map(len, known))
-    runs = [
-        JoinedRun(store.model, store.path, documents, store.parts)
-        for store, documents in zip(stores, known, strict=True)
-    ]
+    runs = list[JoinedRun]()
+    for store, documents in zip(stores, known, strict=True):
+        runs.append(JoinedRun(store.model, store.path, documents, store.parts))
     rows, joined = join(runs)
-    count = len(rows[0])
-    if count < 2 * SHARED:
+    questions = len(rows[0])
+    most = max(map(len, known))
+    if questions < 2 * SHARED:
         raise UsageError(
-            f"expected {2 * SHARED} or more questions with a score in all results, got {count} of "
-            f"{most}; name results of the same tasks"
+            f"expected {2 * SHARED} or more questions with a score in all results, got "
+            f"{questions} of {most}; name results of the same tasks"
         )
     manifests = {store.model: store.manifest for store in stores}
     check_judges(manifests)
     shared = [documents.iloc[chosen] for documents, chosen in zip(known, rows, strict=True)]
-    answers = {}
-    for store, documents in zip(stores, shared, strict=True):
-        values = documents.reindex(columns=["correct", "probability"])
-        answers[store.model] = Scores(*values.to_numpy(float).T)
     tasks = list(shared[0]["task"].unique())
     _check_direction(manifests, tasks)
-    if not all(0 <= answer.score.min() <= answer.score.max() <= 1 for answer in answers.values()):
-        raise UsageError("expected scores from 0 to 1, as accuracy has; name another by `--metric`")
-    notes = [*_judged_by(manifests)]
+    answers = dict[str, Scores]()
+    for store, documents in zip(stores, shared, strict=True):
+        values = documents.reindex(columns=["correct", "probability"])
+        scores = Scores(*values.to_numpy(float).T)
+        if not 0 <= scores.score.min() <= scores.score.max() <= 1:
+            raise UsageError(
+                "expected scores from 0 to 1, as accuracy has; name another by `--metric`"
+            )
+        answers[store.model] = scores
+    notes = _judged_by(manifests)
     notes += [f"{note[0].upper()}{note[1:]}" for note in joined if "models differ" not in note]
-    notes += [note for store in stores for note in store.manifest.get("notes", ())]
+    for store in stores:
+        notes += store.manifest.get("notes", ())
     if raced:
         notes.append("Of the race, the checkpoints that were asked everything.")
     notes += _doubts(stores, shared)
-    if count < most:
+    if questions < most:
         notes.append(
-            f"{count:,} of {most:,} questions are in all results; the others are left out."
+            f"{questions:,} of {most:,} questions are in all results; the others are left out."
         )
     groups = stores[0].manifest.get("groups") or {}
     weights = question_weights(shared[0]["task"].tolist(), groups)
     return Recorded(answers, tasks, list(dict.fromkeys(notes)), failed, weights)
 
 
+def _stores(places: Sequence[str], metric: str | None) -> tuple[list[Store], dict[str, str]]:
+    """The results of models whose answers are finite, and why another model fails, by name.
+
+    Raises:
+        UsageError: There are fewer than two of them, or one model has several.
+    """
+    stores = list[Store]()
+    names = list[str]()
+    failed = dict[str, str]()
+    for place in places:
+        store = read_logged(place, metric) if is_logged(place) else read_store(place)
+        names.append(store.model)
+        reason = _failure(store)
+        if reason:
+            failed[store.model] = reason
+        else:
+            stores.append(store)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise UsageError(
+            f"expected results of two or more models, each once, got {', '.join(names)}"
+        )
+    if len(stores) < 2:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise UsageError(
+            f"expected two or more models with finite answers, got {len(stores)}; {reasons}"
+        )
+    return stores, failed
+
+
 def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence[str]) -> None:
     """Raise UsageError if lower scores of a raced task are the better ones."""
     for name, manifest in manifests.items():
-        lower = {task.removesuffix(SUFFIX) for task in tasks} & {
-            *manifest.get("lower_is_better", ())
-        }
+        plain = {task.removesuffix(SUFFIX) for task in tasks}
+        lower = sorted(plain.intersection(manifest.get("lower_is_better", ())))
         if lower:
             raise UsageError(
-                f"expected scores of which higher ones are better, got {', '.join(sorted(lower))} in {name}, "
-                "of which lower ones are; name another",
+                f"expected scores of which higher ones are better, got {', '.join(lower)} in "
+                f"{name}, of which lower ones are; name another",
                 argument="metric",
             )
 
@@ -249,8 +348,10 @@ def _doubts(stores: Sequence[Store], shared: Sequence[pd.DataFrame]) -> list[str
         equal, telling = equal_answers(prints[one], prints[other])
         if equal:
             notes.append(f"{one} and {other}: {equal_answers_clause(equal, telling)}.")
+    hashes = _hashes(stores[0])
     for store in stores[1:]:
-        if moved := renumbered(_hashes(stores[0]), _hashes(store)):
+        moved = renumbered(hashes, _hashes(store))
+        if moved:
             notes.append(f"{store.model}: {renumbered_clause(moved)}.")
     return notes
 
@@ -265,9 +366,9 @@ def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     metrics: dict[str, None] = {}
     sentences = []
     for name, manifest in manifests.items():
-        metrics |= dict.fromkeys(
-            by for by in (manifest.get("judges") or {}).values() if by is not None
-        )
+        for metric in (manifest.get("judges") or {}).values():
+            if metric is not None:
+                metrics[metric] = None
         sentences += [f"{name}, {sentence}" for sentence in manifest.get("filters", ())]
     if metrics:
         sentences.append(f"Raced by {', '.join(metrics)}.")
@@ -284,58 +385,88 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     if "schema" not in kept:
         return None
     entries = kept["checkpoints"]
-    places = {(task, i): n for n, (task, i) in enumerate(map(tuple, kept["drawn"]))}
-    contest = Contest(
-        len(places),
-        error,
-        margin,
-        kept["seed"],
-        against=dict(kept["turns"]),
-        top=top,
-        step=kept.get("step", STEP),
-        split=kept.get("split", 0),
-        shared=dict(kept.get("shared", {})),
-        may_stop=kept.get("may_stop", False),
-        weights=np.array(kept["weights"]) if kept.get("weights") else None,
-    )
-    lineup = Lineup(entries, by=kept["order"])
-    if lineup.by == "block":
-        contest.sharing = min(SHARED, len(places))
-        contest.reference = lineup.reference
-    answers = _answers_in(path, contest, places)
+    contest = contest_of(kept, error=error, margin=margin, top=top)
+    answers = _answers_in(path, contest, kept["drawn"])
     known = answers.known
-    labels = [entry.label for entry in entries if entry.label in known]
-    for label in labels:
+    # A folder that came alone, without any checkpoint, tells nothing of deleted ones.
+    gone = {entry.label for entry in entries if entry.chosen and is_deleted(entry)}
+    if len(gone) == sum(bool(entry.chosen) for entry in entries):
+        gone = set()
+    labels = list[str]()
+    for entry in entries:
+        label = entry.label
+        if label not in known:
+            continue
+        if label in gone:
+            contest.hold(label, known[label])
+            contest.delete(label)
+            continue
+        labels.append(label)
         if contest.sharing_of(label):
             contest.hold(label, known[label].first(contest.sharing_of(label)))
-    cut = may_cut(entries)
-    for label in contest.turns(labels, cut=cut) if kept["turns"] else ():
-        begin = len(contest.answered.get(label, NOTHING).score)
-        contest.add(label, known[label].at(np.arange(begin, len(known[label].score))))
+    if kept["turns"]:
+        for label in contest.turns(labels, cut=may_cut(entries)):
+            begin = len(contest.answered.get(label, NOTHING).score)
+            contest.add(label, known[label].at(np.arange(begin, len(known[label].score))))
     notes = [
         *kept["notes"],
-        *said_of(kept, contest),
+        *deleted_note(contest),
+        *changes_since_begun(kept, contest),
         "Judged by the folder's answers; no model was loaded.",
     ]
-    return race_of(
-        contest, entries, task=kept["tasks"], metric=", ".join(answers.metrics),
-        seconds=answers.seconds, failed=answers.failed, notes=notes,
-        margins=margins_of(kept, contest),
-    )  # fmt: skip
+    race = race_of(
+        contest,
+        entries,
+        Asked(answers.seconds, answers.failed),
+        task=kept["tasks"],
+        metric=", ".join(answers.metrics),
+        notes=notes,
+    )
+    units = unit_scores(contest, partial(_by_unit, kept, answers.groups))
+    return replace(race, margins=margins_of(kept, contest), units=units)
 
 
-class _Kept(NamedTuple):
-    """A race folder's answers in each checkpoint's order, its seconds, and why one fails, by label."""
+def _by_unit(
+    kept: Mapping[str, Any], groups: Mapping[str, TaskGroup], scores: Array
+) -> dict[str, tuple[int, float]]:
+    """Unit -> number of its questions with a score in ``scores`` (N,), not NaN, and their mean."""
+    names = [task for task, _ in kept["drawn"]]
+    tasks = np.array(names)
+    means = dict[str, tuple[int, float]]()
+    for unit, members in units_of(kept.get("identity", names), groups).items():
+        asked = np.flatnonzero(np.isin(tasks, members) & ~np.isnan(scores))
+        if not len(asked):
+            continue
+        mean = float(scores[asked].mean())
+        if kept.get("weights"):
+            mean = mean_score([names[place] for place in asked], scores[asked], groups)
+        means[unit] = (len(asked), mean)
+    return means
 
-    known: dict[str, Scores]
-    seconds: dict[str, float]
-    failed: dict[str, str]
-    metrics: dict[str, None]
+
+@dataclass
+class _Kept:
+    """What a race's folder has of its checkpoints.
+
+    Attributes:
+        known: Label -> answers, in the checkpoint's own order.
+        seconds: Label -> time to load and ask it.
+        failed: Label -> why it fails.
+        metrics: The metrics that scored.
+        groups: lm-eval's groups of tasks with one figure.
+    """
+
+    known: dict[str, Scores] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, None] = field(default_factory=dict)
+    groups: Mapping[str, TaskGroup] = field(default_factory=dict)
 
 
-def _answers_in(path: Path, contest: Contest, places: Mapping[tuple[str, int], int]) -> _Kept:
+def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) -> _Kept:
     """Read a race's folder; a checkpoint with an answer that is not finite fails in the contest."""
-    kept = _Kept({}, {}, {}, {})
+    kept = _Kept()
+    places = {(task, i): place for place, (task, i) in enumerate(drawn)}
     for file in sorted(path.glob("*/results_*.json")):
         content = race_results(file, RaceResults)
         race = content["race"]
@@ -344,14 +475,18 @@ def _answers_in(path: Path, contest: Contest, places: Mapping[tuple[str, int], i
         answers = list[tuple[Sequence[float], float]]()
         for task, (chosen, metric) in race["judges"].items():
             try:
-                answers += _judged(scores, file, task, (chosen, metric), places, content)
+                samples = _samples(file, task, chosen, content)
+                for i, sample in samples.items():
+                    score = correctness(sample.metrics, metric)[1]
+                    answers.append((sample.columns["logprobs"], score))
+                    scores[:, places[task, i]] = score, sample.likely(score)
             except (OSError, *WRONG_CONTENT) as error:
                 step = "remove it, and race the checkpoint anew"
                 raise not_as_left(file.parent, error, step) from error
             kept.metrics[metric] = None
-        why = failure([logs for logs, _ in answers], np.array([score for _, score in answers]))
-        if why:
-            kept.failed[label] = why
+        reason = failure([logs for logs, _ in answers], np.array([score for _, score in answers]))
+        if reason:
+            kept.failed[label] = reason
             contest.fail(label)
             continue
         order = contest.order(label)
@@ -359,31 +494,15 @@ def _answers_in(path: Path, contest: Contest, places: Mapping[tuple[str, int], i
         if len(asked):
             kept.known[label] = Scores(*scores).at(asked)
             kept.seconds[label] = race["seconds"]
+            kept.groups = kept.groups or groups_of(content)
     return kept
 
 
-def _judged(
-    scores: Array,
-    file: Path,
-    task: str,
-    judge: tuple[str, str],
-    places: Mapping[tuple[str, int], int],
-    content: RaceResults,
-) -> list[tuple[Sequence[float], float]]:
-    """Each answer's log-probabilities and score in a task's samples next to the results ``file``.
-
-    Scores and probabilities are put into ``scores`` (2, N).
-    """
-    chosen, metric = judge
+def _samples(file: Path, task: str, chosen: str, content: RaceResults) -> dict[int, Sample]:
+    """A task's samples of the filter ``chosen``, by document, next to the results ``file``."""
     text = (file.parent / file.name.replace("results_", f"samples_{task}_")).with_suffix(".jsonl")
     lines = text.read_bytes()[: content["race"]["bytes"][task]].decode()
-    answers = list[tuple[Sequence[float], float]]()
-    answered = by_filter(text, content["configs"][task], lines)[chosen]
-    for i, sample in known_probabilities(answered).items():
-        score = correctness(sample.metrics, metric)[1]
-        answers.append((sample.columns["logprobs"], score))
-        scores[:, places[task, i]] = score, sample.likely(score)
-    return answers
+    return known_probabilities(by_filter(text, content["configs"][task], lines)[chosen])
 
 
 def _asked_everything(place: str) -> list[str] | None:
@@ -391,23 +510,32 @@ def _asked_everything(place: str) -> list[str] | None:
     path = Path(place).expanduser()
     if not (path / SETTINGS).is_file():
         return None
-    kept, found = kept_race(path, older=True), {}
-    for file in sorted(path.glob("*/results_*.json")):
+    folders = dict[str, str]()  # of those with all answers
+    files = sorted(path.glob("*/results_*.json"))
+    for file in files:
         race = race_results(file, OlderResults)["race"]
-        found[race["label"]] = str(file.parent) if race["questions"] == race["of"] else None
-    whole = list(filter(None, (found.get(label) for label, *_ in kept["checkpoints"])))
+        if race["questions"] == race["of"]:
+            folders[race["label"]] = str(file.parent)
+    labels = [label for label, *_ in kept_race(path, older=True)["checkpoints"]]
+    whole = [folders[label] for label in labels if label in folders]
     if len(whole) < 2:
         raise UsageError(
             f"expected a race with two or more checkpoints that were asked everything in {place}, got "
-            f"{len(whole)} of {len(found)}; name finished evaluations"
+            f"{len(whole)} of {len(files)}; name finished evaluations"
         )
     return whole
 
 
 def replay(
-    recorded: Recorded, *, orders: int = ORDERS, listed: Sequence[str] = (), shuffled: bool = False,
-    seed: int = 0, quiet: bool = True, **settings: Any,
-) -> Replay:  # fmt: skip
+    recorded: Recorded,
+    *,
+    orders: int = ORDERS,
+    listed: Sequence[str] = (),
+    shuffled: bool = False,
+    seed: int = 0,
+    quiet: bool = True,
+    **settings: Any,
+) -> Replay:
     """Race on finished evaluations as the race of ``seed`` would, and over random orders.
 
     Checkpoints that a screen has ``listed`` race in its order, without the others; by default all race.
@@ -473,10 +601,16 @@ def _rows(recorded: Recorded, races: Sequence[Contest]) -> list[Replayed]:
 
 
 def raced(
-    answers: Mapping[str, Scores], *, seed: int = 0, cut: bool = False, budget: int | None = None,
-    goes_on: bool = False, kept: bool = False, weights: Array | None = None,
-    watch: Callable[[Contest], object] = id, **settings: Any,
-) -> Contest:  # fmt: skip
+    answers: Mapping[str, Scores],
+    *,
+    seed: int = 0,
+    cut: bool = False,
+    budget: int | None = None,
+    goes_on: bool = False,
+    kept: bool = False,
+    watch: Callable[[Contest], object] = id,
+    **settings: Any,
+) -> Contest:
     """A contest on recorded answers, one checkpoint after the other, as a race asks them.
 
     Args:
@@ -486,9 +620,8 @@ def raced(
         budget: The most questions, asked as shared ones of fewer and fewer; None for the race to its end.
         goes_on: Whether a race without a budget follows.
         kept: Whether all checkpoints stay loaded, as the phases of a budget ask.
-        weights: The questions' weights in the mean. Shape (N,).
         watch: Is called whenever something was answered.
-        settings: Those of :class:`Contest`.
+        settings: Those of :class:`Contest`; its ``weights`` are in the order of the answers.
 
     Raises:
         UsageError: The budget has no question for each checkpoint.
@@ -496,9 +629,9 @@ def raced(
     labels = list(answers)
     count = len(answers[labels[0]].score)
     drawn = np.random.default_rng(seed).permutation(count)
-    if weights is not None:
-        weights = weights[drawn]
-    contest = Contest(count, seed=seed, weights=weights, **settings)
+    if settings.get("weights") is not None:
+        settings["weights"] = settings["weights"][drawn]
+    contest = Contest(count, seed=seed, **settings)
 
     def hold(label: str) -> None:
         shared = contest.order(label)[: contest.sharing_of(label)]
@@ -506,7 +639,12 @@ def raced(
         watch(contest)
 
     if budget is not None:
-        for phase in _planned(contest, labels, budget, kept):
+        others = [label for label in labels if label != contest.reference]
+        has_reference = len(others) < len(labels)
+        contest.split = len(others)
+        for phase in phases(
+            len(others), count, budget, top=contest.top, kept=kept, reference=has_reference
+        ):
             for label in contest.share(phase, labels):
                 hold(label)
         if not goes_on:
@@ -529,80 +667,62 @@ def raced(
     return contest
 
 
-def _planned(contest: Contest, labels: Sequence[str], budget: int, kept: bool) -> list[Phase]:
-    """The phases of a budget, for which the contest splits its error; UsageError for too small a one."""
-    others = [label for label in labels if label != contest.reference]
-    has_reference = len(others) < len(labels)
-    found = phases(
-        len(others),
-        contest.questions,
-        budget,
-        top=contest.top,
-        kept=kept,
-        reference=has_reference,
-    )
-    if not found:
-        raise UsageError(
-            f"expected at least {len(labels)}, a question of each checkpoint, got {budget}",
-            argument="budget",
-        )
-    contest.split = len(others)
-    return found
-
-
 def demo(seed: int = 0, **settings: Any) -> Race:
     """The race of the bundled models on recorded answers, in the screen's order; no model is loaded."""
     with np.load(data_folder("demo") / "answers.npz") as file:
-        labels, score, probability = (
-            file[key].tolist() for key in ("label", "score", "probability")
-        )
+        labels = file["label"].tolist()
+        score = file["score"].astype(float)
+        probability = file["probability"].astype(float)
     listed = max(3, len(labels) // 3)
-    answers = {
-        labels[i]: Scores(np.array(score[i], float), np.array(probability[i]))
-        for i in range(listed)
-    }
-    margins = list[MarginAt]()
-    contest = raced(
-        answers, seed=seed, watch=lambda now: add_margin(margins, now, [*answers]), **settings
+    answers = dict[str, Scores]()
+    entries = list[Entry]()
+    for place, label in enumerate(labels):
+        is_listed = place < listed
+        entries.append(Entry(label, {}, place + 1, "rank" if is_listed else None))
+        if is_listed:
+            answers[label] = Scores(score[place], probability[place])
+    race = _race_of_recorded(answers, entries, "sums", "acc", seed, settings)
+    return replace(
+        race, notes=["The answers were recorded before; no model was loaded now.", *race.notes]
     )
-    entries = [Entry(k, {}, i, "rank" if i <= listed else None) for i, k in enumerate(labels, 1)]
-    notes = ["The answers were recorded before; no model was loaded now."]
-    return race_of(contest, entries, task="sums", metric="acc", notes=notes, margins=margins)
 
 
-def released(seed: int = 0, *, budget: Callable[[int], int] | None = None, **settings: Any) -> Race:
+def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any) -> Race:
     """The race of 43 released models on their recorded answers to GSM8K, by shared questions.
 
-    ``budget`` gives the most questions of all together, from the number that there are.
+    ``budget`` is the most questions of all together, a number or ``N%`` of those that there are.
     """
     with np.load(data_folder("released") / "gsm8k.npz") as file:
         labels = file["names"].tolist()
         right = np.unpackbits(file["right"], axis=1, count=int(file["questions"]))
     unknown = np.full(right.shape[1], np.nan)
-    answers = {
-        label: Scores(row.astype(float), unknown) for label, row in zip(labels, right, strict=True)
-    }
+    answers = dict[str, Scores]()
+    for label, row in zip(labels, right, strict=True):
+        answers[label] = Scores(row.astype(float), unknown)
+    settings["sharing"] = SHARED
     if budget is not None:
-        settings["budget"] = budget(right.size)
-    margins = list[MarginAt]()
-    contest = raced(
-        answers,
-        seed=seed,
-        sharing=SHARED,
-        watch=lambda now: add_margin(margins, now, labels),
-        **settings,
-    )
+        settings["budget"] = questions_of(budget, right.size)
     entries = [Entry(label, {}, None, "block") for label in labels]
-    notes = [
+    race = _race_of_recorded(answers, entries, "gsm8k", "exact_match", seed, settings)
+    note = (
         "The answers were recorded by ZeroEval (github.com/WildEval/ZeroEval, Apache-2.0); no model "
         "was loaded now."
-    ]
-    return race_of(
-        contest,
-        entries,
-        task="gsm8k",
-        metric="exact_match",
-        notes=notes,
-        margins=margins,
-        budget=settings.get("budget"),
     )
+    return replace(race, budget=settings.get("budget"), notes=[note, *race.notes])
+
+
+def _race_of_recorded(
+    answers: Mapping[str, Scores],
+    entries: Sequence[Entry],
+    task: str,
+    metric: str,
+    seed: int,
+    settings: Mapping[str, Any],
+) -> Race:
+    """The race of a list on recorded ``answers``, with the margins shown on its way."""
+    margins = list[MarginAt]()
+    labels = list(answers)
+    contest = raced(
+        answers, seed=seed, watch=lambda now: add_margin(margins, now, labels), **settings
+    )
+    return replace(race_of(contest, entries, task=task, metric=metric), margins=margins)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,9 @@ from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import Mark
-from lmeval_dispersion.report.vega import mark, names_apart, numeric, span
+from lmeval_dispersion.report.vega import SAYS, mark, names_apart, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 from lmeval_dispersion.store.sanity import alike
-
-if TYPE_CHECKING:
-    from lmeval_dispersion.racing.agreement import Agreed
 
 #: ``undecided``: was still in, or not asked yet, when the race was interrupted.
 #: ``left out``: not among the best after a first block. ``deleted``: its files are gone.
@@ -49,10 +45,34 @@ _COLOURS: Mapping[Status, str] = {
     "not better": "var(--series-4)",
 }
 _MARKS: Mapping[Status, Mark] = {"best": "pick", "base": "control"}
-_NONE: Mapping[str, Any] = MappingProxyType({})
 _FEW_LINES = 15  # of a chart, each of which has its name
 _NAMED_LINES = 6  # of more lines, the best ones, which have a name
 _NAMED = 3  # undecided checkpoints that the first sentence names
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A checkpoint's mean agreement over the questions, in [0, 1], and its standard error."""
+
+    mean: float
+    se: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is known of the checkpoints of a race besides their answers, by label.
+
+    Attributes:
+        seconds: Time to load and ask it.
+        failed: Why it could not be loaded or asked, a sentence.
+        as_base: Adapters that answer as their base.
+        agreed: The agreement that orders them without labels.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    as_base: Sequence[str] = ()
+    agreed: Mapping[str, Agreed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,16 +162,16 @@ class Race(Report):
     margins: Sequence[MarginAt] = ()  # as it became smaller
     plan: str = ""  # a dry run's forecast, in a sentence
     _answered: Mapping[str, Scores] = field(default_factory=dict)
+    _racing: int = 0  # those that race, the base included
 
     def tables(self) -> dict[str, Table]:
         """``race``: the checkpoints; a terminal shows those asked or failed, and others up to a dozen."""
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
-        marks = {
-            place: _MARKS[row.status]
-            for place, row in enumerate(self.checkpoints)
-            if row.status in _MARKS
-        }
+        marks = dict[int, Mark]()
+        for place, row in enumerate(self.checkpoints):
+            if row.status in _MARKS:
+                marks[place] = _MARKS[row.status]
         excerpt = range(shown) if len(table.rows) > shown else ()
         return {
             "race": replace(table, excerpt=excerpt, marks=marks),
@@ -160,7 +180,9 @@ class Race(Report):
 
     def charts(self) -> dict[str, Chart]:
         """``race``: running mean score against questions; ``margin``: the margin shown against all asked."""
-        charts = self._running_means()
+        charts = dict[str, Chart]()
+        if any(row.label in self._answered for row in self.checkpoints):
+            charts["race"] = self._running_means()
         if len(self.margins) > 1:
             charts["margin"] = self._margins()
         return charts
@@ -168,16 +190,13 @@ class Race(Report):
     def _margins(self) -> Chart:
         last = MarginAt(self.questions, self.margins[-1].margin)
         rows = [{"questions": at.questions, "margin": at.margin} for at in (*self.margins, last)]
-        x = numeric("questions", "Questions asked, of all together")
-        x["scale"] = {"zero": True}
-        y = numeric("margin", "Margin shown")
-        y["scale"] = {"zero": True}
-        line = {"type": "line", "interpolate": "step-after"}
+        x = numeric("questions", "Questions asked, of all together", zero=True)
+        y = numeric("margin", "Margin shown", zero=True)
         drawn = {
             "data": {"values": rows},
             "height": 220,
             "encoding": {"x": x, "y": y},
-            "mark": line,
+            "mark": {"type": "line", "interpolate": "step-after"},
         }
         numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
         meaning = (
@@ -185,120 +204,146 @@ class Race(Report):
         )
         return Chart(drawn, "Margin shown against questions asked", numbers, meaning)
 
-    def _running_means(self) -> dict[str, Chart]:
-        """A line for each checkpoint; none without answers."""
+    def _running_means(self) -> Chart:
+        """A line for each checkpoint that was asked."""
         asked = [row for row in self.checkpoints if row.label in self._answered]
-        if not asked:
-            return {}
         values = list[dict[str, Any]]()
-        names = short_names([row.label for row in asked])
-        named_rows = asked if len(asked) <= _FEW_LINES else asked[:_NAMED_LINES]
-        for row, name in zip(asked, names, strict=True):
-            scores = self._answered[row.label].score
-            for n in sorted(
-                {*range(SHARED, len(scores), max(SHARED, len(scores) // 60)), len(scores)}
-            ):
-                so_far = {"questions": n, "score": scores[:n].mean()}
-                values.append({"name": name, "status": row.status, **so_far})
-            low, high = np.clip(
-                [scores.mean() + sign * (row.se or 0.0) for sign in (-2, 2)], 0, 1
-            ).tolist()
-            says = f"{row.label} {scores.mean():.3f}, {row.outcome}"
-            values[-1] |= {"low": low, "high": high, "says": says}
-            if row not in named_rows:
-                continue
-            same = next(
-                v
-                for v in values
-                if "says" in v and v["questions"] == n and v["score"] == scores.mean()
-            )
-            same["ends"] = f"{same['ends']}, {name}" if "ends" in same else name
-        kinds = list(dict.fromkeys(row.status for row in asked))
-        colours = {"domain": kinds, "range": [_COLOURS.get(kind, "var(--axis)") for kind in kinds]}
-        questions: dict[str, Any] = {
-            "field": "questions",
-            "type": "quantitative",
-            "title": "Questions asked",
-        }
-        questions["scale"] = {"zero": True}
-        encoding = {"x": questions, "color": {"field": "status", "title": None, "scale": colours}}
+        ends = list[dict[str, Any]]()
+        for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
+            values += self._running_mean(row, name)
+            ends.append(values[-1])
+        statuses = list(dict.fromkeys(row.status for row in asked))
+        colours = [_COLOURS.get(status, "var(--axis)") for status in statuses]
+        scale = {"domain": statuses, "range": colours}
         y = numeric("score", self.metric)
-        said = {"field": "says", "type": "nominal"}
-        ends: dict[str, Any] = {"transform": [{"filter": "isValid(datum.says)"}]}
+        at_ends: dict[str, Any] = {"transform": [{"filter": "isValid(datum.says)"}]}
         text = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
-        last = [value for value in values if "says" in value]
-        line = (
-            0.05 * (max(value["high"] for value in last) - min(value["low"] for value in last))
-            or 1.0
-        )
-        length = 0.15 * max(value["questions"] for value in last)
-        named = [value for value in last if "ends" in value]
-        placed = names_apart(named, "questions", "score", length=length, line=line, most=4)
-        layers = [
-            mark("line", y=y, detail={"field": "name"}),
-            {**ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
-            {**ends, **mark("point", y=y, description=said, tooltip=said)},
-            {
-                "data": {"values": placed},
-                **mark(text, y={**y, "field": "place"}, text={"field": "ends"}),
+        named = ends if len(ends) <= _FEW_LINES else ends[:_NAMED_LINES]
+        names = mark(text, y={**y, "field": "place"}, text={"field": "ends"})
+        drawn = {
+            "data": {"values": values},
+            "height": 320,
+            "encoding": {
+                "x": numeric("questions", "Questions asked", zero=True),
+                "color": {"field": "status", "title": None, "scale": scale},
             },
-        ]
-        drawn = {"data": {"values": values}, "height": 320, "encoding": encoding, "layer": layers}
+            "layer": [
+                mark("line", y=y, detail={"field": "name"}),
+                {**at_ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
+                {**at_ends, **mark("point", y=y, **SAYS)},
+                {"data": {"values": _names_at(named, ends)}, **names},
+            ],
+        }
         meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."
         if len(asked) > _FEW_LINES:
             meaning += (
                 f" The best {_NAMED_LINES} have names; point at another one's end to see its own."
             )
-        numbers = "; ".join(value["says"] for value in values if "says" in value)
-        return {"race": Chart(drawn, "Score against questions asked", numbers, meaning)}
+        numbers = "; ".join(end["says"] for end in ends)
+        return Chart(drawn, "Score against questions asked", numbers, meaning)
+
+    def _running_mean(self, row: Raced, name: str) -> list[dict[str, Any]]:
+        """The mean score after more and more questions; the last point says what became of it."""
+        scores = self._answered[row.label].score
+        step = max(SHARED, len(scores) // 60)
+        points = list[dict[str, Any]]()
+        for n in sorted({*range(SHARED, len(scores), step), len(scores)}):
+            mean = float(scores[:n].mean())
+            points.append({"name": name, "status": row.status, "questions": n, "score": mean})
+        mean = float(scores.mean())
+        reach = 2 * (row.se or 0.0)
+        points[-1]["low"] = max(0.0, mean - reach)
+        points[-1]["high"] = min(1.0, mean + reach)
+        points[-1]["says"] = f"{row.label} {mean:.3f}, {row.outcome}"
+        return points
 
     def context(self) -> dict[str, Any]:
-        """Template values: the first sentence, and the parts of the others."""
-        rivals = [row for row in self._judged() if row.label != self.best]
-        unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
-        base = self._base_score()
-        whole = [row.score or 0.0 for row in rivals if row.questions == self.questions_each]
-        best = next((row for row in self.checkpoints if row.label == self.best), None)
-        if best is not None and best.questions == self.questions_each:
-            whole.append(best.score or 0.0)
-        has_scores = self.by == "score"
+        """Template values: the answer, what it took, and further sentences."""
+        sentences = list[str]()
+        if len(self.top) > 1:
+            sentences.append(f"The best {len(self.top)}: {listed(self.top)}.")
+        saved = self._saved()
+        if saved > 90:
+            time = f"{saved / 60:.0f} min" if saved < 7200 else f"{saved / 3600:.0f} h"
+            sentences.append(f"Asking everything would take about {time} more.")
+        sentences.append(self._base_sentence())
+        sampled = self._sampled()
+        is_unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
+        if LOST and is_unread and not self.plan and self.by == "score" and not sampled:
+            loss, low, high, data = LOST
+            sampled = (
+                f"In our studies not loading the rest cost {loss:.3f} of accuracy ({low:.3f} to "
+                f"{high:.3f}) on {data}."
+            )
+        sentences.append(sampled)
         return {
             "first": self.first_sentence(),
-            "sample": self._sampled() if has_scores else "",
-            "lost": LOST if unread and not self.plan and has_scores else None,
-            "base": base if has_scores else None,
-            "saved": self._saved(),
-            "whole": len(whole),
-            "above": sum(score > (base or 0.0) for score in whole),
+            "extent": "" if self.plan else self._extent(),
+            "sentences": [sentence for sentence in sentences if sentence],
         }
+
+    def _extent(self) -> str:
+        """How many checkpoints and questions it took, and how long."""
+        raced = "raced" if self.seconds is None else "loaded"  # of recorded answers nothing is
+        share = f"{100 * self.questions / self.questions_all:.0f} %"
+        everything = self._racing * self.questions_each
+        if self.budget is not None and everything < self.questions_all:
+            part = f"{100 * self.questions / everything:.0f} %"
+            share += f"; {part} of the {everything:,} that those in the race could be asked"
+        time = ""
+        if self.seconds:
+            minutes = self.seconds / 60
+            time = f", {minutes:.0f} min" if self.seconds > 90 else f", {self.seconds:.0f} s"
+        return (
+            f"{self.loaded} of {count(self.of, 'checkpoint')} {raced}, {self.questions:,} of "
+            f"{count(self.questions_all, 'question')} asked ({share}){time}."
+        )
+
+    def _base_sentence(self) -> str:
+        """How many of those asked everything are better than their base, if that was asked too."""
+        judged = [row for row in self._judged() if row.questions == self.questions_each]
+        base = self._base_score()
+        if base is None or self.by != "score":
+            return ""
+        above = sum((row.score or 0.0) > base for row in judged)
+        if not above:
+            return ""
+        if len(judged) == 1:
+            return f"{judged[0].label} scores higher than the base ({base:.3f})."
+        scores = "score" if above > 1 else "scores"
+        return (
+            f"Of the {len(judged)} asked everything {above} {scores} higher than the base "
+            f"({base:.3f})."
+        )
 
     def first_sentence(self) -> str:
         """The answer: the best, and what is shown of the others."""
         if self.plan:
             return self.plan
-        undecided = [
-            row.label
-            for row in self.checkpoints
-            if row.status == "undecided" and row.label != self.best
-        ]
-        row = next((row for row in self.checkpoints if row.label == self.best), None)
-        if row is None:
+        best = None
+        undecided = list[str]()
+        for row in self.checkpoints:
+            if row.label == self.best:
+                best = row
+            elif row.status == "undecided":
+                undecided.append(row.label)
+        if best is None:
             return self._no_best(bool(undecided))
         if self.by == "agreement":
             return (
-                f"Best by agreement: {row.label}, {row.agreement or 0.0:.3f} with the mean answer of all over "
-                f"{count(row.questions, 'question')} of {self.task}; without labels this has no margin and "
-                "no error."
+                f"Best by agreement: {best.label}, {best.agreement or 0.0:.3f} with the mean answer "
+                f"of all over {count(best.questions, 'question')} of {self.task}; without labels "
+                "this has no margin and no error."
             )
-        is_whole = row.questions == self.questions_each
+        is_whole = best.questions == self.questions_each
         so_far = "" if is_whole and not undecided else " so far"
         base = self._base_score()
-        beside_base = ""
-        if is_whole and base is not None and base >= (row.score or 0.0):
-            beside_base = f" It does not score higher than the base ({base:.3f})."
+        against_base = ""
+        if is_whole and base is not None and base >= (best.score or 0.0):
+            against_base = f" It does not score higher than the base ({base:.3f})."
         return (
-            f"Best{so_far}: {row.label}, {self._amount(row)}; {self._others(undecided)}."
-            f"{beside_base}{self._left_to_do(undecided)}"
+            f"Best{so_far}: {best.label}, {self._amount(best)}; {self._others(undecided)}."
+            f"{against_base}{self._left_to_do(undecided)}"
         )
 
     def _base_score(self) -> float | None:
@@ -325,14 +370,13 @@ class Race(Report):
         if np.isin(scores, (0, 1)).all():
             score = f"{100 * (row.score or 0.0):.1f} %"
         there = count(self.questions_there, "question")
-        each = f"{self.questions_each:,} of {there}"
         if row.questions < self.questions_each:
             return f"{score} of {row.questions:,} of {there} of {self.task}"
-        is_part = self.questions_each < self.questions_there
+        if self.questions_each < self.questions_there:
+            return f"{score} of {self.task} ({self.questions_each:,} of {there})"
         if self.tasks > 1:
-            over = each if is_part else there
-            return f"{score} of {self.task} ({over})"
-        return f"{score} of {self.task} ({each})" if is_part else f"{score} of {self.task}"
+            return f"{score} of {self.task} ({there})"
+        return f"{score} of {self.task}"
 
     def _others(self, undecided: Sequence[str]) -> str:
         """What is shown of the others, with its error."""
@@ -349,14 +393,15 @@ class Race(Report):
         elif not undecided and {row.status for row in going} == {"behind"}:
             shown = f"better than all others {'that went on' if is_part else 'raced'} {error}"
         else:
-            who = "of those that went on no other" if is_part else "no other raced"
-            than = ""
+            raced = "that went on" if is_part else "raced"
+            others = "of those that went on no other" if is_part else "no other raced"
+            better = "is better"
             if len(self.top) > 1:  # the margin is to the last of those named
-                who = f"no other {'that went on' if is_part else 'raced'} than the best {len(self.top)}"
-                than = " than the last of them"
+                others = f"no other {raced} than the best {len(self.top)}"
+                better = "is better than the last of them"
             margin = margin_words(self.margin_shown)
             by = f" by more than {margin}" if margin else ""
-            shown = f"{who} is better{than}{by} {error}"
+            shown = f"{others} {better}{by} {error}"
         near = next((row for row in going if row.status == "within"), None)
         if near is not None and not undecided:
             shown += f"; nearest: {near.label}, {near.score:.3f}"
@@ -391,39 +436,38 @@ class Race(Report):
         return spent / max(1, self.questions) * max(0, self.questions_all - self.questions)
 
     def _judged(self) -> list[Raced]:
-        return [
-            row
-            for row in self.checkpoints
-            if row.questions and row.status not in ("failed", "base", "deleted")
-        ]
+        others = ("failed", "base", "deleted")
+        return [row for row in self.checkpoints if row.questions and row.status not in others]
 
     def _sampled(self) -> str:
         """A sentence on checkpoints that were not loaded, by random others raced with the list."""
+        if self.by != "score":
+            return ""
         others = [row for row in self._judged() if row.label in self.audit_sample]
         whole = [row for row in self._judged() if row.questions == self.questions_each]
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
         if not others or best is None or any(row.status == "undecided" for row in self.checkpoints):
             return ""
-        better = [
-            row.label for row in whole if row in others and (row.score or 0.0) - best > self.margin
-        ]
-        n, left = (
-            len(others),
-            len(others) + sum(row.status == "not loaded" for row in self.checkpoints),
-        )
+        better = list[str]()
+        for row in whole:
+            if row in others and (row.score or 0.0) - best > self.margin:
+                better.append(row.label)
+        n = len(others)
+        left = n + sum(row.status == "not loaded" for row in self.checkpoints)
         more = f" by more than {self.margin:g}" if self.margin else ""
         if better:
             return (
                 f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
             )
-        if (
-            sum(row.rank == 1 for row in self.checkpoints) > 1
-        ):  # equally many per group, small or large
+        # Of several groups as many are drawn of each, whether small or large.
+        if sum(row.rank == 1 for row in self.checkpoints) > 1:
             return f"None of {n} random others did better{more}."
         # The most better ones that a sample without any does not rule out (hypergeometric).
         most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
-        of = f"of the {left} that the screen left out at most {most} would ({100 * LEVEL:.0f} % confidence)"
-        return f"None of {n} random others did better{more}; {of}."
+        return (
+            f"None of {n} random others did better{more}; of the {left} that the screen left out at "
+            f"most {most} would ({100 * LEVEL:.0f} % confidence)."
+        )
 
 
 def add_margin(margins: list[MarginAt], contest: Contest, labels: Sequence[str]) -> None:
@@ -444,36 +488,29 @@ def margin_words(margin: float) -> str:
 
 
 def race_of(
-    contest: Contest, entries: Sequence[Entry], *, task: str, metric: str, wall: float | None = None,
-    seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE, there: int | None = None,
-    tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (), plan: str = "",
-    margins: Sequence[MarginAt] = (), units: Sequence[UnitScore] = (),
-    agreed: Mapping[str, Agreed] = _NONE, budget: int | None = None,
-) -> Race:  # fmt: skip
+    contest: Contest,
+    entries: Sequence[Entry],
+    asked: Asked | None = None,
+    *,
+    task: str,
+    metric: str,
+    notes: Sequence[str] = (),
+) -> Race:
     """Build the Race from a contest, finished or interrupted, over some of a list's ``entries``.
 
-    By label, ``seconds`` is the time to load and ask, ``failed`` a sentence on the failure, and ``agreed``
-    the agreement that orders without labels. ``there`` is the number of questions in the ``tasks`` tasks, by
-    default the contest's; ``as_base`` are adapters that answer as their base. The other arguments are named
-    as the Race's attributes.
+    ``task``, ``metric`` and ``notes`` are the Race's attributes. Those that a contest does not know
+    (``seconds``, ``budget``, ``units``, …) are as of one task whose answers were recorded before.
     """
+    asked = asked or Asked()
+    agreed = asked.agreed
     raced = [entry.label for entry in entries if entry.chosen]
     shown = contest.shown(raced)
     top = shown.labels
-    margin = shown.margin
     if agreed:
         top = sorted(agreed, key=lambda label: -agreed[label].mean)[: contest.top]
-        margin = None
     best = top[0] if top else None
-    rows = [_row(contest, entry, best, seconds, failed, agreed) for entry in entries]
-    last = ["failed", "not loaded"]
-
-    def place(row: Raced) -> tuple[int, float]:
-        if row.status in last:
-            return 1 + last.index(row.status), 0.0
-        return 0, -(row.agreement if agreed and row.agreement is not None else row.score or 0.0)
-
-    rows.sort(key=place)
+    rows = [_row(contest, entry, best, asked) for entry in entries]
+    rows.sort(key=_place)
     rows.sort(key=lambda row: row.label != best)
     of = sum(entry.label != contest.reference for entry in entries)
     return Race(
@@ -483,65 +520,68 @@ def race_of(
         metric=metric,
         error=contest.error,
         margin=contest.margin,
-        margin_shown=margin,
+        margin_shown=None if agreed else shown.margin,
         by="agreement" if agreed else "score",
-        budget=budget,
+        budget=None,
         loaded=sum(label != contest.reference for label in contest.answered),
         of=of,
         questions=contest.asked,
         questions_all=(of + bool(contest.reference)) * contest.questions,
         questions_each=contest.questions,
-        questions_there=there or contest.questions,
-        tasks=tasks,
-        seconds=wall,
+        questions_there=contest.questions,
+        tasks=1,
+        seconds=None,
         seed=contest.seed,
         checkpoints=rows,
         audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
-        notes=[*notes, *as_their_base(as_base), *_alike(contest.answered, as_base)],
-        units=units,
-        margins=margins,
-        plan=plan,
+        notes=[*notes, *as_their_base(asked.as_base), *_alike(contest.answered, asked.as_base)],
         _answered=dict(contest.answered),
+        _racing=len(raced),
     )
 
 
-def _row(
-    contest: Contest,
-    entry: Entry,
-    best: str | None,
-    seconds: Mapping[str, float],
-    failed: Mapping[str, str],
-    agreed: Mapping[str, Agreed],
-) -> Raced:
+def _place(row: Raced) -> tuple[int, float]:
+    """The place of a row: those asked by falling agreement or score, failed ones, the others."""
+    if row.status == "failed":
+        return 1, 0.0
+    if row.status == "not loaded":
+        return 2, 0.0
+    height = row.score if row.agreement is None else row.agreement
+    return 0, -(height or 0.0)
+
+
+def _row(contest: Contest, entry: Entry, best: str | None, asked: Asked) -> Raced:
     """One checkpoint of a list."""
     label = entry.label
     scores = contest.answered.get(label, NOTHING).score
-    asked = len(scores)
+    number = len(scores)
     status: Status = "undecided" if entry.chosen else "not loaded"
-    words = (status, str(status))
-    if asked:
-        words = _status(contest, label, best)
-    if label in agreed and label != best:
-        words = ("undecided", "by agreement")
-    if label in failed and label != best:
-        words = ("failed", "failed")
-    mean = contest.mean(label) if asked else None
-    se = float(scores.std(ddof=1)) / asked**0.5 if asked > 1 else None
-    own = agreed.get(label)
+    outcome = str(status)
+    if number:
+        status, outcome = _status(contest, label, best)
+    if label in asked.agreed and label != best:
+        status = "undecided"
+        outcome = "by agreement"
+    if label in asked.failed and label != best:
+        status = "failed"
+        outcome = "failed"
+    mean = contest.mean(label) if number else None
+    se = float(scores.std(ddof=1)) / number**0.5 if number > 1 else None
+    own = asked.agreed.get(label)
     if own is not None:  # without labels a score says nothing
         mean = None
         se = None
     return Raced(
         rank=entry.rank,
         label=label,
-        questions=asked,
+        questions=number,
         score=mean,
         se=se,
-        best_there=None if agreed else _best_there(contest, label, best),
-        status=words[0],
-        outcome=words[1],
-        seconds=seconds.get(label),
-        message=failed.get(label, ""),
+        best_there=None if asked.agreed else _best_there(contest, label, best),
+        status=status,
+        outcome=outcome,
+        seconds=asked.seconds.get(label),
+        message=asked.failed.get(label, ""),
         agreement=own.mean if own else None,
         agreement_se=own.se if own else None,
     )
@@ -566,16 +606,17 @@ def unit_scores(
 
 def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str]:
     """Notes on checkpoints whose probabilities are the same to the last bit, beyond 0 and 1."""
-    first = {
-        label: scores.probability[:SHARED]
-        for label, scores in answered.items()
-        if label not in explained
-    }
-    return [
-        f"{listed(same)} answered alike to the last digit: copies, or a server that answers unknown names "
-        "with its default model."
-        for same in alike(first)
-    ]
+    first = dict[str, NDArray[np.float64]]()
+    for label, scores in answered.items():
+        if label not in explained:
+            first[label] = scores.probability[:SHARED]
+    notes = list[str]()
+    for labels in alike(first):
+        notes.append(
+            f"{listed(labels)} answered alike to the last digit: copies, or a server that answers "
+            "unknown names with its default model."
+        )
+    return notes
 
 
 def _best_there(contest: Contest, label: str, best: str | None) -> float | None:
@@ -595,19 +636,34 @@ def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str
     """The status of a checkpoint that was asked something, and its words."""
     if label == contest.reference:
         return "base", "base"
-    standing, by = contest.standing[label], f"{contest.margin:g}"
+    standing = contest.standing[label]
+    after = f"after {len(contest.answered[label].score):,}"
     if standing == "running":
-        asked = f"after {len(contest.answered[label].score):,}"
-        return ("best", f"best {asked}") if label == best else ("undecided", f"undecided {asked}")
+        status: Status = "best" if label == best else "undecided"
+        return status, f"{status} {after}"
     if standing == "not better" and best and contest.levels[label] < contest.mean(best):
-        standing = "behind"
+        return "behind", f"behind {after}"
     if standing in ("behind", "not better", "left out", "deleted"):
-        return standing, f"{standing} after {len(contest.answered[label].score):,}"
+        return standing, f"{standing} {after}"
     if best is None or label == best:
         return "best", "best"
-    behind = contest.mean(best) - contest.mean(label) > contest.margin + 1e-12
-    return (
-        ("behind", "behind")
-        if behind
-        else ("within", f"within {by}" if contest.margin else "equal")
+    if contest.mean(best) - contest.mean(label) > contest.margin + 1e-12:
+        return "behind", "behind"
+    return "within", f"within {contest.margin:g}" if contest.margin else "equal"
+
+
+def _names_at(named: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]]) -> Any:
+    """The names of lines where these end, one text for those that end at the same point."""
+    together = dict[tuple[int, float], dict[str, Any]]()
+    for end in named:
+        at = (end["questions"], end["score"])
+        if at in together:
+            together[at]["ends"] += f", {end['name']}"
+        else:
+            together[at] = {**end, "ends": end["name"]}
+    height = max(end["high"] for end in ends) - min(end["low"] for end in ends)
+    length = 0.15 * max(end["questions"] for end in ends)
+    points = list(together.values())
+    return names_apart(
+        points, "questions", "score", length=length, line=0.05 * height or 1.0, most=4
     )

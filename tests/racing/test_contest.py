@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Phase, Scores, Shown, phases, run
 from lmeval_dispersion.racing.replay import raced
@@ -468,7 +469,8 @@ def test_the_phases_of_a_budget(
     checkpoints: int, questions: int, kept: bool, reference: bool
 ) -> None:
     everyone = checkpoints + reference
-    assert phases(checkpoints, questions, everyone - 1, kept=kept, reference=reference) == []
+    with pytest.raises(UsageError, match=f"at least {everyone}, a question of each"):
+        phases(checkpoints, questions, everyone - 1, kept=kept, reference=reference)
     for share in (0.03, 0.1, 0.5, 1.0):
         budget = max(everyone, int(share * everyone * questions))
         plan = phases(checkpoints, questions, budget, kept=kept, reference=reference)

@@ -1,16 +1,12 @@
-"""What a race will load and ask, and the agreement that orders without labels."""
+"""What a race will load and ask."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from lmeval_dispersion.asking import LmEval
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.racing.agreement import agreement, check_agreement
 from lmeval_dispersion.racing.contest import LOADS
-from lmeval_dispersion.racing.lineup import Entry, Lineup
-from lmeval_dispersion.racing.plan import Plan, batch_of, may_cut, questions_of
+from lmeval_dispersion.racing.lineup import Entry, Lineup, Plan, may_cut, questions_of
 
 
 def lineup(checkpoints: int, *, base: bool = False, why: str = "block") -> Lineup:
@@ -40,24 +36,6 @@ def test_a_budget_is_a_number_or_a_part(budget: int | str, everything: int, ques
 def test_another_budget_is_refused(budget: str) -> None:
     with pytest.raises(UsageError, match="expected a number of questions, or a part such as 10%"):
         questions_of(budget, 100)
-
-
-@pytest.mark.parametrize(
-    ("size", "requests", "batch"),
-    [
-        (None, 4, 10),
-        (16, 4, 10),
-        (64, 4, 16),
-        ("64", 1, 64),
-        ("auto", 4, 25),
-        ("auto:4", 1, 25),
-        (1, 1, 10),
-    ],
-)
-def test_what_is_asked_at_once_fills_the_device_and_is_a_step_at_least(
-    size: int | str | None, requests: int, batch: int
-) -> None:
-    assert batch_of(LmEval(batch_size=size), requests) == batch
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2, 3, 8, 24, 43, 100])
@@ -99,15 +77,37 @@ def test_a_long_list_may_be_cut_unless_all_were_named() -> None:
     assert not may_cut(lineup(24, why="named").entries)
 
 
-def test_agreement_is_with_the_mean_answer() -> None:
-    answers = np.random.default_rng(3).random((4, 25, 5)) / 5
-    mean = (answers / answers.sum(2, keepdims=True)).mean(0)
-    found = [values.mean() for values in agreement([list(each) for each in answers])]
-    assert found == pytest.approx([float((each * mean).sum(1).mean()) for each in answers])
-    unlike = [list(each) for each in answers]
-    unlike[3] = [each[:4] for each in unlike[3]]
-    with pytest.raises(UsageError, match="of one tokenizer"):
-        agreement(unlike)
-    for checkpoints, questions in ((2, 25), (3, 4)):
-        with pytest.raises(UsageError, match="3 or more checkpoints and 5 or more questions"):
-            check_agreement(checkpoints, questions)
+@pytest.mark.parametrize(
+    ("by", "answered", "few", "many", "loads"),
+    [
+        ("rows", {}, 200 + 3 * 10, 800, 4),
+        ("rows", {"0": 200, "1": 10, "2": 50}, 10, 190 + 150 + 200, 3),
+        ("rows", {str(i): 200 for i in range(4)}, 0, 0, 0),
+        ("block", {"3": 25, "1": 40}, 160 + 2 * 25, 800 - 65, 8),
+    ],
+)
+def test_a_plan_counts_what_is_answered(
+    by: str, answered: dict[str, int], few: int, many: int, loads: int
+) -> None:
+    listed = lineup(4)._replace(by=by)
+    plan = Plan.of(listed, listed.entries, 200, budget=None, api=False, answered=answered)
+    assert (plan.expected, plan.loads) == ((few, many), loads)
+    said = plan.words("9 GB")
+    if answered:
+        assert f"{sum(answered.values())} questions answered; at most {loads} would be" in said
+        assert "9 GB" not in said
+    else:
+        assert "dry run): 4 (about 9 GB) would be, and asked 230 to 800 questions." in said
+
+
+def test_a_plan_of_a_budget_counts_what_is_answered() -> None:
+    listed = lineup(9)
+    plan = Plan.of(listed, listed.entries, 200, budget=180, api=False)
+    assert plan.expected == (plan.expected[0],) * 2
+    first, *later = plan.phases
+    halfway = {str(i): first.questions for i in range(9)}
+    on = Plan.of(listed, listed.entries, 200, budget=180, api=False, answered=halfway)
+    assert on.expected == (plan.expected[0] - 9 * first.questions,) * 2
+    assert on.loads == sum(phase.checkpoints for phase in later)
+    done = {str(i): later[-1].questions for i in range(9)}
+    assert Plan.of(listed, listed.entries, 200, budget=180, api=False, answered=done).loads == 0

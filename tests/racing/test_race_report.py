@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -11,11 +12,10 @@ import pytest
 from json_schemas import faults
 
 from lmeval_dispersion.racing import report
-from lmeval_dispersion.racing.agreement import Agreed
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.lineup import Entry
 from lmeval_dispersion.racing.replay import raced
-from lmeval_dispersion.racing.report import Race, UnitScore, race_of
+from lmeval_dispersion.racing.report import Agreed, Asked, Race, UnitScore, race_of
 from lmeval_dispersion.report import render
 
 N = 200
@@ -59,7 +59,11 @@ def race(
 
     labels = dict.fromkeys([*planted, *failed, *waiting, *others])
     entries = [Entry(label, {}, ranks.get(label), chosen(label)) for label in labels]
-    return race_of(contest, entries, **{"task": "gsm8k", "metric": "exact_match", **more})
+    asked = Asked(**{key: more.pop(key) for key in ("seconds", "failed", "agreed") if key in more})
+    notes = more.pop("notes", ())
+    result = race_of(contest, entries, asked, task="gsm8k", metric="exact_match", notes=notes)
+    renamed = {"wall": "seconds", "there": "questions_there"}
+    return replace(result, **{renamed.get(key, key): value for key, value in more.items()})
 
 
 def said(result: Race) -> str:
@@ -90,6 +94,8 @@ ALL = {
     "sampled": race(WON, **LISTED, audit_sample=["c"]),
     "cut_near": race(LEFT | {"b": DROPPED["b"]}),
     "budget": race(SPENT, options={"split": 5, "sharing": 50}, budget=250, mixed=True),
+    "part": race({label: SPENT[label] for label in "abc"}, options={"split": 3, "sharing": 50},
+                 budget=150, not_loaded=list("xyz")),
     "two": race(SPENT, options={"split": 5, "sharing": 50, "top": 2}, budget=250, mixed=True),
     "deleted": race(DROPPED | {"d": (20, 25, "deleted")}),
     "unnamed": race(NEVER, budget=60),
@@ -142,13 +148,14 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("Best by agreement: a, 0.812 with the mean answer of all over 50 questions of gsm8k; without labels "
          "this has no margin and no error.", "agreed"),
         ("## By task", "several"),
-        ("1 of 9 checkpoints loaded, 200 of 1,800 questions asked (11 %).", "early"),
+        ("1 of 9 checkpoints raced, 200 of 1,800 questions asked (11 %).", "early"),
         ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the race's own", "never unnamed"),
-        ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %).",
+        ("3 of 3 checkpoints raced, 325 of 600 questions asked (54 %).",
          "won stopped noted partial drawn group slow slower several"),
-        ("3 of 4 checkpoints loaded, 325 of 800 questions asked (41 %).", "failed"),
-        ("3 of 9 checkpoints loaded, 325 of 1,800 questions asked (18 %).", "listed sampled groups"),
-        ("questions asked (54 %), 4 min.", "timed"),
+        ("3 of 4 checkpoints raced, 325 of 800 questions asked (41 %).", "failed"),
+        ("3 of 9 checkpoints raced, 325 of 1,800 questions asked (18 %).", "listed sampled groups"),
+        ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %), 4 min.", "timed"),
+        ("(12 %; 25 % of the 600 that those in the race could be asked).", "part"),
         ("questions asked (54 %), 35 s.", "short"),
         ("None of 1 random others did better by more than 0.01; of the 7", "sampled"),
         ("None of 1 random others did better by more than 0.01. ", "groups"),
@@ -165,7 +172,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("Of the 2 asked everything 2 score higher than the base (0.800).", "above"),
         (" (error ≤ 5 %). It does not score higher than the base (0.995).", "worse below"),
         ("everything none", ""),
-        ("4 of 4 checkpoints loaded, 725 of 1,000 questions asked (72 %).", "based below above"),
+        ("4 of 4 checkpoints raced, 725 of 1,000 questions asked (72 %).", "based below above"),
         ("Recorded.", "noted"),
         ("within 0.01 |", "close both"),
         ("not better after 150", "dropped cut_near deleted"),

@@ -229,7 +229,7 @@ def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
     assert after.ru_utime - before.ru_utime < 2  # on a machine that does other work too
     text = " ".join(done.stdout.split())
     assert text.startswith("Best: sums-80, 100.0 % of sums; no other raced is better (error ≤ 5 %)")
-    assert "3 of 11 checkpoints loaded, " in text
+    assert "3 of 11 checkpoints raced, " in text
     assert len(done.stdout.splitlines()) <= 26
 
 

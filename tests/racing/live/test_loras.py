@@ -27,8 +27,7 @@ from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.adapters import answers_as_base
 from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.racing.evaluation import Evaluation
-from lmeval_dispersion.racing.lineup import all_named
-from lmeval_dispersion.racing.plan import Plan, may_cut
+from lmeval_dispersion.racing.lineup import Plan, all_named, may_cut
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # PEFT's, of transformers and torch

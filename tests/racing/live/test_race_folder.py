@@ -166,7 +166,6 @@ def test_margins_are_kept_as_the_race_began(
         ("drawn", [["../x", 1]]),
         ("drawn", [["sums", -1]]),
         ("order", "mine"),
-        ("seen", "a"),
         ("times", "2"),
         ("error", 7),
         ("top", 0),

@@ -14,12 +14,12 @@ import yaml
 from json_schemas import faults
 from lm_eval.api.group import Group
 
-from lmeval_dispersion.asking import Asking
+from lmeval_dispersion.asking import Asking, LmEval
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import seams
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.racing.evaluation import Evaluation
+from lmeval_dispersion.racing.evaluation import Evaluation, batch_of
 
 pytestmark = pytest.mark.usefixtures("named_tasks_alone")
 MEAN = {"aggregation": "mean", "higher_is_better": True}
@@ -338,6 +338,11 @@ def test_a_race_of_a_suite_weighs_its_units_and_is_judged_alike_by_its_folder(
     judged = json.loads(capsys.readouterr().out)
     for key in ("best", "margin_shown", "questions"):
         assert judged[key] == result[key]
+    by_unit = [
+        {(row["unit"], row["label"]): row["score"] for row in race["units"]}
+        for race in (judged, result)
+    ]
+    assert by_unit[0] == pytest.approx(by_unit[1])
     for row in judged["checkpoints"]:
         assert row["score"] == pytest.approx(by_label[row["label"]]["score"])
         assert row["status"] == by_label[row["label"]]["status"]
@@ -346,3 +351,21 @@ def test_a_race_of_a_suite_weighs_its_units_and_is_judged_alike_by_its_folder(
     other = [*given, "--weigh", "questions"]
     assert main(["race", *models, "--all", *other]) == 2
     assert "several tasks that count otherwise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size", "requests", "batch"),
+    [
+        (None, 4, 10),
+        (16, 4, 10),
+        (64, 4, 16),
+        ("64", 1, 64),
+        ("auto", 4, 25),
+        ("auto:4", 1, 25),
+        (1, 1, 10),
+    ],
+)
+def test_what_is_asked_at_once_fills_the_device_and_is_a_step_at_least(
+    size: int | str | None, requests: int, batch: int
+) -> None:
+    assert batch_of(LmEval(batch_size=size), requests) == batch

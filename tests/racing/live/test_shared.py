@@ -12,8 +12,8 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.seams import logged_line
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.racing.block import complete, question_of
 from lmeval_dispersion.racing.evaluation import Evaluation
+from lmeval_dispersion.racing.shared import agreement, check_agreement, complete, question_of
 
 pytestmark = pytest.mark.usefixtures("named_tasks_alone")
 DEMO = data_folder("demo")
@@ -139,3 +139,17 @@ def test_prompts_are_built_for_each_chat_template(in_world, model_folder, stock)
     ]
     assert all("<|robot|>" in context for context in again)
     assert [context.replace("robot", "assistant") for context in again] == first
+
+
+def test_agreement_is_with_the_mean_answer() -> None:
+    answers = np.random.default_rng(3).random((4, 25, 5)) / 5
+    mean = (answers / answers.sum(2, keepdims=True)).mean(0)
+    found = [values.mean() for values in agreement([list(each) for each in answers])]
+    assert found == pytest.approx([float((each * mean).sum(1).mean()) for each in answers])
+    unlike = [list(each) for each in answers]
+    unlike[3] = [each[:4] for each in unlike[3]]
+    with pytest.raises(UsageError, match="of one tokenizer"):
+        agreement(unlike)
+    for checkpoints, questions in ((2, 25), (3, 4)):
+        with pytest.raises(UsageError, match="3 or more checkpoints and 5 or more questions"):
+            check_agreement(checkpoints, questions)

@@ -1,0 +1,312 @@
+"""Probabilities of shared questions: of the right answer, and without labels of the answer tokens.
+
+lm-eval's samples of multiple choice hold the right answer's. For a generated answer the target's
+log-likelihood after the prompt is measured. The answer tokens' probabilities, where the answer
+begins, need no labels: they order checkpoints by agreement with the mean answer of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lmeval_screener.tokens.answers import first_known, resolve_answers
+from lmeval_screener.tokens.sets import AnswerSet, load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
+from lmeval_dispersion.files import hashed
+from lmeval_dispersion.harness.seams import log_likelihoods, right_choices
+from lmeval_dispersion.racing.contest import Contest
+from lmeval_dispersion.racing.evaluation import Evaluation, More
+from lmeval_dispersion.racing.report import Agreed
+from lmeval_dispersion.racing.rule import Array
+from lmeval_dispersion.store.documents import right_probability
+
+#: lm-eval's types of output whose questions are texts, without images and sound.
+_KINDS = ("multiple_choice", "loglikelihood", "generate_until")
+_TEXTS = 20  # answers that are tokenised to locate where an answer begins
+FEWEST_CHECKPOINTS = 3  # whose mean answer is informative
+FEWEST_QUESTIONS = 5
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question: a request for each choice or target, and the indices of the right ones."""
+
+    kind: str  # lm-eval's type of the task's output
+    context: str  # empty if each choice has its own prompt
+    space: str  # between prompt and answer
+    requests: tuple[Any, ...]
+    right: tuple[int, ...]  # empty without a label
+
+    @property
+    def generates(self) -> bool:
+        """Whether its answers are generated texts, without log-likelihoods."""
+        return self.kind == "generate_until"
+
+
+# --- lm-eval's samples ---------------------------------------------------------------------------
+
+
+def complete(
+    evaluation: Evaluation,
+    lm: Any,
+    results: dict[str, Any],
+    answers: AnswerSet | UsageError | None = None,
+) -> None:
+    """Add ``block`` to each of lm-eval's samples: probabilities that lm-eval does not give.
+
+    ``probability`` is that of the right answer, of the most probable one if several are right. It
+    is there only where lm-eval's log-likelihoods of the choices do not give it. With ``answers``
+    there is ``tokens`` too, the probabilities of the answer tokens: of the choices where each is
+    one token, else of that set; or ``why``, the reason that there are none.
+    """
+    samples = dict[tuple[str, int], list[dict[str, Any]]]()
+    for name, of_task in results["samples"].items():
+        for sample in of_task:  # one for each filter
+            samples.setdefault((name, sample["doc_id"]), []).append(sample)
+    questions = dict[tuple[str, int], Question]()
+    for key in samples:
+        task, requests = evaluation.requests_of(key)
+        is_text = all(len(request.args) < 3 for request in requests)
+        if task.OUTPUT_TYPE in _KINDS and is_text:
+            questions[key] = question_of(task, requests, bool(evaluation.chat))
+    likelihoods = _target_likelihoods(lm, list(questions.values()))
+    place = None if answers is None else _AnswerPlace(lm, answers)
+    for key, question in questions.items():
+        if question.generates:
+            logs = [float(log) for log, _ in islice(likelihoods, len(question.requests))]
+        else:
+            resps = samples[key][-1]["resps"][: len(question.requests)]
+            logs = [float(resp[0][0]) for resp in resps]
+        block = dict[str, Any]()
+        if not question.context or question.kind != "multiple_choice":
+            probability = _probability(question, logs)
+            if np.isfinite(probability):
+                block["probability"] = probability
+        if place:
+            try:
+                block["tokens"] = place.probabilities(question, logs)
+            except DispersionError as error:
+                block["why"] = str(error)
+        if block:
+            for sample in samples[key]:
+                sample["block"] = block
+
+
+def _target_likelihoods(lm: Any, questions: Sequence[Question]) -> Iterator[Any]:
+    """Log-likelihood of each target of the questions that generate; NaN for a server of chats."""
+    targets = [request for q in questions if q.generates for request in q.requests]
+    try:
+        return iter(log_likelihoods(lm, targets))
+    except NotImplementedError:
+        return repeat((np.nan, False))
+
+
+class _AnswerPlace:
+    """Where a model's answers begin, and the answer tokens there."""
+
+    def __init__(self, lm: Any, answers: AnswerSet | UsageError) -> None:
+        self._lm = lm
+        self._set = answers
+        self._tokens: list[int] = []
+
+    def probabilities(self, question: Question, logs: Sequence[float]) -> list[float]:
+        """Probabilities of the answer tokens; DispersionError if unavailable."""
+        lm = self._lm
+        if getattr(lm, "backend", "causal") != "causal":
+            raise HarnessError(
+                "the model is an encoder-decoder, whose answers have a place of their own"
+            )
+        if not hasattr(lm, "_encode_pair") or not question.context:
+            raise HarnessError(
+                "its prompts do not end where an answer begins, or the backend has no tokens"
+            )
+        choices = [lm._encode_pair(*request.args[:2])[1] for request in question.requests]
+        if question.kind != "multiple_choice" or any(len(choice) > 1 for choice in choices):
+            context, tokens = self._located(question)
+            requests = [((question.context, ""), context, [token]) for token in tokens]
+            logs = [log for log, _ in lm._loglikelihood_tokens(requests, disable_tqdm=True)]
+        return [float(p) for p in np.exp(logs)]
+
+    def _located(self, question: Question) -> tuple[list[int], list[int]]:
+        """The tokens before the answer's place, and the answer tokens there.
+
+        A common beginning of all answers, such as a space token, belongs to the prompt.
+        """
+        if isinstance(self._set, UsageError):
+            raise self._set
+        if not self._tokens:
+            self._tokens = _answer_tokens(self._lm, self._set)
+        answers = list[list[int]]()
+        for text in [*self._set.answers][:_TEXTS] or [""]:
+            answer = f"{question.space}{text.strip()}" or " "
+            context, tokens = self._lm._encode_pair(question.context, answer)
+            answers.append(tokens)
+        beginning = list[int]()
+        for column in zip(*answers, strict=False):
+            if len(column) == 1 or len(set(column)) > 1:
+                break
+            beginning.append(column[0])
+        return [*context, *beginning], [t for t in self._tokens if t not in beginning]
+
+
+def _answer_tokens(lm: Any, answers: AnswerSet) -> list[int]:
+    core = getattr(lm.tokenizer, "backend_tokenizer", None)
+    if core is None:
+        raise HarnessError("the tokenizer has no tokenizer.json; save it as a fast one")
+    vocabulary = Vocabulary.from_tokenizer_json(core.to_str().encode())
+    everyday = load_token_set("reference", role="reference")
+    return [token.id for token in resolve_answers(answers, vocabulary, everyday)[0]]
+
+
+def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
+    """The Question of one document, from its ``requests``."""
+    first = requests[0]
+    kind = task.OUTPUT_TYPE
+    context = first.args[0]
+    glued = context[-1:].isspace() or (chat and not task.config.gen_prefix)
+    space = "" if glued else task.config.target_delimiter
+    if kind == "multiple_choice":
+        # Mutual information asks each choice without its prompt as well.
+        asked = tuple(request for request in requests if request.args[0]) or tuple(requests)
+        if len({request.args[0] for request in asked}) > 1:
+            context = ""
+        right: tuple[int, ...] = ()
+        if vars(task.config).get("process_results") is None:
+            right = right_choices(task, first, len(asked))
+        return Question(kind, context, space, asked, right)
+    if kind != "generate_until":
+        return Question(kind, context, space, tuple(requests), tuple(range(len(requests))))
+    targets = list[Any]()
+    for text in _targets(task, first.doc):
+        answer = text if text[0].isspace() else f"{space}{text}"
+        arguments = (context, answer)
+        targets.append(replace(first, request_type="loglikelihood", arguments=arguments))
+    return Question(kind, context, space, tuple(targets), tuple(range(len(targets))))
+
+
+def _targets(task: Any, doc: Any) -> list[str]:
+    """The texts of a document's right answers; a target of code has tests instead."""
+    if getattr(task.config, "unsafe_code", False):
+        return []
+    target = task.doc_to_target(doc)
+    texts = target if isinstance(target, list) else [target]
+    return [text for text in texts if isinstance(text, str) and text]
+
+
+def _probability(question: Question, logs: Sequence[float]) -> float:
+    """The probability of the right answer; NaN if unknown."""
+    if not question.right or not np.isfinite(logs).any():
+        return np.nan
+    if question.kind == "multiple_choice":
+        return right_probability(logs, question.right)
+    return float(np.exp(max(logs)))
+
+
+# --- an order without labels ---------------------------------------------------------------------
+
+
+def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
+    """What adds the answer tokens' probabilities to the answers of the folder at ``path``.
+
+    The tokens are those of the first of ``tasks`` that has a set of them. ``kept`` is what the
+    folder's ``race.json`` says; the set is added to it.
+
+    Raises:
+        UsageError: The folder has answers by another set of answer tokens.
+    """
+    _, answers, refused = first_known(tasks)
+    key = ""
+    unknown = None
+    if answers:
+        key = hashed(repr(answers.answers))
+    else:
+        reason = str(refused[0]).partition(";")[0]
+        unknown = UsageError(f"{reason}; name a file of `dispersion tokens` as the task")
+    if kept.get("answers", key) != key:
+        raise UsageError(
+            f"{path} has answers by another set of answer tokens; name another folder",
+            argument="tasks",
+        )
+    kept["answers"] = key
+    return partial(complete, answers=answers or unknown)
+
+
+def check_agreement(checkpoints: int, questions: int) -> None:
+    """Raise UsageError for fewer than three checkpoints, or five questions of each."""
+    if checkpoints < FEWEST_CHECKPOINTS or questions < FEWEST_QUESTIONS:
+        raise UsageError(
+            f"expected {FEWEST_CHECKPOINTS} or more checkpoints and {FEWEST_QUESTIONS} or more "
+            f"questions each, whose mean answer says something, got {checkpoints} and {questions}",
+            argument="budget",
+        )
+
+
+def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
+    """The agreement of each checkpoint of a contest, by label, over the questions that all share.
+
+    Raises:
+        UsageError: Fewer than three checkpoints or five questions, or an answer without the tokens'
+            probabilities.
+    """
+    labels = [label for label in contest.answered if label != contest.reference]
+    count = min((len(contest.answered[label].score) for label in labels), default=0)
+    check_agreement(len(labels), count)
+    answers = [tokens_of(evaluation, label, contest.order(label)[:count]) for label in labels]
+    agreements = dict[str, Agreed]()
+    for label, values in zip(labels, agreement(answers), strict=True):
+        error = float(values.std(ddof=1)) / math.sqrt(count)
+        agreements[label] = Agreed(float(values.mean()), error)
+    return agreements
+
+
+def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> list[Array]:
+    """A checkpoint's probabilities of the answer tokens, to the questions at ``places``.
+
+    Raises:
+        UsageError: A question was answered without them.
+    """
+    answers = list[Array]()
+    for place in places:
+        question = evaluation.questions[place]
+        block = evaluation.blocks[label].get(question, {})
+        if "tokens" not in block:
+            before = "a race asked it without its answer tokens; name another folder"
+            raise UsageError(
+                "expected questions whose answers are tokens, got one of "
+                f"{question[0]} without ({block.get('why', before)})",
+                argument="answers",
+            )
+        answers.append(np.array(block["tokens"]))
+    return answers
+
+
+def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
+    """Each checkpoint's agreement with the mean answer, by question: sum over tokens of p · mean p.
+
+    ``answers`` holds each checkpoint's probabilities of the answer tokens by question, as many of
+    each.
+
+    Raises:
+        UsageError: The checkpoints have different answer tokens.
+    """
+    if len({tuple(map(len, each)) for each in answers}) > 1:
+        raise UsageError(
+            "expected checkpoints of one tokenizer, got some with other answer tokens; race them "
+            "with labels",
+            argument="answers",
+        )
+    values = np.zeros((len(answers), len(answers[0])))
+    for question, of_all in enumerate(zip(*answers, strict=True)):
+        mean = np.mean([p / p.sum() for p in of_all], axis=0)
+        values[:, question] = [p @ mean for p in of_all]
+    return list(values)
