@@ -23,7 +23,8 @@ LIBRARIES = {
 
 
 #: Characters of one name or value in a message, and of a whole message.
-LONGEST_VALUE, LONGEST_MESSAGE = 300, 4_000
+LONGEST_VALUE = 300
+LONGEST_MESSAGE = 4_000
 #: Characters of a file's value in a message that names its place.
 LONGEST_BRIEF = 60
 _FIRST_NAMES = 5
@@ -51,9 +52,8 @@ def printable(text: str, keep: str = "") -> str:
     """``text`` with control characters escaped, except those in ``keep``."""
     if text.isprintable():
         return text
-    return "".join(
-        sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text
-    )
+    shown = [sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text]
+    return "".join(shown)
 
 
 def without_secrets(text: str) -> str:
@@ -227,7 +227,8 @@ class NonFiniteLossError(TrainingError):
             f"expected a finite dispersion loss, got a non-finite one at {layer}, forward pass {step}; "
             "lower the learning rate or the weight, or look for NaN in the model's own loss"
         )
-        self.layer, self.step = layer, step
+        self.layer = layer
+        self.step = step
 
 
 class NonFiniteStateError(DispersionError):

@@ -596,7 +596,9 @@ class Entrant:
             ) from error
         except Exception as error:
             memory = (failure_sentence(error) or "").startswith("out of memory")
-            again = memory and self._lm is not None and not self._halved
+            # Of a live model all processes have to ask again together: its race sees to that.
+            is_own = self._lm is not None and self.live is None
+            again = memory and is_own and not self._halved
             if not again or not seams.halve_batch(self._lm):
                 failure = CheckpointError(checkpoint_failure(error))
                 failure.asked = self._lm is not None
