@@ -130,6 +130,16 @@ def beginning(text: str) -> str:
     return text if len(text) <= LONGEST_BRIEF else f"{text[: LONGEST_BRIEF - 3]}..."
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, without a full stop; its type's name if it has none.
+
+    >>> first_line(ValueError("No such model.")), first_line(ValueError())
+    ('No such model', 'ValueError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
 def listed_names(names: Sequence[str]) -> str:
     """The first five names, for a message.
 

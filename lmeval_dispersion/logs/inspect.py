@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.errors import HarnessError, require_extra
+from lmeval_dispersion.errors import HarnessError, first_line, require_extra
 
 SUFFIX = ".eval"
 _FIRST_KEYS = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"status"\s*:\s*"')
@@ -154,9 +154,8 @@ def _read(file: Path, *, header_only: bool) -> Any:
     try:
         return read_eval_log(str(file), header_only=header_only, exclude_fields=_UNREAD)
     except Exception as error:  # whatever its parsers raise
-        lines = str(error).splitlines() or [type(error).__name__]
         raise HarnessError(
-            f"{file} cannot be read by inspect_ai ({lines[0][:100]}); copy it again, or install a newer "
+            f"{file} cannot be read by inspect_ai ({first_line(error)[:100]}); copy it again, or install a newer "
             "inspect_ai"
         ) from None
 

@@ -185,20 +185,20 @@ def results_metric(
 
     By the same order as for samples: the task's first filter, and of its metrics the first known.
     """
-    by_filter: dict[str, list[str]] = {}
+    filters: dict[str, dict[str, bool]] = {}
     if config_of(results, task).get("filter_list"):
-        by_filter = {name: [] for name in filter_names(results, task)}
-    parts = [key.partition(",") for key in keys]
-    for metric, _, name in sorted(parts, key=lambda part: not part[2]):
-        by_filter.setdefault(name, []).append(metric)
-    scored = {name: dict.fromkeys(metrics, True) for name, metrics in by_filter.items() if metrics}
+        filters = {name: {} for name in filter_names(results, task)}
+    for key in sorted(keys, key=lambda key: "," not in key):  # those without a filter last
+        metric, _, name = key.partition(",")
+        filters.setdefault(name, {})[metric] = True
+    scored = {name: numeric for name, numeric in filters.items() if numeric}
     chosen = filter_with(scored, judge)
     if chosen is None:
         return None
-    metric = split_judge(judge)[1] or _first_known(scored[chosen])
-    if metric is None:
-        return None
-    return f"{metric},{chosen}" if chosen else metric
+    known = split_judge(judge)[1] or _first_known(scored[chosen])
+    if known is None or not chosen:
+        return known
+    return f"{known},{chosen}"
 
 
 def unscored(numeric: Numeric) -> str:

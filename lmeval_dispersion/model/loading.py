@@ -17,7 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError, require_extra
+from lmeval_dispersion.errors import (
+    DispersionError,
+    MissingExtraError,
+    UsageError,
+    first_line,
+    require_extra,
+)
 from lmeval_dispersion.files import sha256
 from lmeval_dispersion.model.load_report import warned_loads
 from lmeval_dispersion.model_args import key_values
@@ -244,9 +250,7 @@ def load_model(
         try:
             model.to(place)
         except (RuntimeError, AssertionError) as error:
-            raise UsageError(
-                f"the device {place!r} cannot be used: {_first_line(error)}"
-            ) from error
+            raise UsageError(f"the device {place!r} cannot be used: {first_line(error)}") from error
     model.eval().requires_grad_(False)
     choice = ModelChoice(
         str(name), revision, dtype, quantize, adapter, device, trust_remote_code, encoder
@@ -321,9 +325,9 @@ def _explained(source: str, revision: str | None, error: BaseException) -> Dispe
         )
     if "ImportError" in kinds:
         return MissingExtraError(
-            f"{source} needs a package that is not installed: {_first_line(error)}"
+            f"{source} needs a package that is not installed: {first_line(error)}"
         )
-    return DispersionError(f"{source} cannot be loaded: {_first_line(error)}")
+    return DispersionError(f"{source} cannot be loaded: {first_line(error)}")
 
 
 def has_causal_head(config: Any) -> bool:
@@ -373,13 +377,8 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         return peft.PeftModel.from_pretrained(model, adapter)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UsageError(
-            f"the adapter {adapter} does not fit or cannot be loaded: {_first_line(error)}"
+            f"the adapter {adapter} does not fit or cannot be loaded: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def weights_identity(

@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmeval_dispersion.errors import UsageError, require_extra
+from lmeval_dispersion.errors import UsageError, first_line, require_extra
 
 FILE_KINDS = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
@@ -145,10 +145,9 @@ class Texts:
                 self._check_column(row)  # a stream may be endless
                 yield row
         except (OSError, ValueError) as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
-                f"expected a file or a Hub data set with split {self.split!r}, got {self.source!r}: {first}; "
-                "check the id, its configuration and its split, or pass a local file"
+                f"expected a file or a Hub data set with split {self.split!r}, got {self.source!r}: "
+                f"{first_line(error)}; check the id, its configuration and its split, or pass a local file"
             ) from error
 
     def _parquet_values(self, path: Path) -> Iterator[Any]:
@@ -162,9 +161,7 @@ class Texts:
                 for batch in file.iter_batches(1024, columns=[self.column]):
                     yield from batch.column(0).to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise UsageError(
-                f"expected a parquet file, got {path}: {str(error).splitlines()[0]}"
-            ) from error
+            raise UsageError(f"expected a parquet file, got {path}: {first_line(error)}") from error
 
 
 def _file(source: str) -> Path | None:

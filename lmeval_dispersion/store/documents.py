@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.errors import HarnessError, first_line
 from lmeval_dispersion.files import hashed
 from lmeval_dispersion.logs.files import Line, number_of, read_lines, writable
 from lmeval_dispersion.store.format import scalar_fields
@@ -166,7 +166,7 @@ def _sample(line: Line, config: Mapping[str, Any]) -> Sample:
     try:
         return _converted(line, config)
     except _MISFITS as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
+        reason = first_line(error)[:100]
         raise HarnessError(
             f"{line.place} does not fit what lm-eval logs ({reason}); run it again"
         ) from None

@@ -232,7 +232,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             "run it again or remove the folder"
         )
     try:
-        manifest = json_in(file)
+        manifest: dict[str, Any] = json_in(file)
     except (OSError, ValueError) as error:
         raise StoreError(f"{file} is not JSON ({error}); run it again") from None
     held = manifest.get("format") if isinstance(manifest, dict) else None

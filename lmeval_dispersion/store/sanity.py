@@ -62,7 +62,7 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
     known = np.isfinite(scores)
     scored = {tasks[row] for row in np.flatnonzero(known).tolist()}
     without_scores = np.array([task not in scored for task in tasks], dtype=bool)
-    return known | without_scores
+    return np.asarray(known | without_scores)
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:

@@ -400,9 +400,14 @@ def process_number() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def _processes() -> int:
+    """Number of processes of a distributed training, 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def from_first(value: T) -> T:
     """The first process's value, in all of them."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if _processes() == 1:
         return value
     box = [value]
     dist.broadcast_object_list(box, src=0)
@@ -427,9 +432,9 @@ def together(compute: Callable[[], T]) -> T:
 
 def all_agree(value: bool) -> bool:
     """Whether the value is true in every process."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if _processes() == 1:
         return value
-    values: list[bool] = [False] * dist.get_world_size()
+    values = [False] * _processes()
     dist.all_gather_object(values, value)
     return all(values)
 
