@@ -23,20 +23,25 @@ def _public() -> dict[str, tuple[str, str]]:
     import ast
 
     with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as stub:
-        imports = [node for node in ast.parse(stub.read()).body if isinstance(node, ast.ImportFrom)]
-    return {
-        str(name.asname): (str(node.module), name.name) for node in imports for name in node.names
-    }
+        statements = ast.parse(stub.read()).body
+    names = {}
+    for statement in statements:
+        if isinstance(statement, ast.ImportFrom):
+            for name in statement.names:
+                names[str(name.asname)] = (str(statement.module), name.name)
+    return names
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name.startswith("_") or name not in (public := _public()):
-        from difflib import get_close_matches
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    public = _public()
+    if name not in public:
+        from lmeval_dispersion.layouts import nearest
 
-        near = [] if name.startswith("_") else get_close_matches(name, __dir__())
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        hint = nearest(name, __dir__())
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     from importlib import import_module
 
@@ -52,8 +57,9 @@ def __getattr__(name: str) -> Any:
         library = (error.name or "").partition(".")[0]
         if library.startswith("lmeval_"):
             raise
-        rooms = ("lmeval_dispersion.auditing", "lmeval_dispersion.store")
-        extra = "audit" if module.startswith(rooms) else "models"
+        extra = "models"
+        if module.startswith(("lmeval_dispersion.auditing", "lmeval_dispersion.store")):
+            extra = "audit"
         raise MissingExtraError(
             f"{name} needs {library}, which is not installed; run: pip install 'lmeval-dispersion[{extra}]'"
         ) from error

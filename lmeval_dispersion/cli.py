@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 
 from lmeval_dispersion.errors import require_extra
 from lmeval_dispersion.installation import __version__
+from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.options import command_line, command_parser, exit_code_of, print_whole
 from lmeval_dispersion.report.document import SITE
 
@@ -75,11 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dispersion: there is no command {name!r} any more: {GONE[name]}", file=sys.stderr)
         return 2
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=3)
-        hint = (
-            f"did you mean {', '.join(near)}?" if near else "`dispersion --help` lists the commands"
-        )
-        print(f"dispersion: there is no command {name!r}; {hint}", file=sys.stderr)
+        hint = nearest(name, COMMANDS) or "; `dispersion --help` lists the commands"
+        print(f"dispersion: there is no command {name!r}{hint}", file=sys.stderr)
         return 2
     extra = COMMANDS[name][1]
 
@@ -105,23 +102,19 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Na
 def _overview() -> str:
     """All commands, and where to read on."""
     width = max(map(len, COMMANDS))
-    lines = [
-        "usage: dispersion COMMAND [options]",
-        "",
-        "Representation dispersion of language models.",
-        "",
-    ]
+    jobs = ""
     for job, commands in JOBS.items():
-        listed = (f"  {name:<{width}}  {about}" for name, (*_, about) in commands.items())
-        lines += [f"{job}:", *listed, ""]
-    return "\n".join(
-        [
-            *lines,
-            "`dispersion help COMMAND` lists its options, `dispersion -V` prints the version.",
-            f"Docs: {SITE}",
-            "",
-            "examples:",
-            "  dispersion screen --demo",
-            "  dispersion audit results/MODEL/dispersion_RUN -o report.html",
-        ]
-    )
+        jobs += f"{job}:\n"
+        for name, (_, _, summary) in commands.items():
+            jobs += f"  {name:<{width}}  {summary}\n"
+        jobs += "\n"
+    return f"""usage: dispersion COMMAND [options]
+
+Representation dispersion of language models.
+
+{jobs}`dispersion help COMMAND` lists its options, `dispersion -V` prints the version.
+Docs: {SITE}
+
+examples:
+  dispersion screen --demo
+  dispersion audit results/MODEL/dispersion_RUN -o report.html"""

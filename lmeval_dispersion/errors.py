@@ -23,7 +23,8 @@ LIBRARIES = {
 
 
 #: Characters of one name or value in a message, and of a whole message.
-LONGEST_VALUE, LONGEST_MESSAGE = 300, 4_000
+LONGEST_VALUE = 300
+LONGEST_MESSAGE = 4_000
 #: Characters of a file's value in a message that names its place.
 LONGEST_BRIEF = 60
 _FIRST_NAMES = 5
@@ -51,9 +52,8 @@ def printable(text: str, keep: str = "") -> str:
     """``text`` with control characters escaped, except those in ``keep``."""
     if text.isprintable():
         return text
-    return "".join(
-        sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text
-    )
+    shown = [sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text]
+    return "".join(shown)
 
 
 def without_secrets(text: str) -> str:
@@ -128,6 +128,16 @@ def beginning(text: str) -> str:
     'aa...'
     """
     return text if len(text) <= LONGEST_BRIEF else f"{text[: LONGEST_BRIEF - 3]}..."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, without a full stop; its type's name if it has none.
+
+    >>> first_line(ValueError("No such model.")), first_line(ValueError())
+    ('No such model', 'ValueError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def listed_names(names: Sequence[str]) -> str:
@@ -227,7 +237,8 @@ class NonFiniteLossError(TrainingError):
             f"expected a finite dispersion loss, got a non-finite one at {layer}, forward pass {step}; "
             "lower the learning rate or the weight, or look for NaN in the model's own loss"
         )
-        self.layer, self.step = layer, step
+        self.layer = layer
+        self.step = step
 
 
 class NonFiniteStateError(DispersionError):

@@ -76,6 +76,7 @@ def _is_label(text: str) -> bool:
 
 Label = Annotated[str, Form(_is_label, "a name in UTF-8")]
 Text = Annotated[str, Form(lambda text: True, "a string")]
+_FILLED = Form(lambda text: bool(text.strip()), "a string")
 Place = Annotated[str, Form(_is_place, "a name, a path or an address")]
 PlainName = Annotated[str, Form(is_plain, f"a plain file name of at most {_NAME} characters")]
 
@@ -159,7 +160,8 @@ class _Check:
         """The error for a difference in words."""
         if self.repair:
             return self.error(f"{self.source} is damaged ({difference}); {self.repair}")
-        return self.error(f"{self.source}: {difference}{f'; {step}' if step else ''}")
+        end = f"; {step}" if step else ""
+        return self.error(f"{self.source}: {difference}{end}")
 
     def value(self, kind: Any, value: Any, where: str) -> Any:
         """A value as its annotation describes it; ``where`` is a path of keys."""
@@ -203,40 +205,41 @@ class _Check:
         return value
 
     def _check_text(self, limits: tuple[Any, ...], value: Any, where: str) -> None:
-        step = "quote it" if isinstance(value, bool | int | float) else ""
+        form = limits[0] if limits else _FILLED
         if not isinstance(value, str):
-            raise self.mistake(where, limits[0].words if limits else "a string", value, step)
-        if limits and not limits[0].fits(value):
-            raise self.mistake(where, limits[0].words, value)
-        if not limits and not value.strip():
-            raise self.mistake(where, "a string", value)
+            step = "quote it" if isinstance(value, bool | int | float) else ""
+            raise self.mistake(where, form.words, value, step)
+        if not form.fits(value):
+            raise self.mistake(where, form.words, value)
 
     def _number(self, kind: type, limits: tuple[Any, ...], value: Any, where: str) -> int | float:
         """A number, finite and in its range; also an integer where a float is expected."""
         low, high = (*limits, None, None)[:2]
         is_kind = type(value) is int or (kind is float and type(value) is float)
-        lowest = low if low is not None else -_LARGEST if kind is int else -math.inf
-        highest = high if high is not None else _LARGEST if kind is int else math.inf
+        largest = _LARGEST if kind is int else math.inf
+        lowest = -largest if low is None else low
+        highest = largest if high is None else high
         is_finite = is_kind and -1.7e308 < value < 1.7e308  # false for NaN
         if is_finite and lowest <= value <= highest:
             return float(value) if kind is float else int(value)
-        expected = "an integer" if kind is int else "a number"
-        if low is not None:
-            expected += f" of at least {low}" if high is None else f" from {low} to {high}"
+        expected = _NAMES[kind]
+        if high is not None:
+            expected += f" from {low} to {high}"
+        elif low is not None:
+            expected += f" of at least {low}"
         raise self.mistake(where, expected, value)
 
     def _one_of(self, kinds: Sequence[Any], value: Any, where: str) -> Any:
         """A value of the first kind that it fits; else the error of the first kind."""
         if value is None and type(None) in kinds:
             return None
-        first: DispersionError | None = None
+        errors = []
         for kind in kinds:
             try:
                 return self.value(kind, value, where)
             except self.error as error:
-                first = first or error
-        assert first is not None
-        raise first
+                errors.append(error)
+        raise errors[0]
 
     def _items(self, value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -267,14 +270,13 @@ class _Check:
                 if key not in kinds:
                     keys = f"one of the keys {', '.join(kinds)}{nearest(key, kinds)}"
                     raise self.fault(f"`{inside(where, key)}`: expected {keys}")
-        values = {
-            name: self.value(kind, given.get(name), inside(where, name))
-            for name, kind in kinds.items()
-            if name in given or name in needed
-        }
-        missing = [name for name in needed if name not in given and values[name] is None]
-        if missing:
-            raise self.mistake(inside(where, missing[0]), "a value", None)
+        values = {}
+        for name, kind in kinds.items():
+            if name in given or name in needed:
+                values[name] = self.value(kind, given.get(name), inside(where, name))
+        for name in needed:
+            if name not in given and values[name] is None:
+                raise self.mistake(inside(where, name), "a value", None)
         return {**given, **values} if is_typeddict(layout) else layout(**values)
 
     def _row(self, kinds: Sequence[Any], value: Any, where: str) -> list[Any]:
@@ -291,17 +293,17 @@ class _Check:
 
     def _different(self, kind: Any, value: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or not value:
-            raise self.mistake(
-                where, f"a list of {'strings' if kind is str else 'mappings'}", value
-            )
+            names = "strings" if kind is str else "mappings"
+            raise self.mistake(where, f"a list of {names}", value)
         items = self._list(kind, value, where)
         seen = set[str]()
         for at, item in enumerate(items):
-            if isinstance(item, str) and item in seen:
-                raise self.mistake(
-                    f"{where}[{at}]", "each item once", item, "remove the second one"
-                )
-            seen |= {item} if isinstance(item, str) else set()
+            if not isinstance(item, str):
+                continue
+            if item in seen:
+                place = f"{where}[{at}]"
+                raise self.mistake(place, "each item once", item, "remove the second one")
+            seen.add(item)
         return tuple(items)
 
 

@@ -11,13 +11,13 @@ def key_values(text: str, *, check: bool = True) -> dict[str, str]:
     Raises:
         UsageError: A pair without ``=``, or a key twice.
     """
-    pairs = [pair.strip().partition("=") for pair in text.split(",") if pair.strip()]
-    given = {key.strip(): value.strip() for key, _, value in pairs}
-    for key, equals, value in pairs if check else ():
-        if not equals or not key.strip():
-            raise UsageError(
-                f"expected K=V,K=V, got {key + equals + value!r}", argument="model_args"
-            )
-    if check and len(given) < len(pairs):
-        raise UsageError(f"expected each key once, got {text}", argument="model_args")
+    given: dict[str, str] = {}
+    for pair in filter(str.strip, text.split(",")):
+        name, equals, value = pair.partition("=")
+        key = name.strip()
+        if check and not (key and equals):
+            raise UsageError(f"expected K=V,K=V, got {pair.strip()!r}", argument="model_args")
+        if check and key in given:
+            raise UsageError(f"expected each key once, got {text}", argument="model_args")
+        given[key] = value.strip()
     return given

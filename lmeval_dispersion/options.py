@@ -34,12 +34,12 @@ class _Help(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip("\n").split("\n\n")
-        return "\n\n".join(
-            part
-            if "\n " in part or part.startswith(" ")
-            else textwrap.fill(" ".join(part.split()), width)
-            for part in paragraphs
-        )
+        filled = []
+        for paragraph in paragraphs:
+            if not paragraph.startswith(" ") and "\n " not in paragraph:
+                paragraph = textwrap.fill(" ".join(paragraph.split()), width)
+            filled.append(paragraph)
+        return "\n\n".join(filled)
 
 
 class Once(argparse.Action):
@@ -71,28 +71,38 @@ class _Parser(argparse.ArgumentParser):
     """Reports wrong usage in one sentence, without argparse's list of options."""
 
     def error(self, message: str) -> NoReturn:
-        unknown = message.startswith("unrecognized arguments: ")
-        meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
-        hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
-        if unknown and " -" not in message and any(a.nargs for a in self._get_positional_actions()):
-            hint = "; names go before the options"
+        hint = ""
+        if message.startswith("unrecognized arguments: "):
+            hint = self._hint(message)
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
+
+    def _hint(self, message: str) -> str:
+        """What to write in place of unknown arguments; empty if nothing is close."""
+        takes_names = any(action.nargs for action in self._get_positional_actions())
+        if " -" not in message and takes_names:
+            return "; names go before the options"
+        meant = [self._meant(word) for word in message.split() if word.startswith("--")]
+        return f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
 
     def _meant(self, word: str) -> str:
         """The option that an unknown one probably means; empty if none is close."""
-        option, known = word.partition("=")[0], self._option_string_actions
-        if option.removeprefix("--") in FORMATS and "--format" in known:
-            return f"--format {option.removeprefix('--')}"
+        option = word.partition("=")[0]
+        name = option.removeprefix("--")
+        known = self._option_string_actions
+        if name in FORMATS and "--format" in known:
+            return f"--format {name}"
         if option in _KEYS and "--model_args" in known:
             return f"--model_args {_KEYS[option]}=…"
         if _SAME.get(option) in known:
             return _SAME[option]
-        place, value = option.removeprefix("--").upper(), option.removeprefix("--")
         for action in self._get_positional_actions():
-            if action.metavar == place or value in (action.choices or ()):
-                return f"{place if action.metavar == place else value} without {option}"
+            if action.metavar == name.upper():
+                return f"{name.upper()} without {option}"
+            if name in (action.choices or ()):
+                return f"{name} without {option}"
         near = difflib.get_close_matches(option, known, n=1, cutoff=0.75)
-        return (near or [name for name in known if name.startswith(option)] or [""])[0]
+        near += [longer for longer in known if longer.startswith(option)]
+        return near[0] if near else ""
 
 
 def exit_code_of(
@@ -113,26 +123,17 @@ def exit_code_of(
     except DispersionError as error:
         if debug:
             raise
-        options = {
-            action.dest: action.option_strings[-1] for action in actions if action.option_strings
-        }
-        print(
-            f"{name}: {error.naming(options.get(error.argument, error.argument))}", file=sys.stderr
-        )
+        argument = error.argument
+        for action in actions:
+            if action.dest == error.argument and action.option_strings:
+                argument = action.option_strings[-1]
+        print(f"{name}: {error.naming(argument)}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if debug or package in ("lmeval_dispersion", "lmeval_screener"):
             raise
-        brings = {library: extra for extra in LIBRARIES for library in LIBRARIES[extra]}
-        if not package:  # as lm-eval raises it, with the way to install the library
-            print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-        elif package in brings:
-            way = f"pip install 'lmeval-dispersion[{brings[package]}]'"
-            print(f"{name}: needs {package}, which is not installed; run: {way}", file=sys.stderr)
-        else:
-            way = f"which is not part of lmeval-dispersion; run: pip install {package}"
-            print(f"{name}: needs {package}, {way}", file=sys.stderr)
+        print(f"{name}: {_missing(package, error)}", file=sys.stderr)
         return 1
     except FileNotFoundError as error:
         if debug or error.filename:
@@ -147,15 +148,24 @@ def exit_code_of(
         return 130
 
 
+def _missing(package: str, error: ModuleNotFoundError) -> str:
+    """The sentence on a package that is not installed."""
+    if not package:  # as lm-eval raises it, with the way to install the library
+        return " ".join(str(error).split())
+    for extra, libraries in LIBRARIES.items():
+        if package in libraries:
+            return (
+                f"needs {package}, which is not installed; run: "
+                f"pip install 'lmeval-dispersion[{extra}]'"
+            )
+    return f"needs {package}, which is not part of lmeval-dispersion; run: pip install {package}"
+
+
 def _with_action(parser: argparse.ArgumentParser, words: Sequence[str]) -> Sequence[str]:
     """The words, begun with the default of a first argument that chooses an action, if none of them does."""
     for first in parser._get_positional_actions()[:1]:
-        if (
-            first.nargs is None
-            and first.choices
-            and first.default
-            and not set(words) & set(first.choices)
-        ):
+        chooses = first.nargs is None and first.choices and first.default
+        if chooses and not set(words) & set(first.choices or ()):
             return [first.default, *words]
     return words
 

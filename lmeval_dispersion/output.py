@@ -6,6 +6,7 @@ Only the standard library is imported before a report is written, and tqdm for a
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -46,7 +47,9 @@ class Output:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
         """The output of ``add_output``'s options; UsageError if not writable, or raises as `require`."""
-        paths = [args.output] if isinstance(args.output, Path) else args.output or []
+        paths = args.output or []
+        if isinstance(paths, Path):
+            paths = [paths]
         files = {}
         for path in paths:
             _check_writable(path)
@@ -55,8 +58,13 @@ class Output:
         for form in (output_format, *files.values()):
             require(form)
         given = vars(args)
-        quiet, details = given.get("quiet", False), given.get("details", False)
-        return cls(output_format, files, quiet, given.get("command", ""), details)
+        return cls(
+            format=output_format,
+            files=files,
+            quiet=given.get("quiet", False),
+            command=given.get("command", ""),
+            details=given.get("details", False),
+        )
 
     @property
     def formats(self) -> Set[str]:
@@ -81,8 +89,9 @@ class Output:
         """
         document = replace(document, command=document.command or self.command)
         if not self.files:
-            replaced = table if self.format == "table" else None
-            _print(self._shown(document) if replaced is None else replaced, self.format)
+            if table is None or self.format != "table":
+                table = self._shown(document)
+            _print(table, self.format)
             return
         if table is None or self.formats != {"table"}:
             self._print_answer(document)
@@ -151,7 +160,7 @@ def progress_bar(
     Elsewhere, as in a batch job's log, it prints a line each ``every`` seconds at most, or nothing.
     """
     if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        yield (lambda done, total, label: None) if hidden or every is None else _lines(every)
+        yield _lines(math.inf if hidden or every is None else every)
         return
     from tqdm import tqdm
 
@@ -173,15 +182,18 @@ def say_above_progress(text: str) -> None:
 
 
 def _lines(every: float) -> Callable[[int, int, str], None]:
-    said, before = time.monotonic(), 0
+    latest = time.monotonic()
+    before = 0
 
     def update(done: int, total: int, label: str) -> None:
-        nonlocal said, before
-        if (passed := time.monotonic() - said) >= every and before < done < total:
+        nonlocal latest, before
+        passed = time.monotonic() - latest
+        if passed >= every and before < done < total:
             minutes = (total - done) / (done - before) * passed / 60
             pace = f"{done / total:.0%}, at this pace {max(1, round(minutes)):,} min left"
             print(f"{label}; {pace}", file=sys.stderr, flush=True)
-            said, before = said + passed, done
+            latest += passed
+            before = done
 
     return update
 
@@ -209,9 +221,11 @@ def _check_writable(path: Path) -> None:
             f"expected a file in an existing folder, got {path}; create {folder} first",
             argument="output",
         )
-    if not os.access(path if path.exists() else folder, os.W_OK) or not (
-        os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
-    ):
+    is_device = path.exists() and not path.is_file()
+    needed = [path] if path.exists() else []
+    if not is_device:
+        needed.append(folder)
+    if not all(os.access(place, os.W_OK) for place in needed):
         raise UsageError(
             f"expected a writable file, got {path}; check its permissions", argument="output"
         )

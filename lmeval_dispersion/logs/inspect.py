@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.errors import HarnessError, require_extra
+from lmeval_dispersion.errors import HarnessError, first_line, require_extra
 
 SUFFIX = ".eval"
 _FIRST_KEYS = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"status"\s*:\s*"')
@@ -101,14 +101,17 @@ def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any
     Raises:
         HarnessError: An evaluation was cancelled, failed or is still running.
     """
-    done = {
-        file: header for file, header in headers.items() if header["inspect"]["status"] == _FINISHED
-    }
-    again = {(header["model_name"], header["inspect"]["task"]) for header in done.values()}
+    done = {}
+    retried = set()
     for file, header in headers.items():
-        if file not in done and (header["model_name"], header["inspect"]["task"]) not in again:
+        if header["inspect"]["status"] == _FINISHED:
+            done[file] = header
+            retried.add((header["model_name"], header["inspect"]["task"]))
+    for file, header in headers.items():
+        about = header["inspect"]
+        if file not in done and (header["model_name"], about["task"]) not in retried:
             raise HarnessError(
-                f"{file}: expected a finished evaluation, got the status {header['inspect']['status']!r}; "
+                f"{file}: expected a finished evaluation, got the status {about['status']!r}; "
                 f"run: inspect eval-retry {shlex.quote(str(file))}"
             )
     return done
@@ -151,9 +154,8 @@ def _read(file: Path, *, header_only: bool) -> Any:
     try:
         return read_eval_log(str(file), header_only=header_only, exclude_fields=_UNREAD)
     except Exception as error:  # whatever its parsers raise
-        lines = str(error).splitlines() or [type(error).__name__]
         raise HarnessError(
-            f"{file} cannot be read by inspect_ai ({lines[0][:100]}); copy it again, or install a newer "
+            f"{file} cannot be read by inspect_ai ({first_line(error)[:100]}); copy it again, or install a newer "
             "inspect_ai"
         ) from None
 
@@ -221,41 +223,41 @@ def _reductions(
     log: Any, samples: Mapping[Any, list[Any]]
 ) -> Iterable[tuple[str, str | None, dict[Any, Any]]]:
     """Scorer, reducer, and each sample's value."""
-    reductions = log.reductions or []
-    if reductions and all(
-        score.sample_id is not None for each in reductions for score in each.samples
-    ):
-        for each in reductions:
-            yield (
-                each.scorer,
-                each.reducer,
-                {score.sample_id: score.value for score in each.samples},
-            )
+    reduced = []
+    for each in log.reductions or ():
+        values = {score.sample_id: score.value for score in each.samples}
+        reduced.append((each.scorer, each.reducer, values))
+    if reduced and not any(None in values for _, _, values in reduced):
+        yield from reduced
         return
     from inspect_ai.scorer import mean_score
 
     mean = mean_score()
-    names = [
-        scorer for epochs in samples.values() for sample in epochs for scorer in sample.scores or ()
-    ]
-    for scorer in dict.fromkeys(names):
+    scores: dict[str, dict[Any, list[Any]]] = {}
+    for name, epochs in samples.items():
+        for sample in epochs:
+            for scorer, score in (sample.scores or {}).items():
+                scores.setdefault(scorer, {}).setdefault(name, []).append(score)
+    for scorer, by_sample in scores.items():
         values = {}
-        for name, epochs in samples.items():
-            given = [sample.scores[scorer] for sample in epochs if scorer in (sample.scores or {})]
+        for name, given in by_sample.items():
             if len(given) == 1 or any(_is_category(score.value) for score in given):
                 values[name] = given[0].value
-            elif given:
+            else:
                 values[name] = mean(given).value
         yield scorer, None, values
 
 
 def _average(log: Any, scorer: str) -> str:
     """What the mean of a scorer's scores is called; ``score`` where Inspect takes no mean."""
-    every = log.results.scores if log.results else []
-    names = [name for score in every if score.scorer == scorer for name in score.metrics]
-    if not names:
-        return _AVERAGES[0]
-    return next((name for name in _AVERAGES if name in names), "score")
+    metrics = set()
+    for score in log.results.scores if log.results else ():
+        if score.scorer == scorer:
+            metrics |= score.metrics.keys()
+    for name in _AVERAGES:
+        if name in metrics or not metrics:
+            return name
+    return "score"
 
 
 def _metrics(value: Any, average: str) -> dict[str, Any]:
@@ -321,17 +323,13 @@ def _document(sample: Any) -> dict[str, Any]:
 
 def _prompt(sample: Any) -> str:
     """The messages before the first answer of the model."""
-    messages = sample.messages
-    generated = [i for i, message in enumerate(messages) if _is_answer(message, "generate")]
-    others = [i for i, message in enumerate(messages) if _is_answer(message, None)]
-    end = min(generated or others, default=len(messages))
-    if not end:
-        return json.dumps(_document(sample)["input"], ensure_ascii=False)
-    return json.dumps([_shown(message) for message in messages[:end]], ensure_ascii=False)
-
-
-def _is_answer(message: Any, source: str | None) -> bool:
-    return bool(message.role == "assistant" and message.source == source)
+    answers: dict[str | None, int] = {}  # source -> the first answer's place
+    for i, message in enumerate(sample.messages):
+        if message.role == "assistant":
+            answers.setdefault(message.source, i)
+    end = answers.get("generate", answers.get(None, len(sample.messages)))
+    messages = [_shown(message) for message in sample.messages[:end]]
+    return json.dumps(messages or _document(sample)["input"], ensure_ascii=False)
 
 
 def _shown(message: Any) -> list[Any]:

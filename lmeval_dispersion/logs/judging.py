@@ -98,8 +98,8 @@ class NamedMetrics:
 
 def split_judge(named: str | None) -> tuple[str | None, str | None]:
     """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for a missing part."""
-    chosen, slash, metric = (named or "").rpartition("/")
-    return (chosen or None) if slash else None, metric or None
+    chosen, _, metric = (named or "").rpartition("/")
+    return chosen or None, metric or None
 
 
 def check_judge(
@@ -164,10 +164,18 @@ def chosen_metric(
     numeric = filters[chosen]
     named = split_judge(judge)[1]
     if named is None:
-        return chosen, next((metric for metric in JUDGES if numeric.get(metric)), None)
+        return chosen, _first_known(numeric)
     if not numeric[named]:
         raise HarnessError(f"{task}: {named} scores no single document: {unscored(numeric)}")
     return chosen, named
+
+
+def _first_known(numeric: Numeric) -> str | None:
+    """The first known metric that is a number; None if none is."""
+    for metric in JUDGES:
+        if numeric.get(metric):
+            return metric
+    return None
 
 
 def results_metric(
@@ -177,37 +185,34 @@ def results_metric(
 
     By the same order as for samples: the task's first filter, and of its metrics the first known.
     """
-    by_filter: dict[str, list[str]] = {}
+    filters: dict[str, dict[str, bool]] = {}
     if config_of(results, task).get("filter_list"):
-        by_filter = {name: [] for name in filter_names(results, task)}
-    parts = [key.partition(",") for key in keys]
-    for metric, _, name in sorted(parts, key=lambda part: not part[2]):
-        by_filter.setdefault(name, []).append(metric)
-    named_filter, named = split_judge(judge)
-    for name, metrics in by_filter.items():
-        if not metrics or named_filter not in (None, name):
-            continue
-        for metric in (named,) if named else JUDGES:
-            if metric in metrics:
-                return f"{metric},{name}" if name else metric
-        if named is None:
-            return None
-    return None
+        filters = {name: {} for name in filter_names(results, task)}
+    for key in sorted(keys, key=lambda key: "," not in key):  # those without a filter last
+        metric, _, name = key.partition(",")
+        filters.setdefault(name, {})[metric] = True
+    scored = {name: numeric for name, numeric in filters.items() if numeric}
+    chosen = filter_with(scored, judge)
+    if chosen is None:
+        return None
+    known = split_judge(judge)[1] or _first_known(scored[chosen])
+    if known is None or not chosen:
+        return known
+    return f"{known},{chosen}"
 
 
 def unscored(numeric: Numeric) -> str:
     """Why documents with these metrics have no score by default, and which metrics there are."""
-    numbers = [name for name, is_number in numeric.items() if is_number]
-    others = [name for name, is_number in numeric.items() if not is_number]
+    numbers = [name for name in numeric if numeric[name]]
     if numbers:
         return (
             f"none of {', '.join(JUDGES[:3])}, … is a number of a document; `--metric` names what scores it: "
             f"{listed_names(numbers)}"
         )
-    if not others:
+    if not numeric:
         return "no metric is logged, so the documents have no label"
-    verb = "is" if len(others) == 1 else "are"
+    verb = "is" if len(numeric) == 1 else "are"
     return (
-        f"no metric judges single documents, so they have no label: {listed_names(others)} "
+        f"no metric judges single documents, so they have no label: {listed_names(list(numeric))} "
         f"{verb} logged as pairs or lists"
     )

@@ -43,41 +43,39 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int) ->
     >>> states_after_blocks("last, layer.-1, 0", 4)
     ['layer.0', 'layer.3', 'last']
     """
-    given = (
-        layers.split(",")
-        if isinstance(layers, str)
-        else [layers]
-        if isinstance(layers, int)
-        else layers
+    if isinstance(layers, str):
+        layers = layers.split(",")
+    elif isinstance(layers, int):
+        layers = [layers]
+    chosen: set[int] = set()  # indices of blocks, and their number for `last`
+    for name in layers:
+        chosen |= _states(str(name).strip(), blocks)
+    if not chosen:
+        raise _unknown_layer("none", blocks)
+    return ["last" if index == blocks else f"layer.{index}" for index in sorted(chosen)]
+
+
+def _states(name: str, blocks: int) -> set[int]:
+    """The indices of the blocks that a name, a word or an index chooses, and ``blocks`` for ``last``."""
+    match = NAME.fullmatch(name)
+    if match and match[2] != "attn" and -blocks <= int(match[1]) < blocks:
+        return {int(match[1]) % blocks}
+    half = max(1, blocks // 2)
+    chosen = {
+        "last": range(blocks - 1, blocks),
+        "all": range(blocks),
+        "early_half": range(half),
+        "late_half": range(min(half, blocks - 1), blocks),
+    }.get(name)
+    if chosen is None:
+        if not re.fullmatch(r"-?\d+", name) or not -blocks <= int(name) < blocks:
+            raise _unknown_layer(repr(name), blocks)
+        chosen = range(int(name) % blocks, int(name) % blocks + 1)
+    return {blocks if index == blocks - 1 else index for index in chosen}
+
+
+def _unknown_layer(given: str, blocks: int) -> UsageError:
+    return UsageError(
+        f"expected layers among last, {', '.join(WORDS)}, layer.K or K with K from {-blocks} to "
+        f"{blocks - 1}; got {given}"
     )
-    names = [name.strip() if isinstance(name, str) else name for name in given]
-    which = f"last, {', '.join(WORDS)}, layer.K or K with K from {-blocks} to {blocks - 1}"
-    chosen: set[int] = set()  # the index of a block, or their number for `last`
-    for name in names:
-        text = str(name)
-        match = NAME.fullmatch(text)
-        index = (
-            match[1]
-            if match and match[2] != "attn"
-            else text
-            if re.fullmatch(r"-?\d+", text)
-            else None
-        )
-        if text not in ("last", *WORDS) and (index is None or isinstance(name, bool)):
-            raise UsageError(f"expected layers among {which}; got {name!r}")
-        half = max(1, blocks // 2)
-        if index is None:
-            first, end = {
-                "last": (blocks - 1, blocks),
-                "all": (0, blocks),
-                "early_half": (0, half),
-                "late_half": (min(half, blocks - 1), blocks),
-            }[text]
-        elif -blocks <= int(index) < blocks:
-            first, end = int(index) % blocks, int(index) % blocks + 1
-        else:
-            raise UsageError(f"expected layers among {which}; got {name!r}")
-        chosen |= {blocks if k == blocks - 1 and not match else k for k in range(first, end)}
-    if not names:
-        raise UsageError(f"expected layers among {which}; got none")
-    return ["last" if k == blocks else f"layer.{k}" for k in sorted(chosen)]

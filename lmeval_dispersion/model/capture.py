@@ -38,7 +38,6 @@ from torch.utils.hooks import RemovableHandle
 from lmeval_dispersion.errors import CaptureError, UsageError
 from lmeval_dispersion.model import NAME
 
-_PARTS = ("attn", "ffn")
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
 
 
@@ -54,14 +53,16 @@ class Site:
         """Register hooks that pass each forward pass's state (b, t, d) to ``see``; remove them yourself."""
         if self.kind == "attn":
             return _AfterMixer(see).hook(self.module)
+
+        def on_output(_module: nn.Module, _arguments: Any, output: Any) -> None:
+            see(_first(output, self.name))
+
+        def on_input(_module: nn.Module, *given: Any) -> None:
+            see(_first(given, self.name))
+
         if self.kind == "output":
-            return [
-                self.module.register_forward_hook(
-                    lambda _m, _a, output: see(_first(output, self.name))
-                )
-            ]
-        before = self.module.register_forward_pre_hook
-        return [before(lambda _m, *given: see(_first(given, self.name)), with_kwargs=True)]
+            return [self.module.register_forward_hook(on_output)]
+        return [self.module.register_forward_pre_hook(on_input, with_kwargs=True)]
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,13 @@ class Decoder:
             raise CaptureError(
                 f"expected a decoder-only model, got the encoder-decoder {kind}; use a causal one"
             )
-        layers, lists = depth(config), block_lists(text_decoder(inner))
+        lists = block_lists(text_decoder(inner))
         if not lists:
             raise CaptureError(
                 f"expected a model with a list of decoder blocks, got {kind} without one; load "
                 "it with AutoModelForCausalLM"
             )
+        layers = depth(config)
         # max keeps the first of equals: the stack is registered before heads and extras.
         parent, blocks = max(lists, key=lambda pair: (len(pair[1]) == layers, len(pair[1])))
         return cls(parent, tuple(blocks), final_norm(parent, blocks), head(inner))
@@ -101,34 +103,49 @@ class Decoder:
         """Every canonical name and alias that :meth:`site` takes, without negative indices."""
         names = list(self._outside())
         for k, block in enumerate(self.blocks):
-            names += [
-                f"layer.{k}",
-                *(f"layer.{k}.{part}" for part in _PARTS if has_two_parts(block)),
-            ]
+            names.append(f"layer.{k}")
+            if has_two_parts(block):
+                names += [f"layer.{k}.attn", f"layer.{k}.ffn"]
         return names
 
     def site(self, name: str) -> Site:
         """Find the module, and its input or output, for a layer's name; UsageError if there is none."""
-        if name in (outside := self._outside()):
+        outside = self._outside()
+        if name in outside:
             return outside[name]
-        match, n = NAME.fullmatch(name), len(self)
-        two = [k for k, block in enumerate(self.blocks) if has_two_parts(block)]
-        if match and -n <= int(match[1]) < n and (match[2] is None or int(match[1]) % n in two):
-            k, kind = int(match[1]) % n, "attn" if match[2] == "attn" else "output"
-            return Site(f"layer.{k}" + ".attn" * (kind == "attn"), self.blocks[k], kind)
-        known = ", ".join([*outside, f"layer.0 ... layer.{n - 1} (or layer.-{n} ... layer.-1)"])
-        which = "each" if len(two) == n else f"layers {', '.join(map(str, two))}"
-        known += f", {which} also with .attn and .ffn" if two else ""
-        raise UsageError(f"expected layers among {known}; got {name!r}")
+        count = len(self)
+        match = NAME.fullmatch(name)
+        if match and -count <= int(match[1]) < count:
+            k = int(match[1]) % count
+            block = self.blocks[k]
+            if match[2] is None or has_two_parts(block):
+                if match[2] == "attn":
+                    return Site(f"layer.{k}.attn", block, "attn")
+                return Site(f"layer.{k}", block, "output")
+        raise UsageError(f"expected layers among {self._known()}; got {name!r}")
+
+    def _known(self) -> str:
+        """All names, for a message."""
+        count = len(self)
+        blocks = f"layer.0 ... layer.{count - 1} (or layer.-{count} ... layer.-1)"
+        known = ", ".join([*self._outside(), blocks])
+        two = [str(k) for k, block in enumerate(self.blocks) if has_two_parts(block)]
+        if not two:
+            return known
+        which = "each" if len(two) == count else f"layers {', '.join(two)}"
+        return f"{known}, {which} also with .attn and .ffn"
 
     def _outside(self) -> dict[str, Site]:
         """The places outside single blocks."""
-        sites = [Site("embeddings", self.blocks[0], "input")]
+        sites = {}
+        if self.head is not None:
+            sites["last"] = Site("last", self.head, "input")
+        elif self.norm is not None:
+            sites["last"] = Site("last", self.norm, "output")
         if self.norm is not None:
-            sites = [Site("norm", self.norm, "output"), *sites]
-        if last := self.head or self.norm:
-            sites = [Site("last", last, "input" if self.head else "output"), *sites]
-        return {site.name: site for site in sites}
+            sites["norm"] = Site("norm", self.norm, "output")
+        sites["embeddings"] = Site("embeddings", self.blocks[0], "input")
+        return sites
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
@@ -137,8 +154,10 @@ def split_names(names: str | Sequence[str]) -> list[str]:
     >>> split_names("last+layer.-1.attn")
     ['last', 'layer.-1.attn']
     """
-    parts = names.replace(",", "+").split("+") if isinstance(names, str) else names
-    return [str(name).strip() for name in parts if str(name).strip()] or ["last"]
+    if isinstance(names, str):
+        names = names.replace(",", "+").split("+")
+    stripped = [str(name).strip() for name in names]
+    return [name for name in stripped if name] or ["last"]
 
 
 def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
@@ -210,20 +229,20 @@ class _AfterMixer:
 
     def clear(self) -> None:
         self.block_input: Tensor | None = None
-        self.mixed: Tensor | None = (
-            None  # the mixer's contribution, followed through dropout and post-norm
-        )
+        # The mixer's contribution, followed through dropout and post-norm.
+        self.mixed: Tensor | None = None
         self.known: list[Tensor] = []  # kept alive: a freed tensor's id could be reused
         self.done = False
 
     def hook(self, block: nn.Module) -> list[RemovableHandle]:
-        children = list(unwrapped(block).children())
-        return [
+        handles = [
             block.register_forward_pre_hook(self.enter, with_kwargs=True),
             block.register_forward_hook(self.leave),
-            *(c.register_forward_pre_hook(self.before_child, with_kwargs=True) for c in children),
-            *(c.register_forward_hook(self.after_child, with_kwargs=True) for c in children),
         ]
+        for child in unwrapped(block).children():
+            handles.append(child.register_forward_pre_hook(self.before_child, with_kwargs=True))
+            handles.append(child.register_forward_hook(self.after_child, with_kwargs=True))
+        return handles
 
     def enter(self, _block: nn.Module, args: Any, kwargs: Any) -> None:
         self.clear()
@@ -248,9 +267,8 @@ class _AfterMixer:
         if self.mixed is None:
             if _composite(child):
                 self.mixed = out
-                if any(
-                    other is self.block_input for other in given[1:]
-                ):  # BLOOM: the mixer itself adds it
+                # BLOOM: the mixer itself adds its block's input.
+                if any(other is self.block_input for other in given[1:]):
                     self.see(out)
                     self.done = True
         elif given and given[0] is self.mixed:
@@ -258,10 +276,11 @@ class _AfterMixer:
         self.known.append(out)
 
     def leave(self, _block: nn.Module, _args: Any, _output: Any) -> None:
-        x, mixed, done = self.block_input, self.mixed, self.done
-        self.clear()
-        if not done and x is not None and mixed is not None:
+        x = self.block_input
+        mixed = self.mixed
+        if not self.done and x is not None and mixed is not None:
             self.see(x.to(mixed.device) + mixed.reshape(x.shape))
+        self.clear()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -270,7 +289,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         if value.is_floating_point() and value.ndim >= 2:
             yield value
     elif isinstance(value, dict | tuple | list):
-        for item in value.values() if isinstance(value, dict) else value:
+        items = value.values() if isinstance(value, dict) else value
+        for item in items:
             yield from _tensors(item)
 
 
@@ -351,11 +371,15 @@ def head(model: nn.Module) -> nn.Module | None:
 
 def has_two_parts(block: nn.Module) -> bool:
     """Whether a block has a mixer and a feed-forward part: two sub-modules, no norms, one composite."""
-    children = list(unwrapped(block).children())
-    weights = [getattr(child, "weight", None) for child in children if not _composite(child)]
-    linear = [w for w in weights if isinstance(w, Tensor) and w.ndim >= 2]
-    composite = sum(map(_composite, children))
-    return composite >= 1 and composite + len(linear) >= 2
+    composite = 0
+    linear = 0
+    for child in unwrapped(block).children():
+        weight = getattr(child, "weight", None)
+        if _composite(child):
+            composite += 1
+        elif isinstance(weight, Tensor) and weight.ndim >= 2:
+            linear += 1
+    return composite >= 1 and composite + linear >= 2
 
 
 def _composite(module: nn.Module) -> bool:

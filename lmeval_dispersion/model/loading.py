@@ -17,7 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError, require_extra
+from lmeval_dispersion.errors import (
+    DispersionError,
+    MissingExtraError,
+    UsageError,
+    first_line,
+    require_extra,
+)
 from lmeval_dispersion.files import sha256
 from lmeval_dispersion.model.load_report import warned_loads
 from lmeval_dispersion.model_args import key_values
@@ -32,8 +38,15 @@ _COMMIT = 40  # hex digits
 
 # Files of a model's folder besides its weights; not optimizer states or logs.
 TEXTS = (
-    *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.py"),
+    "config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.py",
 )
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.pth")
 ADAPTER = ("adapter_config.json", "adapter_model*")
@@ -62,9 +75,14 @@ class ModelChoice:
     encoder: bool = False
 
     def __str__(self) -> str:
-        text = self.name + (f"@{self.revision}" if self.revision else "")
-        text += f" + {self.adapter}" if self.adapter else ""
-        return text + (f" ({self.quantize})" if self.quantize else "")
+        text = self.name
+        if self.revision:
+            text += f"@{self.revision}"
+        if self.adapter:
+            text += f" + {self.adapter}"
+        if self.quantize:
+            text += f" ({self.quantize})"
+        return text
 
 
 def chosen_model(model: str, model_args: str = "", device: str | None = None) -> ModelChoice:
@@ -77,28 +95,43 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
         UsageError: Another argument, no ``=`` in one, a flag other than True or False, or two that exclude
             each other.
     """
-    name, _, revision = model.partition("@") if not Path(model).exists() else (model, "", "")
+    name, at, revision = model.partition("@")
+    if at and Path(model).exists():
+        name = model
+        revision = ""
     given = key_values(model_args)
     if revision and given.get("revision", revision) != revision:
         raise UsageError(
             f"expected one revision of {name}, got the revisions {revision} and {given['revision']}"
         )
-    revision, dtype = given.pop("revision", revision), given.pop("dtype", "auto")
-    adapter = given.pop("peft", None)
-    flags = ("load_in_4bit", "load_in_8bit", "trust_remote_code")
+    flags = dict.fromkeys(("load_in_4bit", "load_in_8bit", "trust_remote_code"), False)
     for flag in flags:
-        if given.get(flag, "true").lower() not in ("true", "false"):
-            raise UsageError(f"expected {flag} to be True or False, got {given[flag]!r}")
-    four, eight, trust = (given.pop(flag, "").lower() == "true" for flag in flags)
+        value = given.pop(flag, "false")
+        if value.lower() not in ("true", "false"):
+            raise UsageError(f"expected {flag} to be True or False, got {value!r}")
+        flags[flag] = value.lower() == "true"
+    quantize: Quantization | None = None
+    if flags["load_in_4bit"] and flags["load_in_8bit"]:
+        raise UsageError("expected load_in_4bit or load_in_8bit, got both")
+    if flags["load_in_4bit"]:
+        quantize = "4bit"
+    elif flags["load_in_8bit"]:
+        quantize = "8bit"
+    choice = ModelChoice(
+        name,
+        revision=given.pop("revision", revision) or None,
+        dtype=given.pop("dtype", "auto"),
+        quantize=quantize,
+        adapter=given.pop("peft", None),
+        device=device,
+        trust_remote_code=flags["trust_remote_code"],
+    )
     if given:
         raise UsageError(
             f"expected dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}",
             argument="model_args",
         )
-    if four and eight:
-        raise UsageError("expected load_in_4bit or load_in_8bit, got both")
-    quantize: Quantization | None = "4bit" if four else "8bit" if eight else None
-    return ModelChoice(name, revision or None, dtype, quantize, adapter, device, trust)
+    return choice
 
 
 class LoadedModel(NamedTuple):
@@ -117,14 +150,14 @@ class LoadedModel(NamedTuple):
     @property
     def identity(self) -> dict[str, str]:
         """Content of weights and adapter, dtype and quantisation, whatever its name; see the module."""
-        adapter = self.choice.adapter
-        files = {
-            "weights": weights_identity(self.name, self.revision),
-            "adapter": adapter_identity(adapter) if adapter else None,
-        }
-        return {
-            key: v for key, v in {**files, **settings_identity(self.model)}.items() if v is not None
-        }
+        identity = settings_identity(self.model)
+        weights = weights_identity(self.name, self.revision)
+        if weights:
+            identity["weights"] = weights
+        adapter = adapter_identity(self.choice.adapter) if self.choice.adapter else None
+        if adapter:
+            identity["adapter"] = adapter
+        return identity
 
 
 ModelLike = str | Path | ModelChoice | LoadedModel
@@ -178,7 +211,8 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     if dtype not in DTYPES:
         raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
-    source, adapter = _source(name), None if adapter is None else str(adapter)
+    source = _source(name)
+    adapter = None if adapter is None else str(adapter)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         common["revision"] = revision
@@ -191,17 +225,15 @@ def load_model(
 
     config = attempt(transformers.AutoConfig.from_pretrained)
     kind = transformers.AutoModelForCausalLM
-    both = getattr(config, "is_encoder_decoder", False)
-    if encoder and not both and not has_causal_head(config):
+    if encoder and not config.is_encoder_decoder and not has_causal_head(config):
         kind = getattr(transformers, config.architectures[0], transformers.AutoModel)
     else:
         _check_decoder(source, config, transformers)
     tokenizer = attempt(transformers.AutoTokenizer.from_pretrained)
     if tokenizer.pad_token_id is None:
         # This project always masks padding, so any token will do.
-        tokenizer.pad_token = (
-            tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
-        )
+        usual = tokenizer.eos_token or tokenizer.unk_token
+        tokenizer.pad_token = usual or tokenizer.convert_ids_to_tokens(0)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     options: dict[str, Any] = {"config": config, "dtype": dtype}
     if quantize:
@@ -214,10 +246,11 @@ def load_model(
         model = attempt(kind.from_pretrained, **options)
         if adapter is not None:
             model = _with_adapter(model, adapter)
-    try:
-        model = model if placed else model.to(place)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"the device {place!r} cannot be used: {_first_line(error)}") from error
+    if not placed:
+        try:
+            model.to(place)
+        except (RuntimeError, AssertionError) as error:
+            raise UsageError(f"the device {place!r} cannot be used: {first_line(error)}") from error
     model.eval().requires_grad_(False)
     choice = ModelChoice(
         str(name), revision, dtype, quantize, adapter, device, trust_remote_code, encoder
@@ -254,14 +287,14 @@ def _near(path: Path) -> str | None:
     """A hint at the nearest name: a sibling folder, or a model in the Hub's cache."""
     if path.parent.is_dir():
         names = [child.name for child in path.parent.iterdir() if child.is_dir()]
-        if near := difflib.get_close_matches(path.name, names, n=1):
+        near = difflib.get_close_matches(path.name, names, n=1)
+        if near:
             return f"did you mean {path.parent / near[0]}?"
     from huggingface_hub import constants
 
-    cached = [
-        folder.name.removeprefix("models--").replace("--", "/")
-        for folder in Path(constants.HF_HUB_CACHE).glob("models--*")
-    ]
+    cached = []
+    for folder in Path(constants.HF_HUB_CACHE).glob("models--*"):
+        cached.append(folder.name.removeprefix("models--").replace("--", "/"))
     near = difflib.get_close_matches(str(path), cached, n=1)
     return f"did you mean {near[0]}?" if near else None
 
@@ -292,33 +325,38 @@ def _explained(source: str, revision: str | None, error: BaseException) -> Dispe
         )
     if "ImportError" in kinds:
         return MissingExtraError(
-            f"{source} needs a package that is not installed: {_first_line(error)}"
+            f"{source} needs a package that is not installed: {first_line(error)}"
         )
-    return DispersionError(f"{source} cannot be loaded: {_first_line(error)}")
+    return DispersionError(f"{source} cannot be loaded: {first_line(error)}")
 
 
 def has_causal_head(config: Any) -> bool:
     """Whether the class that a configuration names is a language model of transformers' causal ones."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    heads = list(getattr(config, "architectures", None) or [])
-    if not heads or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
-        return True
-    return any(head in NAMES.values() for head in heads)
+    heads = config.architectures or []
+    return not heads or _has_own_code(config) or any(head in NAMES.values() for head in heads)
+
+
+def _has_own_code(config: Any) -> bool:
+    """Whether a repository holds the code of its language model."""
+    return "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
 
 
 def _check_decoder(source: str, config: Any, transformers: Any) -> None:
-    heads = list(getattr(config, "architectures", None) or [])
-    other = bool(heads) and all(any(word in head for word in _OTHER_HEADS) for head in heads)
-    encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
-    mapped = type(config) in transformers.AutoModelForCausalLM._model_mapping
-    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if other or encoder_decoder or not (mapped or remote):
-        what = (
-            "an encoder-decoder" if encoder_decoder else ", ".join(heads) or type(config).__name__
-        )
+    heads = config.architectures or []
+    kind = ", ".join(heads) or type(config).__name__
+    is_decoder = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    if config.is_encoder_decoder:
+        kind = "an encoder-decoder"
+        is_decoder = False
+    elif heads and all(any(word in head for word in _OTHER_HEADS) for head in heads):
+        is_decoder = False
+    elif _has_own_code(config):
+        is_decoder = True
+    if not is_decoder:
         raise UsageError(
-            f"expected a decoder-only language model, got {source} ({what}); "
+            f"expected a decoder-only language model, got {source} ({kind}); "
             "dispersion is defined here on left-to-right models"
         )
 
@@ -339,13 +377,8 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         return peft.PeftModel.from_pretrained(model, adapter)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UsageError(
-            f"the adapter {adapter} does not fit or cannot be loaded: {_first_line(error)}"
+            f"the adapter {adapter} does not fit or cannot be loaded: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def weights_identity(
@@ -357,12 +390,9 @@ def weights_identity(
     file.
     """
     folder = Path(name).expanduser()
-    if not folder.is_dir():
-        known = (
-            commit if commit and len(commit) == _COMMIT else cached_commit(str(name), commit, gguf)
-        )
-        return f"{name}@{known}" if known else None
-    return folder_digest(folder, _loaded_patterns(folder, gguf))
+    if folder.is_dir():
+        return folder_digest(folder, _loaded_patterns(folder, gguf))
+    return _hub_identity(str(name), commit, gguf)
 
 
 def weights_stamp(
@@ -371,8 +401,11 @@ def weights_stamp(
     """Name, size in bytes and time in ns of each file that loading a folder reads; empty for a Hub name."""
     folder = Path(name).expanduser()
     patterns = ADAPTER if adapter else _loaded_patterns(folder, gguf)
-    files = [(file.name, file.stat()) for file in _files(folder, patterns)]
-    return [[name, about.st_size, about.st_mtime_ns] for name, about in files]
+    stamps: list[list[Any]] = []
+    for file in _files(folder, patterns):
+        about = file.stat()
+        stamps.append([file.name, about.st_size, about.st_mtime_ns])
+    return stamps
 
 
 def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
@@ -381,21 +414,26 @@ def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
         return ADAPTER
     if gguf:
         return (gguf,)
-    weights = next((kind for kind in _WEIGHTS if _files(folder, (kind,))), None)
-    if weights is None:
-        return ()
-    patterns = (*TEXTS, weights)
-    if not all(any(folder.glob(pattern)) for pattern in ADAPTER):
-        return patterns
-    return (*patterns, *ADAPTER)  # transformers 5 puts the adapter on the weights in its folder
+    has_adapter = all(any(folder.glob(pattern)) for pattern in ADAPTER)
+    for weights in _WEIGHTS:
+        if _files(folder, (weights,)):
+            # transformers 5 puts the adapter on the weights in its folder.
+            return (*TEXTS, weights, *ADAPTER) if has_adapter else (*TEXTS, weights)
+    return ()
 
 
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
     """Identity of a PEFT adapter: a folder's digest, else NAME@COMMIT from the Hub's cache, else None."""
-    if (folder := Path(name).expanduser()).is_dir():
+    folder = Path(name).expanduser()
+    if folder.is_dir():
         return folder_digest(folder, ADAPTER)
-    known = cached_commit(str(name), commit, "adapter_config.json")
-    return f"{name}@{known}" if known else None
+    return _hub_identity(str(name), commit, "adapter_config.json")
+
+
+def _hub_identity(name: str, commit: str | None, file: str | None) -> str | None:
+    if commit is None or len(commit) != _COMMIT:
+        commit = cached_commit(name, commit, file)
+    return f"{name}@{commit}" if commit else None
 
 
 def cached_commit(name: str, revision: str | None = None, file: str | None = None) -> str | None:
@@ -427,9 +465,11 @@ def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
 def settings_identity(model: Any) -> dict[str, str]:
     """``dtype`` and ``quantization`` (as JSON) of a transformers model in memory, each if it has one."""
     identity = {}
-    if dtype := getattr(model, "dtype", None):
+    dtype = getattr(model, "dtype", None)
+    if dtype:
         identity["dtype"] = str(dtype).removeprefix("torch.")
-    if settings := getattr(getattr(model, "config", None), "quantization_config", None):
+    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    if settings:
         plain = settings if isinstance(settings, Mapping) else settings.to_dict()
         identity["quantization"] = json.dumps(dict(plain), sort_keys=True, default=str)
     return identity

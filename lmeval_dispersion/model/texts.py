@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmeval_dispersion.errors import UsageError, require_extra
+from lmeval_dispersion.errors import UsageError, first_line, require_extra
 
 FILE_KINDS = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
@@ -59,14 +59,17 @@ class Texts:
     """
 
     def __init__(self, source: str | Path, *, column: str = "text") -> None:
-        self.source, self.column = str(source), column
+        self.source = str(source)
+        self.column = column
         self.revision: str | None = None
-        self.read, self.skipped = 0, Counter[str](empty=0, undecodable=0)
+        self.read = 0
+        self.skipped = Counter[str](empty=0, undecodable=0)
         self.path = _file(self.source)
         match = None if self.path else _HUB.fullmatch(self.source)
         parts = match.groupdict() if match else {}
         self.name: str = parts.get("id") or self.source
-        self.config, self.split = parts.get("config"), parts.get("split") or "train"
+        self.config = parts.get("config")
+        self.split = parts.get("split") or "train"
 
     @property
     def continuous(self) -> bool:
@@ -74,7 +77,8 @@ class Texts:
         return self.path is not None and self.path.suffix == ".txt"
 
     def __iter__(self) -> Iterator[SourceText]:
-        self.read, self.skipped = 0, Counter(empty=0, undecodable=0)
+        self.read = 0
+        self.skipped = Counter(empty=0, undecodable=0)
         for value in self._values():
             number = self.read
             self.read += 1
@@ -88,9 +92,9 @@ class Texts:
     def report(self) -> str | None:
         """The documents skipped in the latest pass, as a sentence for stderr; None if none was skipped."""
         parts = [f"{count} {reason}" for reason, count in self.skipped.items() if count]
-        return (
-            f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts" if parts else None
-        )
+        if not parts:
+            return None
+        return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts"
 
     def objects(self) -> Iterator[dict[str, Any] | None]:
         """The JSON object in each filled line of a JSONL file; None where there is another value."""
@@ -114,8 +118,11 @@ class Texts:
         """The column of every row; None for an invalid row."""
         known: set[str] = set()
         for row in rows:
-            known.update(row or ())
-            yield (row or {}).get(self.column)
+            if row is None:
+                yield None
+            else:
+                known.update(row)
+                yield row.get(self.column)
         if known:
             self._check_column(known)
 
@@ -138,10 +145,9 @@ class Texts:
                 self._check_column(row)  # a stream may be endless
                 yield row
         except (OSError, ValueError) as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
-                f"expected a file or a Hub data set with split {self.split!r}, got {self.source!r}: {first}; "
-                "check the id, its configuration and its split, or pass a local file"
+                f"expected a file or a Hub data set with split {self.split!r}, got {self.source!r}: "
+                f"{first_line(error)}; check the id, its configuration and its split, or pass a local file"
             ) from error
 
     def _parquet_values(self, path: Path) -> Iterator[Any]:
@@ -155,9 +161,7 @@ class Texts:
                 for batch in file.iter_batches(1024, columns=[self.column]):
                     yield from batch.column(0).to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise UsageError(
-                f"expected a parquet file, got {path}: {str(error).splitlines()[0]}"
-            ) from error
+            raise UsageError(f"expected a parquet file, got {path}: {first_line(error)}") from error
 
 
 def _file(source: str) -> Path | None:
@@ -175,7 +179,7 @@ def _file(source: str) -> Path | None:
             )
         return path
     if known or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        names = [file.name for file in path.parent.glob("*")]
         near = difflib.get_close_matches(path.name, names, n=1)
         hint = f"did you mean {path.parent / near[0]}?" if near else "check the path"
         raise UsageError(f"the file {source} does not exist; {hint}")
@@ -186,11 +190,8 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-    ) as error:  # the last two come from an interrupted download
+    # The last two come from an interrupted download.
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"the file {path} cannot be read: {reason}; check it or fetch it anew"

@@ -618,7 +618,8 @@ class Entrant:
             ) from error
         except Exception as error:
             is_full = (failure_sentence(error) or "").startswith("out of memory")
-            may_halve = is_full and self._lm is not None and not self._halved
+            # Of a live model all processes have to ask again together: its race sees to that.
+            may_halve = is_full and self._lm is not None and self.live is None and not self._halved
             if not may_halve or not seams.halve_batch(self._lm):
                 failure = CheckpointError(checkpoint_failure(error))
                 failure.asked = self._lm is not None

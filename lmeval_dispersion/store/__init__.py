@@ -4,14 +4,12 @@
 """
 
 from lmeval_dispersion.store.format import COLUMNS, begin_store, write_store
-from lmeval_dispersion.store.identity import check_comparable
 from lmeval_dispersion.store.reading import Store, read_store
 
 __all__ = [
     "COLUMNS",
     "Store",
     "begin_store",
-    "check_comparable",
     "open_store",
     "read_store",
     "write_store",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.errors import HarnessError, first_line
 from lmeval_dispersion.files import hashed
 from lmeval_dispersion.logs.files import Line, number_of, read_lines, writable
 from lmeval_dispersion.store.format import scalar_fields
@@ -143,9 +143,12 @@ def _other_content(sample: Sample) -> HarnessError:
 
 def _filters_in_turn(documents: Iterable[Sequence[Sample]]) -> list[str]:
     """Names for filters without names: one, unless all documents have as many lines that differ."""
-    counts = {len(samples) for samples in documents}
-    alike = all(len({sample.digest for sample in samples}) == 1 for samples in documents)
-    if len(counts) > 1 or alike:
+    counts = set()
+    differ = False
+    for samples in documents:
+        counts.add(len(samples))
+        differ = differ or any(sample.digest != samples[0].digest for sample in samples)
+    if len(counts) > 1 or not differ:
         return ["none"]
     return [f"filter {i + 1}" for i in range(counts.pop())]
 
@@ -163,7 +166,7 @@ def _sample(line: Line, config: Mapping[str, Any]) -> Sample:
     try:
         return _converted(line, config)
     except _MISFITS as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
+        reason = first_line(error)[:100]
         raise HarnessError(
             f"{line.place} does not fit what lm-eval logs ({reason}); run it again"
         ) from None
@@ -257,7 +260,7 @@ def kind_of_task(arguments: Sequence[tuple[Any, ...]]) -> str:
 def _answer(logged: Any, kind: str) -> tuple[float | str, Any]:
     """A logged answer as number or text, and in lm-eval's form: numbers are logged as text."""
     if kind == "generate_until":
-        text = writable(logged if isinstance(logged, str) else str(logged))
+        text = writable(str(logged))
         return text, text if isinstance(logged, str) else logged
     if isinstance(logged, list):
         value = float(logged[0])
@@ -311,10 +314,12 @@ def document_columns(
             target = texts[target]
     elif isinstance(answers[0], str):
         prediction = answers[0]
-    subject = doc.get("subject") if isinstance(doc, Mapping) else None
+    subject = alias
+    if isinstance(doc, Mapping) and isinstance(doc.get("subject"), str):
+        subject = doc["subject"]
     return {
         **scalar_fields(doc),
-        "subject": subject if isinstance(subject, str) else alias,
+        "subject": subject,
         # lm-eval's own hash of a document.
         "doc_hash": hashed(json.dumps(doc, indent=2, default=encode, ensure_ascii=False)),
         "prompt_hash": hashed(prompt),
@@ -330,17 +335,21 @@ def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[s
     contexts = {context for context, *_ in arguments if context}
     if output_type != "multiple_choice" or len(contexts) > 1:
         return []
-    # Mutual information asks each choice without a context, too.
-    return [continuation for context, continuation, *_ in arguments if context or not contexts]
+    options = []
+    for context, continuation, *_ in arguments:
+        # Mutual information asks each choice without a context, too.
+        if context or not contexts:
+            options.append(continuation)
+    return options
 
 
 def right_of(options: Sequence[str], target: Any) -> list[int]:
     """Indices of the choices that are the target: its index, a list of these, or its text."""
     texts = [text.strip() for text in options]
-    targets = target if isinstance(target, list) else [target]
+    indices = target if isinstance(target, list) else [target]
     if isinstance(target, int) and 0 <= target < len(texts):
         target = texts[target]
-    return [i for i, text in enumerate(texts) if i in targets or text == target]
+    return [i for i, text in enumerate(texts) if i in indices or text == target]
 
 
 def right_probability(logprobs: Sequence[float], right: Sequence[int]) -> float:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = "dispersion-store/1"
-MANIFEST, VECTORS, DOCUMENTS = "manifest.json", "vectors.safetensors", "documents.parquet"
+MANIFEST = "manifest.json"
+VECTORS = "vectors.safetensors"
+DOCUMENTS = "documents.parquet"
 PARTS = ".parts"  # work of a store that is not finished, from which a killed command resumes
 
 # Column -> (parquet type, default value). Other columns are kept unchanged.
@@ -129,12 +131,13 @@ def write_store(
         raise StoreError(f"the default layer {default!r} is not among {', '.join(layers)}")
     folder = Path(path)
     make_folder(folder)
-    temporary = {
-        name: folder / f".{name}.{os.getpid()}.tmp" for name in (VECTORS, DOCUMENTS, MANIFEST)
-    }
+    temporary = {}
+    for name in (VECTORS, DOCUMENTS, MANIFEST):
+        temporary[name] = folder / f".{name}.{os.getpid()}.tmp"
     try:
         _save_vectors(temporary[VECTORS], layers)
         parquet.write_table(table, temporary[DOCUMENTS], compression="zstd")
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         content = {
             **manifest,
             "format": FORMAT,
@@ -144,8 +147,7 @@ def write_store(
             "width": {name: int(rows.shape[1]) for name, rows in layers.items()},
             "default_layer": default,
             "versions": {"lmeval_dispersion": __version__, **manifest.get("versions", {})},
-            "created": manifest.get("created")
-            or datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "created": manifest.get("created") or now,
             "sha256": {name: sha256(temporary[name]) for name in (VECTORS, DOCUMENTS)},
         }
         temporary[MANIFEST].write_text(
@@ -153,9 +155,9 @@ def write_store(
         )
         # Remove the old manifest first: between two stores the folder is partial, never a mixture.
         (folder / MANIFEST).unlink(missing_ok=True)
-        for name in (VECTORS, DOCUMENTS, MANIFEST):
-            _sync(temporary[name])
-            temporary[name].replace(folder / name)
+        for name, file in temporary.items():
+            _sync(file)
+            file.replace(folder / name)
         _sync(folder)
     finally:
         for file in temporary.values():
@@ -167,15 +169,13 @@ def _document_table(documents: pd.DataFrame) -> Any:
     """The documents as an arrow table with the columns of the format first."""
     import pyarrow as pa
 
-    missing = [name for name in ("doc_id", "task") if name not in documents]
-    if missing:
-        there = ", ".join(map(str, documents.columns))
-        raise StoreError(f"expected a column {missing[0]!r} in the documents, got {there}")
+    for name in ("doc_id", "task"):
+        if name not in documents:
+            there = ", ".join(map(str, documents.columns))
+            raise StoreError(f"expected a column {name!r} in the documents, got {there}")
     given = documents.reset_index(drop=True)
     if "subject" not in given:
         given = given.assign(subject=given["task"])
-    types = {kind: pa.type_for_alias(kind) for kind in ("int64", "string", "double", "bool")}
-    types["list<double>"] = pa.list_(pa.float64())
     columns: dict[str, Any] = {}
     for name, (kind, default) in COLUMNS.items():
         values = given[name].tolist() if name in given else [default] * len(given)
@@ -184,16 +184,17 @@ def _document_table(documents: pd.DataFrame) -> Any:
         elif kind == "string":
             length = 500 if name == "text" else None
             values = [value and value[:length] for value in map(_text_or_none, values)]
-        elif kind == "list<double>":
-            values = [[] if value is None else [float(v) for v in value] for value in values]
-        columns[name] = pa.array(values, type=types[kind])
+        if kind == "list<double>":
+            rows = [list(map(float, () if value is None else value)) for value in values]
+            columns[name] = pa.array(rows, type=pa.list_(pa.float64()))
+        else:
+            columns[name] = pa.array(values, type=pa.type_for_alias(kind))
     for name in given.columns.difference(list(columns), sort=False):
         try:
             columns[str(name)] = pa.Array.from_pandas(given[name])
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # mixed types, which parquet does not support
-            columns[str(name)] = pa.array(
-                [_text_or_none(value) for value in given[name]], type=pa.string()
-            )
+            texts = map(_text_or_none, given[name])
+            columns[str(name)] = pa.array(texts, type=pa.string())
     return pa.table(columns)
 
 
@@ -215,7 +216,8 @@ def _save_vectors(file: Path, layers: Mapping[str, NDArray[Any]]) -> None:
             norm[i : i + ROWS] = np.sqrt(np.einsum("ij,ij->i", block, block))
             good = valid_rows(block)
             unit[i : i + ROWS][good] = unit_rows(block[good])
-        tensors[f"{name}.unit"], tensors[f"{name}.norm"] = unit, norm
+        tensors[f"{name}.unit"] = unit
+        tensors[f"{name}.norm"] = norm
     save_file(tensors, file)
 
 

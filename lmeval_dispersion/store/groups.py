@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.logs.files import number_of
 from lmeval_dispersion.logs.results import section
 
 
@@ -27,14 +28,20 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
     lm-eval does not log the weights: its figure is compared with both means of its tasks' figures. By
     size is its default, and the answer where both fit or neither does.
     """
-    children = _members(results)
-    figures = {
-        task: _numbers(found)
-        for task, found in section(results, "results").items()
-        if isinstance(found, Mapping)
-    }
-    sizes = _sizes(results)
-    inner = {child for members in children.values() for child in members}
+    children = dict[str, list[str]]()
+    for group, members in section(results, "group_subtasks").items():
+        # lm-eval before 0.4.3 lists tasks, too, without members.
+        if isinstance(members, list) and members:
+            children[group] = [member for member in members if isinstance(member, str)]
+    reported = section(results, "results")
+    figures = {task: _numbers(section(reported, task)) for task in reported}
+    counts = section(results, "n-samples")
+    sizes = dict[str, int]()
+    for task in counts:
+        size = section(counts, task).get("effective")
+        if isinstance(size, int):
+            sizes[task] = size
+    inner = set().union(*children.values())
     outermost = [group for group in children if group not in inner]
     common = _common_metrics(outermost, children, figures)
     groups = dict[str, TaskGroup]()
@@ -42,15 +49,13 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
     for group in _below(outermost, children, stop=lambda each: each in common):
         if group not in common:
             continue
-        tasks = [task for task in _below(children[group], children) if task not in children]
-        tasks = [task for task in tasks if task not in taken]
+        tasks = []
+        for task in _below(children[group], children):
+            if task not in children and task not in taken:
+                tasks.append(task)
         taken.update(tasks)
-        by_size = _weighs_by_size(
-            figures[group],
-            [figures.get(task, {}) for task in tasks],
-            [sizes.get(task, 0) for task in tasks],
-        )
-        groups[group] = {"tasks": [name(task) for task in tasks], "by_size": by_size}
+        by_size = _weighs_by_size(figures[group], tasks, figures, sizes)
+        groups[group] = {"tasks": list(map(name, tasks)), "by_size": by_size}
     return groups
 
 
@@ -60,7 +65,9 @@ def units_of(tasks: Iterable[str], groups: Mapping[str, TaskGroup]) -> dict[str,
     >>> units_of(["a1", "a2", "b"], {"a": {"tasks": ["a1", "a2"], "by_size": True}})
     {'a': ['a1', 'a2'], 'b': ['b']}
     """
-    group_of = {task: group for group, found in groups.items() for task in found["tasks"]}
+    group_of = dict[str, str]()
+    for name, group in groups.items():
+        group_of |= dict.fromkeys(group["tasks"], name)
     units = dict[str, list[str]]()
     for task in dict.fromkeys(tasks):
         units.setdefault(group_of.get(task, task), []).append(task)
@@ -117,40 +124,22 @@ def document_weights(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> N
     return np.asarray(share[place] / sizes[place] / max(units, 1))
 
 
-def _members(results: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Group -> its tasks and groups; lm-eval before 0.4.3 names tasks, too, without any."""
-    children = dict[str, list[str]]()
-    for group, members in section(results, "group_subtasks").items():
-        if isinstance(members, list) and members:
-            children[group] = [member for member in members if isinstance(member, str)]
-    return children
-
-
-def _sizes(results: Mapping[str, Any]) -> dict[str, int]:
-    """Task -> the documents that it was asked."""
-    sizes = dict[str, int]()
-    for task, counts in section(results, "n-samples").items():
-        if isinstance(counts, Mapping) and isinstance(counts.get("effective"), int):
-            sizes[task] = counts["effective"]
-    return sizes
-
-
 def _below(
     names: Sequence[str],
     children: Mapping[str, Sequence[str]],
     stop: Callable[[str], bool] = lambda _: False,
 ) -> list[str]:
     """The names and those below them, each once, in lm-eval's order; none below one where ``stop`` holds."""
-    found = dict[str, None]()
+    reached = dict[str, None]()
     waiting = list(reversed(names))
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in reached:
             continue
-        found[name] = None
+        reached[name] = None
         if not stop(name):
             waiting += reversed(children.get(name, ()))
-    return list(found)
+    return list(reached)
 
 
 def _common_metrics(
@@ -179,23 +168,30 @@ def _common_metrics(
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
     """Metrics by ``METRIC,FILTER``, without their errors."""
-    return {
-        key: float(value)
-        for key, value in figures.items()
-        if "," in key and "_stderr" not in key and isinstance(value, int | float)
-    }
+    numbers = {}
+    for key, value in figures.items():
+        if "," in key and "_stderr" not in key and isinstance(value, int | float):
+            numbers[key] = number_of(value)
+    return numbers
 
 
 def _weighs_by_size(
-    group: Mapping[str, float], tasks: Sequence[Mapping[str, float]], sizes: Sequence[int]
+    group: Mapping[str, float],
+    tasks: Sequence[str],
+    figures: Mapping[str, Mapping[str, float]],
+    sizes: Mapping[str, int],
 ) -> bool:
     """Whether a group's figure is the mean over its tasks' documents rather than over its tasks."""
     for key, figure in group.items():
-        known = [i for i, numbers in enumerate(tasks) if key in numbers and sizes[i] > 0]
-        if len(known) < 2:
+        values = []
+        weights = []
+        for task in tasks:
+            if key in figures.get(task, {}) and sizes.get(task, 0) > 0:
+                values.append(figures[task][key])
+                weights.append(sizes[task])
+        if len(values) < 2:
             continue
-        values = [tasks[i][key] for i in known]
-        weighted = float(np.average(values, weights=[sizes[i] for i in known]))
+        weighted = float(np.average(values, weights=weights))
         plain = float(np.mean(values))
         if not math.isclose(weighted, plain, abs_tol=1e-9):
             return abs(figure - weighted) <= abs(figure - plain)

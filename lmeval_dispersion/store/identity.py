@@ -36,9 +36,8 @@ UNKNOWN = "prompts"  # key of an identity whose prompts' settings are not known
 
 SUFFIX = "_dispersion"  # suffix of a dispersion task's name
 _SHOWN = 24  # characters of a value in a message
-_ADDRESS = re.compile(
-    r" at 0x[0-9a-fA-F]+"
-)  # of a function, in a text of Python: other in each process
+# Of a function, in a text of Python: other in each process.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def prompt_manifest(
@@ -54,14 +53,19 @@ def prompt_manifest(
     ``config`` is the task's; ``chat_template`` is a hash. All values are the same in every process.
     """
     if not config:  # samples without results
-        keys = {"num_fewshot": None, "chat_template": None, "prompt_format": None}
-        return {**keys, "identity": {UNKNOWN: "unknown"}}
+        return {
+            "num_fewshot": None,
+            "chat_template": None,
+            "prompt_format": None,
+            "identity": {UNKNOWN: "unknown"},
+        }
     source = source_text(config.get("doc_to_text"))
     delimiters = [config.get("target_delimiter"), config.get("fewshot_delimiter")]
-    shots, description, subject = (
-        config.get(k) for k in ("num_fewshot", "description", "dataset_name")
-    )
-    description = description if isinstance(description, str) else ""
+    shots = config.get("num_fewshot")
+    description = config.get("description")
+    if not isinstance(description, str):
+        description = ""
+    subject = config.get("dataset_name")
     if isinstance(subject, str):
         # "... questions about anatomy": the subjects of one benchmark have one template.
         description = description.replace(subject.replace("_", " "), "SUBJECT")
@@ -76,26 +80,27 @@ def prompt_manifest(
     identity = {
         "prompt_template": hashed(json.dumps([source, description, delimiters])),
         "num_fewshot": str(shots or 0),
-        "fewshot_seed": str(fewshot_seed) if shots and fewshot_seed is not None else None,
-        "system_prompt": hashed(str(system)) if system else None,
-        "chat_template": chat_template or None,
-        "multiturn": str(multiturn).lower() if chat_template else None,
     }
+    if shots and fewshot_seed is not None:
+        identity["fewshot_seed"] = str(fewshot_seed)
+    if system:
+        identity["system_prompt"] = hashed(str(system))
+    if chat_template:
+        identity["chat_template"] = chat_template
+        identity["multiturn"] = str(multiturn).lower()
     return {
         "num_fewshot": shots,
         "chat_template": chat_template,
         "prompt_format": hashed(json.dumps(shape, sort_keys=True)),
-        "identity": {key: value for key, value in identity.items() if value is not None},
+        "identity": identity,
     }
 
 
 def source_text(value: Any) -> str:
     """A template as it is; a function as its source, as in lm-eval's results, else its name."""
     if isinstance(value, partial):
-        words = [
-            *map(repr, value.args),
-            *(f"{key}={word!r}" for key, word in sorted(value.keywords.items())),
-        ]
+        words = [repr(word) for word in value.args]
+        words += [f"{key}={word!r}" for key, word in sorted(value.keywords.items())]
         return _ADDRESS.sub("", f"{source_text(value.func)}({', '.join(words)})")
     if not callable(value):
         return _ADDRESS.sub("", str(value))
@@ -111,7 +116,8 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
         differing = _differences(first, manifest, ("model", "revision"))
-        a, b = first.get("identity"), manifest.get("identity")
+        a = first.get("identity")
+        b = manifest.get("identity")
         if not differing and (a is None) != (b is None):
             old = first_place if a is None else place
             raise MixedStoresError(
@@ -126,35 +132,16 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
             )
 
 
-def check_comparable(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """Sentences (no full stop) on models or templates that differ, or an identity that one lacks; else none.
-
-    Raises:
-        MixedStoresError: The runs' prompts differ.
-    """
-    differences, template = prompt_differences(first, other)
-    if differences:
-        raise MixedStoresError(
-            f"the runs used different prompts, they differ in {shown_differences(differences)}; compare runs "
-            "of one prompt"
-        )
-    notes = model_notes(first, other)
-    if template:
-        notes.append(
-            f"the runs differ in {shown_differences(template)}; it may explain part of the difference"
-        )
-    return notes
-
-
 def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
     """Sentences (no full stop) on models that differ, or an identity that one run lacks."""
-    a, b = first[0][1].get("identity"), other[0][1].get("identity")
+    a = first[0][1].get("identity")
+    b = other[0][1].get("identity")
     if a is None and b is None:
         return []
     if a is None or b is None:
-        old = first if a is None else other
+        place = first[0][0] if a is None else other[0][0]
         return [
-            f"{old[0][0]} was written before stores had an identity, so its model cannot be checked"
+            f"{place} was written before stores had an identity, so its model cannot be checked"
         ]
     models = _model_differences(first, other)
     if models and _models_known(a, b):
@@ -171,13 +158,15 @@ def prompt_differences(
     """
     if first[0][1].get("identity") is None or other[0][1].get("identity") is None:
         return {}, {}
-    by_task = {task.removesuffix(SUFFIX): m for _, m in first for task in m.get("tasks") or {}}
+    by_task: dict[str, Identity] = {}
+    for _, manifest in first:
+        for task in manifest.get("tasks") or {}:
+            by_task[task.removesuffix(SUFFIX)] = manifest.get("identity") or {}
     prompts: Differences = {}
     for _, manifest in other:
-        for task in by_task.keys() & {
-            task.removesuffix(SUFFIX) for task in manifest.get("tasks") or {}
-        }:
-            ours, theirs = by_task[task].get("identity") or {}, manifest.get("identity") or {}
+        theirs = manifest.get("identity") or {}
+        for task in manifest.get("tasks") or {}:
+            ours = by_task.get(task.removesuffix(SUFFIX), {UNKNOWN: "no such task"})
             if ours.get(UNKNOWN) or theirs.get(UNKNOWN):
                 continue  # samples without results
             prompts |= _differences(ours, theirs, (*RUN_KEYS, *TASK_KEYS))
@@ -188,7 +177,8 @@ def prompt_differences(
 
 
 def _model_differences(first: Sequence[StorePart], other: Sequence[StorePart]) -> Differences:
-    a, b = first[0][1].get("identity") or {}, other[0][1].get("identity") or {}
+    a = first[0][1].get("identity") or {}
+    b = other[0][1].get("identity") or {}
     if _models_known(a, b):
         return _differences(a, b, MODEL_KEYS)
     return _differences(first[0][1], other[0][1], ("model",))
@@ -211,9 +201,11 @@ def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
 
 def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> Differences:
     """Key -> both values, for keys with different values; a missing value is ``none``."""
-    return {
-        key: (a.get(key, "none"), b.get(key, "none")) for key in keys if a.get(key) != b.get(key)
-    }
+    differences = {}
+    for key in keys:
+        if a.get(key) != b.get(key):
+            differences[key] = (a.get(key, "none"), b.get(key, "none"))
+    return differences
 
 
 def shown_differences(differing: Differences) -> str:

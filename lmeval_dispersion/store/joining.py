@@ -37,16 +37,12 @@ class JoinedRun:
     @property
     def versions(self) -> dict[str, str]:
         """Stock task -> version, as far as known."""
-        tasks = {
-            task: version
-            for _, part in self.parts
-            for task, version in (part.get("tasks") or {}).items()
-        }
-        return {
-            task.removesuffix(SUFFIX): str(version)
-            for task, version in tasks.items()
-            if version is not None
-        }
+        versions = {}
+        for _, manifest in self.parts:
+            for task, version in (manifest.get("tasks") or {}).items():
+                if version is not None:
+                    versions[task.removesuffix(SUFFIX)] = str(version)
+        return versions
 
 
 class Joined(NamedTuple):
@@ -83,14 +79,16 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
                 f"{len(other)} documents of {run.model} are others under the same number and are left out."
             )
         unlike = _unlike(shared, "target")
-        if count := int(unlike.sum()):
-            notes.append(f"{count} documents have another target in {run.model} and are left out.")
+        if unlike.any():
+            notes.append(
+                f"{unlike.sum()} documents have another target in {run.model} and are left out."
+            )
         shared = shared[~unlike]
         kept, more = _comparable(shared, runs[0], run)
         notes += more
         shared = shared[kept].drop(columns=list(shared.filter(like="_other").columns))
     if shared.empty:
-        tasks = sorted({task for frame in frames for task in frame["task"].unique()})
+        tasks = sorted(set().union(*(frame["task"] for frame in frames)))
         raise MixedStoresError(
             f"the runs share no document; compare runs of the same tasks, got {', '.join(tasks)}"
         )
@@ -135,9 +133,8 @@ def _keyed(runs: Sequence[JoinedRun]) -> list[pd.DataFrame]:
 
 
 def _keys(frame: pd.DataFrame, nameless: set[str], repeated: set[tuple[str, str]]) -> Iterator[str]:
-    for task, doc_id, doc_hash in zip(
-        frame["task"], frame["doc_id"], frame["doc_hash"], strict=True
-    ):
+    columns = zip(frame["task"], frame["doc_id"], frame["doc_hash"], strict=True)
+    for task, doc_id, doc_hash in columns:
         if task in nameless:
             yield f"#{doc_id}"
         elif (task, doc_hash) in repeated:
@@ -160,12 +157,12 @@ def _other_documents(first: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str
     known = set(zip(first["task"], first["key"], strict=True))
     hashed = both["doc_hash"].notna() & both["doc_hash_first"].notna()
     different = both[hashed & (both["doc_hash"] != both["doc_hash_first"])]
-    lines = zip(different["task"], different["doc_id"], different["key"], strict=True)
-    return [
-        (task, int(doc_id))
-        for task, doc_id, key in lines
-        if (task, key) not in known or key[:1] == "#"
-    ]
+    others = []
+    columns = zip(different["task"], different["doc_id"], different["key"], strict=True)
+    for task, doc_id, key in columns:
+        if (task, key) not in known or key.startswith("#"):
+            others.append((task, int(doc_id)))
+    return others
 
 
 def _unlike(shared: pd.DataFrame, name: str) -> pd.Series[bool]:
@@ -194,9 +191,9 @@ def _comparable(
         return everything, notes
     if not count:
         return everything, notes
-    why = (
-        f", they differ in {shown_differences({**differences, **template})}" if differences else ""
-    )
+    why = ""
+    if differences:
+        why = f", they differ in {shown_differences({**differences, **template})}"
     if count == len(shared):
         raise MixedStoresError(
             f"the runs used different prompts{why or f' in all {count} shared documents'}; compare runs of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
@@ -47,9 +47,11 @@ class Store:
     parts: list[tuple[Path, dict[str, Any]]]
 
     def __repr__(self) -> str:
+        documents = f"{len(self.documents)} documents"
         tasks = self.documents["task"].nunique()
-        of = f" of {tasks} tasks" if tasks > 1 else ""
-        return f"<Store of {self.model}: {len(self.documents)} documents{of}, layers {', '.join(self.layers)}>"
+        if tasks > 1:
+            documents += f" of {tasks} tasks"
+        return f"<Store of {self.model}: {documents}, layers {', '.join(self.layers)}>"
 
     @property
     def model(self) -> str:
@@ -95,9 +97,10 @@ class Store:
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
         """Raw vectors' lengths, (n,), float32; 0 or non-finite: no direction. StoreError: no such layer."""
         name = self.layer_name(layer)
-        return np.concatenate(
-            [_tensor(path, f"{name}.norm", (manifest["n"],))[:] for path, manifest in self.parts]
-        )
+        norms = []
+        for path, manifest in self.parts:
+            norms.append(_tensor(path, f"{name}.norm", (manifest["n"],))[:])
+        return np.concatenate(norms)
 
     def to_numpy(self, layer: str | None = None) -> NDArray[np.float32]:
         """The original states of one layer, shape (n, d), float32.
@@ -115,10 +118,10 @@ class Store:
         Raises:
             StoreError: As :meth:`vectors`.
         """
-        names = [self.layer_name(layer) for layer in layers or (None,)]
-        return self.documents.assign(
-            **{f"state:{name}": list(self.to_numpy(name)) for name in names}
-        )
+        states = {}
+        for layer in layers or (None,):
+            states[f"state:{self.layer_name(layer)}"] = list(self.to_numpy(layer))
+        return self.documents.assign(**states)
 
     def to_parquet(self, path: str | Path, *layers: str) -> Path:
         """Write :meth:`to_frame` as one Parquet file, which pandas, polars, DuckDB and `datasets` read.
@@ -136,14 +139,18 @@ class Store:
         Raises:
             StoreError: No such layer.
         """
-        given = self.default_layer if layer is None else layer
-        name, block = given, re.fullmatch(r"layer\.(-?\d+)(?:(\.attn)|\.ffn)?", given)
-        if block and given not in self.layers:
-            number, depth = int(block[1]), self.manifest.get("depth") or 0
-            name = f"layer.{number + depth if number < 0 else number}{block[2] or ''}"
-        if name not in self.layers:
-            raise StoreError(f"{self.path} has no layer {given!r}; it has {', '.join(self.layers)}")
-        return name
+        name = self.default_layer if layer is None else layer
+        if name in self.layers:
+            return name
+        block = re.fullmatch(r"layer\.(-?\d+)(?:(\.attn)|\.ffn)?", name)
+        if block:
+            number = int(block[1])
+            if number < 0:
+                number += self.manifest.get("depth") or 0
+            stored = f"layer.{number}{block[2] or ''}"
+            if stored in self.layers:
+                return stored
+        raise StoreError(f"{self.path} has no layer {name!r}; it has {', '.join(self.layers)}")
 
 
 class _Needed(TypedDict):
@@ -199,12 +206,13 @@ def read_store(path: str | Path) -> Store:
             f"{folder} holds no store, nor does a sub-folder; name the folder of a run"
         )
     check_one_model(parts)
-    frames = [_read_documents(place, manifest) for place, manifest in parts]
-    _no_task_twice([place for place, _ in parts], frames)
-    documents = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-    return Store(
-        folder, _joint_manifest(folder, [manifest for _, manifest in parts]), documents, parts
-    )
+    frames = {place: _read_documents(place, manifest) for place, manifest in parts}
+    _check_tasks(frames)
+    if len(parts) == 1:
+        return Store(folder, dict(parts[0][1]), frames[parts[0][0]], parts)
+    documents = pd.concat(frames.values(), ignore_index=True)
+    manifest = _joint_manifest(folder, [manifest for _, manifest in parts])
+    return Store(folder, manifest, documents, parts)
 
 
 def places_of(folder: Path) -> list[Path]:
@@ -226,24 +234,18 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             "run it again or remove the folder"
         )
     try:
-        manifest = json_in(file)
+        manifest: dict[str, Any] = json_in(file)
     except (OSError, ValueError) as error:
         raise StoreError(f"{file} is not JSON ({error}); run it again") from None
-    if not isinstance(manifest, dict) or not str(manifest.get("format")).startswith(
-        "dispersion-store/"
-    ):
-        held = (
-            manifest.get("format", "something else")
-            if isinstance(manifest, dict)
-            else "something else"
-        )
+    held = manifest.get("format") if isinstance(manifest, dict) else None
+    if not str(held).startswith("dispersion-store/"):
         raise StoreError(
-            f"{file} is not the manifest of a store, it holds {held!r}; name the folder of a harness run, "
-            "or one that `dispersion embed` made"
+            f"{file} is not the manifest of a store, it holds {held or 'something else'!r}; name the folder "
+            "of a harness run, or one that `dispersion embed` made"
         )
-    if manifest["format"] != FORMAT:
+    if held != FORMAT:
         raise StoreVersionError(
-            f"{folder} was written as {manifest['format']!r} and this version reads {FORMAT!r}; "
+            f"{folder} was written as {held!r} and this version reads {FORMAT!r}; "
             "use the version that wrote it, or run it again"
         )
     if manifest.get("complete") is not True:
@@ -265,20 +267,21 @@ def _read_documents(folder: Path, manifest: dict[str, Any]) -> pd.DataFrame:
 
     _verify(folder, manifest, DOCUMENTS)
     frame = pd.read_parquet(folder / DOCUMENTS, engine="pyarrow")
-    missing = [name for name in COLUMNS if name not in frame]
-    if missing or len(frame) != manifest["n"]:
-        defect = (
-            f"no column {missing[0]!r}"
-            if missing
-            else f"{len(frame)} rows instead of {manifest['n']}"
-        )
+    defect = ""
+    if len(frame) != manifest["n"]:
+        defect = f"{len(frame)} rows instead of {manifest['n']}"
+    for name in COLUMNS:
+        if name not in frame:
+            defect = f"no column {name!r}"
+    if defect:
         raise StoreError(f"{folder / DOCUMENTS} has {defect}; the store is damaged, run it again")
     return frame
 
 
-def _no_task_twice(places: Sequence[Path], frames: Sequence[pd.DataFrame]) -> None:
+def _check_tasks(frames: Mapping[Path, pd.DataFrame]) -> None:
+    """Raise StoreError for a document that is there twice, MixedStoresError for a task in two stores."""
     owner: dict[str, Path] = {}
-    for place, frame in zip(places, frames, strict=True):
+    for place, frame in frames.items():
         twice = frame[frame.duplicated(["task", "doc_id"])]
         if len(twice):
             row = twice.iloc[0]
@@ -291,36 +294,41 @@ def _no_task_twice(places: Sequence[Path], frames: Sequence[pd.DataFrame]) -> No
 
 
 def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The common values of several stores' manifests, and what describes them together."""
     first = manifests[0]
-    if len(manifests) == 1:
-        return dict(first)
-    layers = [name for name in first["layers"] if all(name in m["layers"] for m in manifests)]
+    joint = dict(first)
+    layers = first["layers"]
+    tasks: dict[str, Any] = {}
+    formats = set()
+    for manifest in manifests:
+        joint = {key: value for key, value in joint.items() if manifest.get(key) == value}
+        layers = [name for name in layers if name in manifest["layers"]]
+        tasks |= manifest.get("tasks") or {}
+        formats.add(str(manifest.get("prompt_format")))
     if not layers:
         raise MixedStoresError(f"the stores in {folder} share no layer; read them one at a time")
-    for name in layers:
-        if len({m["width"][name] for m in manifests}) > 1:
-            raise MixedStoresError(
-                f"layer {name!r} has different widths in {folder}; read its stores one at a time"
-            )
-    joint = {
-        key: value for key, value in first.items() if all(m.get(key) == value for m in manifests)
-    }
-    default = joint.get("default_layer", first["default_layer"])
-    formats = sorted({str(m.get("prompt_format")) for m in manifests})
+    width = {name: first["width"][name] for name in layers}
+    for manifest in manifests:
+        for name in layers:
+            if manifest["width"][name] != width[name]:
+                raise MixedStoresError(
+                    f"layer {name!r} has different widths in {folder}; read its stores one at a time"
+                )
+    default = first["default_layer"]
     if first.get("identity") is not None:
-        joint["identity"] = joint_identity([m["identity"] for m in manifests])
-    return joint | {
-        "n": sum(m["n"] for m in manifests),
-        "layers": layers,
-        "width": {name: first["width"][name] for name in layers},
-        "default_layer": default if default in layers else layers[0],
-        "tasks": {
-            task: version for m in manifests for task, version in (m.get("tasks") or {}).items()
-        },
-        "prompt_format": formats[0] if len(formats) == 1 else hashed("\n".join(formats)),
-        "sha256": {},
-        "created": max(str(m.get("created", "")) for m in manifests),
-    }
+        joint["identity"] = joint_identity([manifest["identity"] for manifest in manifests])
+    joint["n"] = sum(manifest["n"] for manifest in manifests)
+    joint["layers"] = layers
+    joint["width"] = width
+    joint["default_layer"] = default if default in layers else layers[0]
+    joint["tasks"] = tasks
+    joint["prompt_format"] = formats.pop()
+    if formats:
+        formats.add(joint["prompt_format"])
+        joint["prompt_format"] = hashed("\n".join(sorted(formats)))
+    joint["sha256"] = {}
+    joint["created"] = max(str(manifest.get("created", "")) for manifest in manifests)
+    return joint
 
 
 def _tensor(folder: Path, name: str, shape: tuple[int, ...]) -> Any:

@@ -55,7 +55,7 @@ class JudgedTask:
         version: The task's version.
         notes: Sentences on facts that the file lacks.
         filters: Sentences on filters that differ by more than chance from the one that scores.
-        as_named: Whether it has the metric that was named.
+        as_named: Whether it has the metric that was named for all tasks; None where one was named for it.
     """
 
     config: Mapping[str, Any]
@@ -68,7 +68,7 @@ class JudgedTask:
     version: Any
     notes: list[str]
     filters: list[str]
-    as_named: bool
+    as_named: bool | None
 
 
 def judged_task(
@@ -101,8 +101,9 @@ def judged_task(
     named = NamedMetrics.of(judge)
     names = names_of(run, task)
     judge = named.judge(*names)
-    as_named = judge is not None and filter_with(numeric, judge) is not None
-    is_needed = as_named or not lenient or named.has_own(*names)
+    has_own = named.has_own(*names)
+    has_named = judge is not None and filter_with(numeric, judge) is not None
+    is_needed = has_named or not lenient or has_own
     chosen, metric = chosen_metric(task, numeric, judge if is_needed else None)
     samples: dict[int, Sample] = {}
     for doc_id, sample in sorted(known_probabilities(filters[chosen]).items()):
@@ -132,7 +133,7 @@ def judged_task(
         version=section(results, "versions").get(task),
         notes=notes,
         filters=apart,
-        as_named=as_named,
+        as_named=None if has_own else has_named,
     )
 
 
@@ -277,16 +278,14 @@ def read_logged(place: str | Path, judge: str | None = None) -> Store:
 def _judged_tasks(run: LoggedRun, judge: str | None) -> dict[str, JudgedTask]:
     """All tasks of a run, by name; HarnessError if none has the metric that ``judge`` names for all."""
     check_named(run, run.samples, judge)
-    named = NamedMetrics.of(judge)
     lenient = len(run.samples) > 1
     tasks = {}
-    by_default = []
     for name in sorted(run.samples):
         tasks[name] = judged_task(run, name, judge, allow_holes=True, lenient=lenient)
-        if not named.has_own(*names_of(run, name)):
-            by_default.append(tasks[name])
-    if named.default and by_default and not any(task.as_named for task in by_default):
-        raise HarnessError(f"no task of {run.file} has {named.default!r} to judge answers by")
+    default = NamedMetrics.of(judge).default
+    has_default = {task.as_named for task in tasks.values()} - {None}
+    if default and has_default == {False}:
+        raise HarnessError(f"no task of {run.file} has {default!r} to judge answers by")
     return tasks
 
 

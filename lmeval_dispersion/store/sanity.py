@@ -6,7 +6,8 @@ alike by all of them. Sentences are clauses: a caller puts the run's name before
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -59,20 +60,21 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
     A task whose documents all lack a score has no metric of single documents, and says nothing.
     """
     known = np.isfinite(scores)
-    scored = {task for task, is_known in zip(tasks, known.tolist(), strict=True) if is_known}
-    return np.array(
-        [k or task not in scored for task, k in zip(tasks, known.tolist(), strict=True)], bool
-    )
+    scored = {tasks[row] for row in np.flatnonzero(known).tolist()}
+    without_scores = np.array([task not in scored for task in tasks], dtype=bool)
+    return np.asarray(known | without_scores)
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
     """Why these answers (n,) to a race's questions fail their checkpoint; "" where all are finite."""
-    if answers := int((~finite_answer(log_probabilities)).sum()):
+    answers = int((~finite_answer(log_probabilities)).sum())
+    if answers:
         return not_finite_sentence(answers)
-    if answers := int((~np.isfinite(scores)).sum()):
-        questions = "1 question has" if answers == 1 else f"{answers:,} questions have"
-        return f"{questions} no finite score; {NOT_FINITE_ADVICE}"
-    return ""
+    answers = int((~np.isfinite(scores)).sum())
+    if not answers:
+        return ""
+    questions = "1 question has" if answers == 1 else f"{answers:,} questions have"
+    return f"{questions} no finite score; {NOT_FINITE_ADVICE}"
 
 
 def not_finite_sentence(documents: int) -> str:
@@ -100,7 +102,7 @@ class CountedAsWrong(NamedTuple):
         if self.not_finite == self.documents:
             number = f"all {self.documents:,}"
         shares = "none of them has a score"
-        if not np.isnan(self.score):
+        if not math.isnan(self.score):
             both = f"{mean_text(self.score)} as lm-eval scored them, {mean_text(self.as_wrong)} with these"
             shares = f"{both} counted as wrong"
         return (
@@ -125,24 +127,25 @@ def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Arr
     finite, as those without a label do, stay NaN.
     """
     known = scores[np.isfinite(scores)]
-    if lower_is_better:
-        worst = max(1.0, float(known.max())) if len(known) else 1.0
-    else:
-        worst = min(0.0, float(known.min())) if len(known) else 0.0
+    worst = known.max(initial=1.0) if lower_is_better else known.min(initial=0.0)
     return np.where(finite, scores, worst)
 
 
 def counted_as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> CountedAsWrong:
     """Compare both ways to count; over the documents with a score, and those that are not finite."""
-    logged = scores[np.isfinite(scores)]
     counted = as_wrong(scores, finite, lower_is_better)
-    counted = counted[np.isfinite(counted)]
     return CountedAsWrong(
-        documents=len(counted),
+        documents=int(np.isfinite(counted).sum()),
         not_finite=int((~finite).sum()),
-        score=float(logged.mean()) if len(logged) else float("nan"),
-        as_wrong=float(counted.mean()) if len(counted) else float("nan"),
+        score=_finite_mean(scores),
+        as_wrong=_finite_mean(counted),
     )
+
+
+def _finite_mean(scores: Array) -> float:
+    """The mean of the finite scores (n,); NaN without any."""
+    finite = scores[np.isfinite(scores)]
+    return float(finite.mean()) if len(finite) else math.nan
 
 
 # --- one run -----------------------------------------------------------------------------------------------
@@ -180,30 +183,26 @@ class Logged:
 
     def doubts_by_task(self) -> list[str]:
         """Doubts about single tasks of several, the first tasks named; [] with doubts about all together."""
-        names = np.array(self.tasks, dtype=object)
-        tasks = sorted(set(self.tasks))
-        if len(tasks) < 2 or self.doubts():
+        rows = defaultdict[str, list[int]](list)
+        for row, task in enumerate(self.tasks):
+            rows[task].append(row)
+        if len(rows) < 2 or self.doubts():
             return []
         clauses = list[str]()
-        for task in tasks:
-            rows = np.flatnonzero(names == task)
-            if len(rows) >= _FEWEST_ALIKE:
-                clauses += [f"in {task}: {clause}" for clause in self._at(rows).doubts()]
-        if len(clauses) > _SHOWN:
-            more = len(clauses) - _SHOWN
-            return [
-                *clauses[:_SHOWN],
-                f"the same of {more} more {'task' if more == 1 else 'tasks'}",
-            ]
+        for task in sorted(rows):
+            if len(rows[task]) >= _FEWEST_ALIKE:
+                clauses += [f"in {task}: {clause}" for clause in self._at(rows[task]).doubts()]
+        more = len(clauses) - _SHOWN
+        if more > 0:
+            clauses[_SHOWN:] = [f"the same of {more} more {'task' if more == 1 else 'tasks'}"]
         return clauses
 
-    def _at(self, rows: NDArray[np.int64]) -> Logged:
-        places = rows.tolist()
+    def _at(self, rows: Sequence[int]) -> Logged:
         return Logged(
-            tasks=[self.tasks[place] for place in places],
-            log_probabilities=[self.log_probabilities[place] for place in places],
-            predictions=[self.predictions[place] for place in places],
-            targets=[self.targets[place] for place in places],
+            tasks=[self.tasks[row] for row in rows],
+            log_probabilities=[self.log_probabilities[row] for row in rows],
+            predictions=[self.predictions[row] for row in rows],
+            targets=[self.targets[row] for row in rows],
             scores=self.scores[rows],
         )
 
@@ -215,10 +214,8 @@ class Logged:
     def commonest(self) -> CommonestAnswer:
         """The most frequent answer, by its words or by its place among the choices."""
         finite = finite_answer(self.log_probabilities)
-        words = Counter(
-            word for word, is_finite in zip(self.predictions, finite.tolist(), strict=True)
-            if is_finite and isinstance(word, str)
-        )  # fmt: skip
+        answered = [self.predictions[row] for row in np.flatnonzero(finite).tolist()]
+        words = Counter(word for word in answered if isinstance(word, str))
         places = Counter[str]()
         for rows, values in _by_length(self.log_probabilities):
             if values.shape[1] > 1:
@@ -229,17 +226,22 @@ class Logged:
             key=lambda most: most[1] / most[2] if most[2] else 0.0,
         )
         right = self.scores > CORRECT_ABOVE
-        with_choices = np.array([len(values) >= 2 for values in self.log_probabilities], dtype=bool)
-        accuracy = float(right[with_choices].mean()) if with_choices.any() else float("nan")
-        lowest = wilson(accuracy, int(with_choices.sum())).low
-        return CommonestAnswer(answer, count, given, self._score_of(answer, right), lowest)
+        of_choices = right[[len(values) >= 2 for values in self.log_probabilities]]
+        accuracy = float(of_choices.mean()) if len(of_choices) else math.nan
+        return CommonestAnswer(
+            answer=answer,
+            documents=count,
+            given=given,
+            accuracy=self._score_of(answer, right),
+            accuracy_low=wilson(accuracy, len(of_choices)).low,
+        )
 
     def _score_of(self, answer: str | None, right: Flags) -> float:
         """The accuracy of always giving this answer; NaN if targets are unknown."""
         is_target = np.array([target == answer for target in self.targets], dtype=bool)
         given = np.array([word == answer for word in self.predictions], dtype=bool)
         if not given.any() or (is_target[given] == right[given]).mean() < _AGREE:
-            return float("nan")
+            return math.nan
         return float(is_target.mean())
 
     def _one_for_all(self) -> Iterator[str]:
@@ -287,7 +289,7 @@ class CommonestAnswer:
     @property
     def share(self) -> float:
         """Share of the answers; NaN without any."""
-        return self.documents / self.given if self.given else float("nan")
+        return self.documents / self.given if self.given else math.nan
 
     @property
     def is_only_one(self) -> bool:
@@ -295,12 +297,14 @@ class CommonestAnswer:
 
         One answer is fine if nearly all questions have it: if the model scores more than that.
         """
-        better = not np.isnan(self.accuracy) and self.accuracy_low > self.accuracy
-        return self.given >= _FEWEST and self.share >= _ONE_ANSWER and not better
+        is_better = self.accuracy_low > self.accuracy  # False for NaN
+        return self.given >= _FEWEST and self.share >= _ONE_ANSWER and not is_better
 
     def clause(self) -> str:
         """The clause on a model that gives nearly always one answer."""
-        percent = 100 if self.share == 1 else min(round(100 * self.share), 99)
+        percent = round(100 * self.share)
+        if self.share < 1:
+            percent = min(percent, 99)
         return (
             f"answers {self.answer} in {percent} % of cases ({self.documents:,} of {self.given:,})"
         )
@@ -375,8 +379,12 @@ def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
     equal = telling & (first.codes == second.codes)
     if not np.array_equal(first.scores[equal], second.scores[equal], equal_nan=True):
         return 0, int(telling.sum())
-    counted = int(equal.sum()) if (equal == telling).all() else int((equal & first.fine).sum())
-    return (counted if counted >= _FEWEST_ALIKE else 0), int(telling.sum())
+    counted = int(equal.sum())
+    if (equal != telling).any():
+        counted = int((equal & first.fine).sum())
+    if counted < _FEWEST_ALIKE:
+        counted = 0
+    return counted, int(telling.sum())
 
 
 def equal_answers_clause(equal: int, telling: int) -> str:

@@ -22,11 +22,11 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch.distributed as dist
@@ -34,8 +34,8 @@ from lmeval_screener.tokens.answers import tasks_in
 
 from lmeval_dispersion.asking import ERROR, Asking
 from lmeval_dispersion.errors import DispersionError
-from lmeval_dispersion.harness.seams import live_lm
-from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.harness.seams import free_memory, halve_batch, live_lm
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
 from lmeval_dispersion.racing.evaluation import Entrant
 from lmeval_dispersion.racing.folder import RaceFolder, race_name
 from lmeval_dispersion.racing.kept import kept_race
@@ -271,14 +271,18 @@ class LiveRace:
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:
-        """Seconds a question, by a few that are not kept."""
-        lm = self._lm(model, tokenizer)
+        """Seconds a question, by a few that are not kept; DispersionError if they could not be asked."""
         places = self._order[: _WARMING + _TIMED].tolist()
         timed = places[_WARMING:] or places
-        self.folder.evaluation.ask(lm, places[:_WARMING])
-        start = time.perf_counter()
-        self.folder.evaluation.ask(lm, timed)
-        return from_first((time.perf_counter() - start) / len(timed))
+
+        def seconds() -> float:
+            lm = self._lm(model, tokenizer)
+            self.folder.evaluation.ask(lm, places[:_WARMING])
+            start = time.perf_counter()
+            self.folder.evaluation.ask(lm, timed)
+            return (time.perf_counter() - start) / len(timed)
+
+        return together(seconds)
 
     def ask(self, model: Any, tokenizer: Any, step: int) -> Place:
         """Ask the model of a save; its answers are kept under the name of the save's folder.
@@ -286,49 +290,54 @@ class LiveRace:
         Raises:
             DispersionError: It could not be asked, or its answers not be kept.
         """
-        problem = ""
-        places: list[int] = []
         entrant: Entrant | None = None
         with ExitStack() as stack:
-            if process_number() == 0:
-                try:
-                    stack.enter_context(self.folder.alone())
-                    entrant = self._joined(f"checkpoint-{step}")
-                    first = len(entrant.known.score)
-                    places = self._order[first : self.questions].tolist()
-                except (DispersionError, OSError) as error:
-                    problem = str(error)
-            places, problem = from_first((places, problem))
-            if problem:
-                raise DispersionError(problem)
-            scores: Scores | None = None
+
+            def new_places() -> list[int]:
+                nonlocal entrant
+                if process_number() > 0:
+                    return []
+                stack.enter_context(self.folder.alone())
+                entrant = self._joined(f"checkpoint-{step}")
+                known = len(entrant.known.score)
+                return list(self._order[known : self.questions].tolist())
+
+            def put_away() -> None:
+                if entrant is not None:
+                    entrant.close()
+                    entrant.store()
+
+            places = together(new_places)
+            lm = self._lm(model, tokenizer) if places else None
             try:
-                scores = self._answers(model, tokenizer, entrant, places)
-            except DispersionError as error:
-                problem = str(error)
-            except Exception as error:  # lm-eval's, transformers', torch's
-                problem = f"{type(error).__name__}: {error}"
-            scores, problem = from_first((scores, problem))
-        if scores is None:
-            raise DispersionError(problem)
+                scores = self._answers(lm, entrant, places)
+            finally:
+                together(put_away)
         self.standings.take(step, scores)
         return self.standing(step)
 
-    def _answers(
-        self, model: Any, tokenizer: Any, entrant: Entrant | None, places: Sequence[int]
-    ) -> Scores | None:
-        """The shared answers in the first process, which keeps them; others help it."""
-        lm = self._lm(model, tokenizer) if places else None
-        if entrant is None:
+    def _answers(self, lm: Any, entrant: Entrant | None, places: Sequence[int]) -> Scores:
+        """The shared answers, from the first process, which keeps them; others help it.
+
+        The processes of a sharded model compute each batch together. So all of them ask again, with half
+        the batch, where the first one ran out of memory.
+        """
+
+        def answers() -> Scores:
+            if entrant is not None:
+                entrant.live = lm
+                return entrant.ask(0, self.questions)
             if places:
                 self.folder.evaluation.ask(lm, places)
-            return None
-        entrant.live = lm
+            return NOTHING
+
         try:
-            return entrant.ask(0, self.questions)
-        finally:
-            entrant.close()
-            entrant.store()
+            return together(answers)
+        except DispersionError as error:
+            if not str(error).startswith("out of memory") or not halve_batch(lm):
+                raise
+        free_memory()  # outside of the handler, whose traceback holds the tensors
+        return together(answers)
 
     def standing(self, step: int) -> Place:
         """The standing after the save of a step that was asked."""
@@ -391,20 +400,41 @@ def process_number() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def _processes() -> int:
+    """Number of processes of a distributed training, 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def from_first(value: T) -> T:
     """The first process's value, in all of them."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if _processes() == 1:
         return value
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
+def together(compute: Callable[[], T]) -> T:
+    """What the first process computes, while all of them do; DispersionError in all if it failed in the first."""
+    value: T | None = None
+    problem: str | None = None
+    try:
+        value = compute()
+    except DispersionError as error:
+        problem = str(error)
+    except Exception as error:  # lm-eval's, transformers', torch's
+        problem = f"{type(error).__name__}: {error}"
+    value, problem = from_first((value, problem))
+    if problem is not None:
+        raise DispersionError(problem)
+    return cast(T, value)
+
+
 def all_agree(value: bool) -> bool:
     """Whether the value is true in every process."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if _processes() == 1:
         return value
-    values: list[bool] = [False] * dist.get_world_size()
+    values = [False] * _processes()
     dist.all_gather_object(values, value)
     return all(values)
 

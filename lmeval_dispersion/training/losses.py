@@ -2,7 +2,7 @@
 
 All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar; arithmetic is in float32 at
 least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d) gives one loss a layer,
-(l,). Their common arguments:
+(l,). Their common arguments, by keyword:
 
 - ``mask`` (b, t): true on real tokens. Without a mask, all are. The content of padding never matters.
 - ``segments`` (b, t): document ids in packed rows; pairs never cross documents. Ignored with
@@ -29,18 +29,18 @@ Condensation" (ICML 2026; the others), by its published formulas.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.training import released as released_code
 from lmeval_dispersion.training.pairs import (
     Pairs,
@@ -55,18 +55,27 @@ from lmeval_dispersion.training.pairs import (
     squared_correlations,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Axis = Literal["features", "tokens"]
+
+
+class Selection(TypedDict, total=False):
+    """The tokens that form pairs: arguments of every loss, described above."""
+
+    mask: Tensor | None
+    segments: Tensor | None
+    max_tokens: int | None
+    generator: torch.Generator | None
 
 
 def push_away(
     z: Tensor,
     *,
-    mask: Tensor | None = None,
-    segments: Tensor | None = None,
     pairs: Pairs = "batch",
     across_ranks: bool = False,
-    max_tokens: int | None = None,
-    generator: torch.Generator | None = None,
+    **selection: Unpack[Selection],
 ) -> Tensor:
     """Minus the mean cosine distance over all pairs; in [-n/(n-1), 0].
 
@@ -86,9 +95,7 @@ def push_away(
         raise UsageError(
             "expected a process group with across_ranks, got none; launch with torchrun"
         )
-    p = points(
-        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
-    )
+    p = points(z, pairs=pairs, **selection)
     cosine, counted = mean_cosine(p, across_ranks=across_ranks)
     return _by_layer(z, p, cosine - 1.0, counted)
 
@@ -106,10 +113,7 @@ def cross_domain_push_away(
     z: Tensor,
     *,
     domains: Tensor,
-    mask: Tensor | None = None,
-    segments: Tensor | None = None,
-    max_tokens: int | None = None,
-    generator: torch.Generator | None = None,
+    **selection: Unpack[Selection],
 ) -> Tensor:
     """Minus the mean cosine distance over pairs of tokens of different domains; in [-2, 0].
 
@@ -120,7 +124,8 @@ def cross_domain_push_away(
         raise GeometryError(
             f"expected `domains` of shape (b,) = ({z.shape[-3]},), got {tuple(domains.shape)}"
         )
-    p = points(z, mask=mask, max_tokens=max_tokens, generator=generator)
+    selection["segments"] = None
+    p = points(z, **selection)
     cosine, counted = cross_domain_cosine(p, domains)
     return _by_layer(z, p, cosine - 1.0, counted)
 
@@ -128,13 +133,10 @@ def cross_domain_push_away(
 def angular_spread(
     z: Tensor,
     *,
-    mask: Tensor | None = None,
-    segments: Tensor | None = None,
     tau: float = 1.0,
     pairs: Pairs = "sequence",
-    max_tokens: int | None = None,
-    generator: torch.Generator | None = None,
     released: bool | float = False,
+    **selection: Unpack[Selection],
 ) -> Tensor:
     """Log of the mean of exp(-D/tau) over ordered pairs i != j, D = arccos(cos)/pi; in [-1/tau, 0].
 
@@ -149,9 +151,7 @@ def angular_spread(
     """
     _at_least(tau, 0.02)  # below, exp(-1/tau) leaves float32
     clamp = _released_clamp(released)
-    p = points(
-        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
-    )
+    p = points(z, pairs=pairs, **selection)
     if clamp is not None:
         return _by_layer(z, p, *released_code.spread_as_released(p, tau, clamp))
     return _by_layer(z, p, *angular_exponentials(p, tau))
@@ -160,13 +160,10 @@ def angular_spread(
 def orthogonalization(
     z: Tensor,
     *,
-    mask: Tensor | None = None,
-    segments: Tensor | None = None,
     margin: float = 0.5,
     pairs: Pairs = "sequence",
-    max_tokens: int | None = None,
-    generator: torch.Generator | None = None,
     released: bool | float = False,
+    **selection: Unpack[Selection],
 ) -> Tensor:
     """Mean of max(0, margin - D)^2 over ordered pairs i != j, D = arccos(cos)/pi; in [0, margin^2].
 
@@ -176,9 +173,7 @@ def orthogonalization(
     if not 0.0 < margin <= 1.0:
         raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
     clamp = _released_clamp(released)
-    p = points(
-        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
-    )
+    p = points(z, pairs=pairs, **selection)
     if clamp is not None:
         return _by_layer(z, p, *released_code.hinges_as_released(p, margin, clamp))
     return _by_layer(z, p, *angular_hinges(p, margin))
@@ -187,14 +182,11 @@ def orthogonalization(
 def l2_repel(
     z: Tensor,
     *,
-    mask: Tensor | None = None,
-    segments: Tensor | None = None,
     tau: float | Literal["median"] = 1.0,
     norm_weight: float = 0.1,
     pairs: Pairs = "sequence",
-    max_tokens: int | None = None,
-    generator: torch.Generator | None = None,
     released: bool = False,
+    **selection: Unpack[Selection],
 ) -> Tensor:
     """Log of the mean of exp(-|z_i - z_j|^2/tau) over i != j, plus ``norm_weight`` times the mean of z^2.
 
@@ -215,9 +207,7 @@ def l2_repel(
         raise UsageError(
             "expected a number as tau with released, got 'median'; the code has tau=1.0"
         )
-    p = points(
-        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
-    )
+    p = points(z, pairs=pairs, **selection)
     if tau == "median":
         median = median_distance(p)
         rate = torch.where(median > 0, median.clamp(min=1e-30).reciprocal(), 0.0)
@@ -235,13 +225,10 @@ def l2_repel(
 def decorrelation(
     z: Tensor,
     *,
-    mask: Tensor | None = None,
-    segments: Tensor | None = None,
     axis: Axis = "features",
     pairs: Pairs = "sequence",
-    max_tokens: int | None = None,
-    generator: torch.Generator | None = None,
     released: bool = False,
+    **selection: Unpack[Selection],
 ) -> Tensor:
     """Mean squared correlation over pairs of different features; in [0, 1], 0 uncorrelated.
 
@@ -255,9 +242,7 @@ def decorrelation(
     """
     if axis not in get_args(Axis):
         raise UsageError(f"expected an axis of {', '.join(get_args(Axis))}, got {axis!r}")
-    p = points(
-        z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator
-    )
+    p = points(z, pairs=pairs, **selection)
     of_tokens = axis == "tokens" or released
     return _by_layer(z, p, *squared_correlations(p, of_tokens=of_tokens))
 
@@ -305,30 +290,23 @@ class DispersionLoss(nn.Module):
 
     def __init__(self, loss: str | Callable[..., Tensor], *, seed: int = 0, **options: Any) -> None:
         super().__init__()
-        if isinstance(loss, str) and loss not in LOSSES:
-            near = difflib.get_close_matches(loss, LOSSES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"expected a loss of {', '.join(LOSSES)}, got {loss!r}{hint}")
-        self.function = LOSSES[loss] if isinstance(loss, str) else loss
-        self.name = (
-            loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        )
-        parameters = inspect.signature(getattr(self.function, "forward", self.function)).parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            if missing := {"mask", "segments"} - set(parameters):
+        if isinstance(loss, str):
+            if loss not in LOSSES:
                 raise UsageError(
-                    f"expected a loss with the arguments z, mask and segments, got {self.name} without "
-                    f"{' and '.join(sorted(missing))}"
+                    f"expected a loss of {', '.join(LOSSES)}, got {loss!r}{nearest(loss, LOSSES)}"
                 )
-            each_call = ("z", "mask", "segments", "domains", "generator")
-            known = [option for option in parameters if option not in each_call]
-            for option in options:
-                if option not in known:
-                    raise UsageError(
-                        f"expected options of {self.name} among {', '.join(known)}, got {option!r}"
-                    )
-        self.options, self.seed, self.calls = options, seed, 0
-        self.needs_domains, self._draws = "domains" in parameters, "generator" in parameters
+            self.function = LOSSES[loss]
+            self.name = loss
+        else:
+            self.function = loss
+            self.name = getattr(loss, "__name__", type(loss).__name__)
+        names = _argument_names(self.function)
+        _check_options(self.name, names, options)
+        self.options = options
+        self.seed = seed
+        self.calls = 0
+        self.needs_domains = "domains" in names
+        self._draws = "generator" in names
 
     def forward(
         self,
@@ -347,9 +325,8 @@ class DispersionLoss(nn.Module):
                 )
             given["domains"] = domains
         if self._draws and self.options.get("max_tokens") is not None:
-            given["generator"] = torch.Generator(z.device).manual_seed(
-                self.seed * 1_000_003 + self.calls
-            )
+            generator = torch.Generator(z.device)
+            given["generator"] = generator.manual_seed(self.seed * 1_000_003 + self.calls)
         self.calls += 1
         if self.function in LOSSES.values() or z.dim() == 3:
             return self.function(z, **given)
@@ -362,9 +339,39 @@ class DispersionLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """The loss's name and options."""
-        return ", ".join(
-            [self.name, *(f"{name}={value!r}" for name, value in self.options.items())]
+        options = [f"{name}={value!r}" for name, value in self.options.items()]
+        return ", ".join([self.name, *options])
+
+
+def _argument_names(function: Callable[..., Tensor]) -> list[str]:
+    """The names of a loss's arguments, in order; with ``**`` if a function of the user's takes any others."""
+    parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    names = list[str]()
+    for name, parameter in parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(name)
+        elif function in LOSSES.values():
+            names += Selection.__annotations__
+        else:
+            names.append("**")
+    return names
+
+
+def _check_options(loss: str, names: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Raise UsageError for a function that is not called as a loss is, or an option that it lacks."""
+    if "**" in names:
+        return
+    missing = [name for name in ("mask", "segments") if name not in names]
+    if missing:
+        raise UsageError(
+            f"expected a loss with the arguments z, mask and segments, got {loss} without "
+            f"{' and '.join(missing)}"
         )
+    each_call = ("z", "mask", "segments", "domains", "generator")
+    known = [name for name in names if name not in each_call]
+    for option in options:
+        if option not in known:
+            raise UsageError(f"expected options of {loss} among {', '.join(known)}, got {option!r}")
 
 
 def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:

@@ -95,9 +95,9 @@ class Measuring:
         """
         figures: dict[str, float] = {}
         with without_trace(model):
-            for name, found in self.gaps(model).items():
-                figures[f"geometry/gap_{name}"] = found.mean
-                figures[f"geometry/gap_{name}_se"] = found.se
+            for name, difference in self.gaps(model).items():
+                figures[f"geometry/gap_{name}"] = difference.mean
+                figures[f"geometry/gap_{name}_se"] = difference.se
             for layer, spread in self.spread(model).items():
                 place = "" if layer == "last" else f"/{layer}"
                 for name, value in spread.items():
@@ -108,18 +108,17 @@ class Measuring:
         """Every domain's G on the current head, as the screener has it; raises as `measure`."""
         if not self.resolutions:
             return {}
-        sides = {
-            name: (tokens.domain_ids, tokens.reference_ids)
-            for name, tokens in self.resolutions.items()
-        }
-        ids = sorted({i for pair in sides.values() for side in pair for i in side})
+        needed = set[int]()
+        for tokens in self.resolutions.values():
+            needed.update(tokens.domain_ids, tokens.reference_ids)
+        ids = sorted(needed)
         rows = _rows(model, ids)
-        found = {}
-        for name, (domain, reference) in sides.items():
-            of_domain = rows[np.searchsorted(ids, domain)]
-            of_reference = rows[np.searchsorted(ids, reference)]
-            found[name] = gap(of_domain, of_reference)
-        return found
+        gaps = {}
+        for name, tokens in self.resolutions.items():
+            domain = rows[np.searchsorted(ids, tokens.domain_ids)]
+            reference = rows[np.searchsorted(ids, tokens.reference_ids)]
+            gaps[name] = gap(domain, reference)
+        return gaps
 
     def spread(self, model: nn.Module) -> dict[str, dict[str, float]]:
         """Three figures of the fixed texts' states, by layer and name.

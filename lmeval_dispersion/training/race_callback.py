@@ -217,9 +217,8 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         if args.metric_for_best_model is not None or args.load_best_model_at_end:
             return
         if place.best_kept is not None:
-            state.best_model_checkpoint = str(
-                Path(args.output_dir) / f"checkpoint-{place.best_kept}"
-            )
+            best = Path(args.output_dir) / f"checkpoint-{place.best_kept}"
+            state.best_model_checkpoint = str(best)
 
     def _begin(self, model: Any, tokenizer: Any, *, planned: int | None, step: int) -> None:
         self._is_begun = True
@@ -333,12 +332,11 @@ def _check(**numbers: int | None) -> None:
 
 def _bare(model: nn.Module) -> nn.Module:
     """The model that DDP or ``torch.compile`` wraps, which lm-eval can ask."""
-    while True:
-        children = dict(model.named_children())
-        inner = [children[name] for name in ("_orig_mod", "module") if [*children] == [name]]
-        if not inner:
-            return model
-        model = inner[0]
+    children = dict(model.named_children())
+    for name in ("_orig_mod", "module"):
+        if [*children] == [name]:
+            return _bare(children[name])
+    return model
 
 
 def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:

@@ -31,7 +31,8 @@ from lmeval_dispersion.training.pairs import points, unit_scale, unit_sums
 
 # Numbers of states in a call of the loss. Large stacks of layers save a GPU many small kernels; on a CPU only
 # toy models gain, and larger stacks would leave its cache.
-_STACKED_NUMBERS, _STACKED_NUMBERS_CPU = 1 << 26, 1 << 16
+_STACKED_NUMBERS = 1 << 26
+_STACKED_NUMBERS_CPU = 1 << 16
 
 
 class Layout(NamedTuple):
@@ -52,13 +53,8 @@ def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
     """
     mask = arguments.get("attention_mask")
     if mask is not None:
-        if (
-            not isinstance(mask, Tensor)
-            or mask.dim() != 2
-            or mask.shape[0] != b
-            or mask.shape[1] < t
-        ):
-            shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        if len(shape) != 2 or shape[0] != b or int(shape[1]) < t:
             raise GeometryError(
                 f"expected an attention_mask of shape (b, t) = ({b}, {t}), got {shape}; "
                 "say which tokens are real with describe(mask=..., segments=...)"
@@ -120,13 +116,17 @@ class DispersionRegularizer:
         if mode not in ("add", "inject"):
             raise UsageError(f"expected a mode of add, inject, got {mode!r}")
         decoder = Decoder.of(model)
-        self.loss = (
-            loss if isinstance(loss, DispersionLoss) else DispersionLoss(loss, seed=seed, **options)
-        )
+        if not isinstance(loss, DispersionLoss):
+            loss = DispersionLoss(loss, seed=seed, **options)
+        self.loss = loss
         self.layers = states_after_blocks(layers, len(decoder))
-        self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
+        self.weight = float(weight)
+        self.mode = mode
+        self.loss_scale = 1.0
+        self.step = 0
         self.values: dict[str, Tensor] = {}
-        self._armed, self._forward = False, "none"
+        self._armed = False
+        self._forward = "none"  # the kind of the latest forward pass
         self._idle = False  # inside a forward pass without training, which hooks ignore
         self._states: dict[str, Tensor] = {}
         self._arguments: dict[str, Any] = {}  # the decoder's in the latest training pass
@@ -135,9 +135,8 @@ class DispersionRegularizer:
         self._described: dict[str, Tensor | None] = {}  # the described layout of the latest pass
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
-        self._unchecked: list[
-            tuple[Tensor, Any, list[str], int]
-        ] = []  # losses being copied from a GPU
+        # Losses that are being copied from a GPU.
+        self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []
         self._decoder = decoder
         self._handles: list[RemovableHandle] = []
         self.attach()
@@ -162,8 +161,10 @@ class DispersionRegularizer:
         """
         if self.mode == "inject":
             return torch.zeros(())
-        states, forward = self._states, self._forward
-        self._states, self._forward = {}, "none"
+        states = self._states
+        forward = self._forward
+        self._states = {}
+        self._forward = "none"
         if forward == "unlearned":
             return torch.zeros(())
         if forward == "evaluation":
@@ -175,8 +176,8 @@ class DispersionRegularizer:
         if missing:
             raise CaptureError(
                 f"expected states of {', '.join(self.layers)} since the last pop(), got none of "
-                f"{', '.join(missing)}; run "
-                "the model once in training mode before each pop(), and attach before torch.compile runs"
+                f"{', '.join(missing)}; run the model once in training mode before each pop(), and attach "
+                "before torch.compile runs"
             )
         shape = self._layout(states[self.layers[-1]])
         values = self._losses([states[name] for name in self.layers], shape)
@@ -241,9 +242,10 @@ class DispersionRegularizer:
         self._handles = [root.register_forward_pre_hook(self._enter, with_kwargs=True)]
         for name in self.layers:
             # The final norm, not the projection's input, which a loss fused with the projection skips.
-            last = name == "last"
-            block = self._decoder.blocks[-1 if last else int(name.removeprefix("layer."))]
-            module = self._decoder.norm if last and self._decoder.norm is not None else block
+            if name == "last":
+                module = self._decoder.norm or self._decoder.blocks[-1]
+            else:
+                module = self._decoder.blocks[int(name.removeprefix("layer."))]
             self._handles.append(module.register_forward_hook(self._hook(name)))
         self._handles.append(root.register_forward_hook(self._leave))
 
@@ -251,7 +253,9 @@ class DispersionRegularizer:
         """Remove all hooks; :meth:`attach` sets them again."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._states, self._latest = [], {}, None
+        self._handles = []
+        self._states = {}
+        self._latest = None
 
     def __enter__(self) -> DispersionRegularizer:
         return self
@@ -273,8 +277,11 @@ class DispersionRegularizer:
             elif self._forward == "none":
                 self._forward = "unlearned"
             return
-        self._armed, self._forward = True, "training"
-        self._states, self._described, self._next = {}, self._next, {}
+        self._armed = True
+        self._forward = "training"
+        self._states = {}
+        self._described = self._next
+        self._next = {}
         self._arguments = arguments
 
     def _leave(self, _root: nn.Module, _args: Any, _output: Any) -> None:
@@ -324,18 +331,22 @@ class DispersionRegularizer:
         """The loss of each of ``states``, (layers,), in stacks of the best size."""
         given = {**shape._asdict(), "domains": self._described.get("domains")}
         values: list[Tensor] = []
-        most = _STACKED_NUMBERS_CPU if states[0].device.type == "cpu" else _STACKED_NUMBERS
-        alike = all(z.shape == states[0].shape and z.device == states[0].device for z in states)
-        size = max(1, most // states[0].numel()) if alike else 1
+        most = _STACKED_NUMBERS
+        if states[0].device.type == "cpu":
+            most = _STACKED_NUMBERS_CPU
+        size = max(1, most // states[0].numel())
+        if any(z.shape != states[0].shape or z.device != states[0].device for z in states):
+            size = 1
         for start in range(0, len(states), size):
             group = states[start : start + size]
             self.loss.calls = self.step * len(self.layers) + first + start
             stack = torch.stack(group) if group[1:] else group[0].unsqueeze(0)
             values.append(self.loss(stack, **given))
-        return torch.cat([v.to(values[-1].device) for v in values])
+        return torch.cat([value.to(values[-1].device) for value in values])
 
     def _layout(self, state: Tensor) -> Layout:
-        mask, segments = (self._described.get(name) for name in ("mask", "segments"))
+        mask = self._described.get("mask")
+        segments = self._described.get("segments")
         if mask is None and segments is None:
             return layout(self._arguments, state.shape[0], state.shape[1])
         return Layout(mask, segments)
@@ -366,9 +377,7 @@ class TokenDispersion:
     """
 
     def __init__(self) -> None:
-        self.sums: Tensor | None = (
-            None  # (d + 1,): the unit vectors' sum and their number, in float64
-        )
+        self.sums: Tensor | None = None  # (d + 1,): sum and number of the unit vectors, in float64
 
     def add(self, states: Tensor, mask: Tensor | None = None) -> None:
         """Add the tokens of ``states`` (b, t, d) where ``mask`` (b, t) is true; None: all.
@@ -384,8 +393,10 @@ class TokenDispersion:
         """The dispersion in [0, n/(n - 1)]; NaN for fewer than two tokens. Source: RD eq. 1."""
         if self.sums is None:
             return math.nan
-        total, n = self.sums[:-1].cpu().double().numpy(), int(self.sums[-1])
-        return mean_distance(total, n) if n > 1 else math.nan
+        number = int(self.sums[-1])
+        if number < 2:
+            return math.nan
+        return mean_distance(self.sums[:-1].cpu().double().numpy(), number)
 
 
 def _check_finite(losses: Tensor, layers: list[str], step: int) -> None:

@@ -31,9 +31,9 @@ def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
 
     def measure(p: Points) -> Tensor:
         distance, pair = _angles(p, clamp)
-        terms = torch.exp(EPSILON - distance / tau).where(pair, 0.0)
-        number = pair.sum((1, 2)).clamp(min=1)
-        return (terms.sum((1, 2)) / number).clamp(min=torch.finfo(terms.dtype).tiny).log()
+        terms = torch.exp(EPSILON - distance / tau)
+        mean = _pair_mean(terms, pair)
+        return mean.clamp(min=torch.finfo(mean.dtype).tiny).log()
 
     return _with_gradient(p, measure)
 
@@ -43,8 +43,8 @@ def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
 
     def measure(p: Points) -> Tensor:
         distance, pair = _angles(p, clamp)
-        terms = (margin - distance).clamp(min=0.0).square().where(pair, 0.0)
-        return terms.sum((1, 2)) / pair.sum((1, 2)).clamp(min=1)
+        terms = (margin - distance).clamp(min=0.0).square()
+        return _pair_mean(terms, pair)
 
     return _with_gradient(p, measure)
 
@@ -67,6 +67,12 @@ def repulsion_as_released(p: Points, tau: float) -> Means:
         return exponents.logsumexp((1, 2)) - 2 * count.log()
 
     return _with_gradient(p, measure)
+
+
+def _pair_mean(terms: Tensor, pair: Tensor) -> Tensor:
+    """Each group's mean of its pairs' terms, (groups, t, t) -> (groups,); 0 without a pair."""
+    number = pair.sum((1, 2)).clamp(min=1)
+    return terms.where(pair, 0.0).sum((1, 2)) / number
 
 
 def _angles(p: Points, clamp: float) -> tuple[Tensor, Tensor]:

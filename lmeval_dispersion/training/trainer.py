@@ -21,9 +21,8 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 
 _Parent: Any = object  # a trainer
-DOMAINS = (
-    "domains"  # column of the training data with each sequence's domain, for cross_domain_push_away
-)
+# Column of the training data with each sequence's domain, for cross_domain_push_away.
+DOMAINS = "domains"
 
 
 @dataclass(frozen=True)
@@ -124,12 +123,13 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         steps = getattr(self, "current_gradient_accumulation_steps", None)
         share = 1.0 / (steps or self.args.gradient_accumulation_steps)
         whole = self._is_scaled(num_items_in_batch)
-        self._add("ce_loss", loss.detach() * (1.0 if whole else share))
+        of_loss, of_ours = (1.0, share) if whole else (share, 1.0)
+        self._add("ce_loss", loss.detach() * of_loss)
         if reg is not None:
             extra = reg.pop()
             if reg.value is not None:
                 self._add("dispersion_loss", reg.value.to(loss.device) * share)
-            loss = loss + extra.to(loss.device) * (share if whole else 1.0)
+            loss = loss + extra.to(loss.device) * of_ours
         return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
@@ -152,12 +152,11 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
             steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():
                 logs[name] = self._mean_of_processes(total) / steps
-            if (
-                self.regularizer is not None
-                and (measured := self.regularizer.dispersion()) is not None
-            ):
+            measured = self.regularizer.dispersion() if self.regularizer else None
+            if measured is not None:
                 logs["dispersion"] = self._mean_of_processes(torch.tensor(measured))
-            self._sums, self._summed_to = {}, self.state.global_step
+            self._sums = {}
+            self._summed_to = self.state.global_step
         super().log(logs, *args, **kwargs)
 
     def _mean_of_processes(self, value: Tensor) -> float:

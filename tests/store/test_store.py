@@ -20,9 +20,15 @@ from lmeval_dispersion.errors import (
     StoreVersionError,
 )
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.store import COLUMNS, begin_store, check_comparable, read_store, write_store
+from lmeval_dispersion.store import COLUMNS, begin_store, read_store, write_store
 from lmeval_dispersion.store.documents import document_columns
-from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS
+from lmeval_dispersion.store.identity import (
+    MODEL_KEYS,
+    RUN_KEYS,
+    TASK_KEYS,
+    model_notes,
+    prompt_differences,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/reference/store.md"
 
@@ -253,42 +259,35 @@ def test_tasks_of_one_run_may_be_asked_in_their_own_ways_and_older_stores_are_re
 
 
 def compared(tmp_path, **changes):
-    """The notes on a comparison of two stores, the second one of another identity."""
-    a = written(tmp_path / "a", identity=BASE, tasks={"t": 1})
-    b = written(tmp_path / "b", identity=BASE | changes, tasks={"t": 1})
-    return [
-        note.split(" (")[0] for note in check_comparable(read_store(a).parts, read_store(b).parts)
-    ]
+    """Notes on two stores' models, and the settings of their prompts that differ."""
+    a = read_store(written(tmp_path / "a", identity=BASE, tasks={"t": 1})).parts
+    b = read_store(written(tmp_path / "b", identity=BASE | changes, tasks={"t": 1})).parts
+    notes = [note.split(" (")[0] for note in model_notes(a, b)]
+    prompts, template = prompt_differences(a, b)
+    return notes, list(prompts), list(template)
 
 
 @pytest.mark.parametrize("key", [*MODEL_KEYS, *RUN_KEYS, *TASK_KEYS])
 def test_models_are_compared_with_a_note_and_other_prompts_are_not(tmp_path, key):
+    found = compared(tmp_path, **{key: "other"})
     if key in MODEL_KEYS:
-        assert compared(tmp_path, **{key: "other"}) == [f"the models differ in {key}"]
+        assert found == ([f"the models differ in {key}"], [], [])
     else:
-        with pytest.raises(
-            MixedStoresError, match=f"used different prompts, they differ in {key} \\("
-        ):
-            compared(tmp_path, **{key: "other"})
+        assert found == ([], [key], [])
 
 
 def test_two_models_may_have_their_own_chat_templates(tmp_path):
-    assert compared(tmp_path, weights="sha256:2", chat_template="c") == [
-        "the models differ in weights",
-        "the runs differ in chat_template",
-    ]
-    with pytest.raises(MixedStoresError, match="chat_template"):
-        compared(tmp_path, dtype="float32", chat_template="c")
+    found = compared(tmp_path, weights="sha256:2", chat_template="c")
+    assert found == (["the models differ in weights"], [], ["chat_template"])
+    found = compared(tmp_path, dtype="float32", chat_template="c")
+    assert found == (["the models differ in dtype"], ["chat_template"], [])
 
 
 def test_only_tasks_that_both_have_need_one_prompt_and_unknown_identities_are_noted(tmp_path):
-    assert compared(tmp_path) == []
+    assert compared(tmp_path) == ([], [], [])
     old = read_store(written(tmp_path / "old")).parts
-    assert check_comparable(old, old) == []
-    assert (
-        "before stores had an identity"
-        in check_comparable(read_store(tmp_path / "a").parts, old)[0]
-    )
+    assert model_notes(old, old) == []
+    assert "before stores had an identity" in model_notes(read_store(tmp_path / "a").parts, old)[0]
     for task, shots in (("t", "0"), ("other", "5")):
         written(
             tmp_path / "two" / task,
@@ -297,7 +296,9 @@ def test_only_tasks_that_both_have_need_one_prompt_and_unknown_identities_are_no
             identity=BASE | {"num_fewshot": shots},
         )
     changed = written(tmp_path / "b", tasks={"t": 1}, identity=BASE | {"weights": "sha256:2"})
-    assert len(check_comparable(read_store(tmp_path / "two").parts, read_store(changed).parts)) == 1
+    two = read_store(tmp_path / "two").parts
+    assert len(model_notes(two, read_store(changed).parts)) == 1
+    assert prompt_differences(two, read_store(changed).parts) == ({}, {})
 
 
 def killed_writer(folder, step):

@@ -1,5 +1,7 @@
 """Two gloo ranks ask what one process asks: DDP, and FSDP2, whose model no rank holds whole.
 
+As KIND, ``memory`` is FSDP2 whose ranks run out of memory with a batch of eight.
+
 Under torchrun this file is one rank: torchrun … test_race_distributed.py KIND FOLDER TASKS.
 """
 
@@ -30,7 +32,7 @@ def trained(kind: str, folder: Path, tasks: Path, *, with_race: bool = True) -> 
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     built = model(dropout=0.0)
-    if kind == "fsdp2" and world > 1:
+    if kind != "ddp" and world > 1:
         from transformers.distributed import DistributedConfig
 
         start = folder.parent / "start"
@@ -52,7 +54,8 @@ def trained(kind: str, folder: Path, tasks: Path, *, with_race: bool = True) -> 
         processing_class=tiny_models.tokenizer(pad=True),
     )
     if with_race:
-        RaceCallback("words", questions=20, include_path=tasks, every=3).attach(trainer)
+        options = {"batch_size": 8} if kind == "memory" else {}
+        RaceCallback("words", questions=20, include_path=tasks, every=3, **options).attach(trainer)
     trainer.train()
     log = trainer.state.log_history
     kept = trainer.state.best_model_checkpoint
@@ -81,6 +84,28 @@ def test_two_ranks_ask_what_one_process_asks(kind: str, task: Path, tmp_path: Pa
     assert {f"checkpoint-{step}" for step in (3, 4, 6, 8)} <= folders
 
 
+def test_ranks_that_run_out_of_memory_ask_again_together(task: Path, tmp_path: Path) -> None:
+    """The ranks gather each layer's weights together: one that asks alone waits for the others."""
+    done = torchrun(2, __file__, "memory", tmp_path, task)
+    assert done.returncode == 0, done.stderr[-3000:]
+    raced = json.loads((tmp_path / "raced.json").read_text())["raced"]
+    assert [int(step) for step in raced] == [3, 4, 6, 8]
+
+
+def run_out_of_memory() -> None:
+    """Let every process run out of memory with a batch above four."""
+    from lmeval_dispersion.racing.evaluation import Evaluation
+
+    ask = Evaluation.ask
+
+    def limited(self: Evaluation, lm: Any, places: list[int]) -> dict[str, Any]:
+        if lm.batch_size > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return ask(self, lm, places)
+
+    Evaluation.ask = limited  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     from lmeval_dispersion.harness import install
 
@@ -91,6 +116,8 @@ if __name__ == "__main__":
     lm_eval.tasks.manager.__file__ = "/none/manager.py"
     kind, folder, tasks = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     dist.init_process_group("gloo")
+    if kind == "memory":
+        run_out_of_memory()
     for name, with_race in (("plain", False), ("raced", True)):
         run = folder / ("run" if with_race else "plain")
         run.mkdir(parents=True, exist_ok=True)
