@@ -20,7 +20,7 @@ from lmeval_dispersion.report.document import (
     Table,
     Text,
 )
-from lmeval_dispersion.report.forms import FORMATS, Format, render, require
+from lmeval_dispersion.report.forms import FORMATS, render, require
 
 __all__ = [
     "FORMATS",
@@ -29,7 +29,6 @@ __all__ = [
     "Column",
     "Document",
     "Facts",
-    "Format",
     "Note",
     "Part",
     "Report",

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from lmeval_dispersion.errors import UsageError, printable, require_extra
 from lmeval_dispersion.report.cells import (
@@ -26,15 +26,12 @@ from lmeval_dispersion.report.document import LIMITS, Document, Facts, Note, Par
 
 _TAG = re.compile(r"<(?!/?(?:details|summary)>)(?=[A-Za-z/!?])")  # of HTML, in a name
 
-Format = Literal["table", "markdown", "csv", "json", "html"]
 #: Every format of a report, by its name in ``--format``.
-FORMATS: tuple[Format, ...] = get_args(Format)
-
-Picture = Literal["svg", "png", "pdf"]
+FORMATS = ("table", "markdown", "csv", "json", "html")
 #: Every format of a report's first chart alone, which only a file can have.
-PICTURES: tuple[Picture, ...] = get_args(Picture)
+PICTURES = ("svg", "png", "pdf")
 
-_SUFFIXES: dict[str, Format | Picture] = {
+_SUFFIXES = {
     ".txt": "table",
     ".md": "markdown",
     ".csv": "csv",
@@ -47,7 +44,7 @@ _SUFFIXES: dict[str, Format | Picture] = {
 }
 
 
-def form_of(path: Path) -> Format | Picture:
+def form_of(path: Path) -> str:
     """The format for a file's suffix; UsageError for an unknown suffix."""
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:

@@ -31,7 +31,6 @@ from lmeval_dispersion.report.document import (
     Chart,
     Column,
     Document,
-    Facts,
     Names,
     Note,
     Part,
@@ -73,7 +72,7 @@ def html_text(document: Document) -> str:
         sections=sections,
         contents=[section for section in sections if section["heading"]],
         script=Markup(script),
-        script_hash=Markup(_hash(script)),
+        script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         style=Markup(_asset("page.css")),
         version=__version__,
     )
@@ -120,17 +119,13 @@ class _Page:
             "parts": [self._part(part) for part in parts],
         }
 
-    def _part(self, part: Part) -> dict[str, Any]:
+    def _part(self, part: Part) -> Part | dict[str, Any]:
+        """The part as the template takes it."""
         if isinstance(part, Table):
             return self._table(part)
         if isinstance(part, Chart):
             return self._chart(part)
-        if isinstance(part, Facts):
-            facts = [(name, _value(shown(value), value)) for name, value in part.facts.items()]
-            return {"kind": "facts", "facts": facts}
-        if isinstance(part, Note):
-            return {"kind": part.kind, "text": part.text}
-        return {"kind": "text", "text": part.text}
+        return part
 
     def _table(self, table: Table) -> dict[str, Any]:
         axes: dict[str, Axis] = {}
@@ -288,6 +283,10 @@ def _value(text: str, value: object) -> Markup:
     return markup
 
 
+def _fact(value: object) -> Markup:
+    return _value(shown(value), value)
+
+
 def _prose(text: str) -> Markup:
     """One line of text, escaped: `code` is marked, minus signs are true, % stays with its number."""
     from markupsafe import Markup, escape
@@ -318,6 +317,7 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["prose"] = _prose
+    environment.filters["fact"] = _fact
     environment.filters["paragraphs"] = _paragraphs
     return environment.get_template("page.html.jinja")
 
@@ -325,7 +325,3 @@ def _template() -> jinja2.Template:
 @functools.cache
 def _asset(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -239,16 +239,20 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     with _opened(path, "rw" if free else "ro&immutable=1") as connection:
         if _layout_of(connection, path) < _LAYOUT:
             connection = _copied(connection, path)  # a reader changes no file
-        allowed = (
-            sqlite3.SQLITE_SELECT,
-            sqlite3.SQLITE_READ,
-            sqlite3.SQLITE_FUNCTION,
-            sqlite3.SQLITE_RECURSIVE,
-        )
-        connection.set_authorizer(
-            lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY
-        )
+        connection.set_authorizer(_allowed)
         yield connection
+
+
+def _allowed(action: int, *_: object) -> int:
+    """SQLite's answer to an action of a statement: a reader selects, and nothing else."""
+    if action in (
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_RECURSIVE,
+    ):
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
 
 
 def file_system(path: Path) -> str:
@@ -291,9 +295,8 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
                 "check its permissions, or name another",
                 argument="registry",
             ) from error
-        if "readonly" in reason or not os.access(
-            path if path.exists() else path.absolute().parent, os.W_OK
-        ):
+        place = path if path.exists() else path.absolute().parent
+        if "readonly" in reason or not os.access(place, os.W_OK):
             raise UsageError(
                 f"expected a writable file, got {path}; check its permissions", argument="registry"
             ) from error
@@ -379,12 +382,9 @@ class Session:
         self.connection = connection
         self._path = path
         # Everything that decides which rows are read.
-        self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[
-            :32
-        ]
-        self.run = (
-            f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-        )
+        self.tokens = _key(f"{domain.digest} {reference.digest}")
+        now = datetime.datetime.now(datetime.timezone.utc)
+        self.run = f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         self.reused = 0
         self.token = ""
         self._resolutions: dict[str, Resolution] = {}
@@ -396,9 +396,10 @@ class Session:
         self.begun: str | None = None
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
+        self._started = _now()
         values = {
             "run": self.run,
-            "started": _now(),
+            "started": self._started,
             "command": command,
             "version": __version__,
             "domain": domain.title,
@@ -407,19 +408,20 @@ class Session:
             "tokens": self.tokens,
             "announced": "" if since in NIGHTLY else None,
         }
-        self._started = str(values["started"])
         self._write(lambda: self._put("runs", values))
 
     def pinned(self, target: Target) -> Reading | None:
         """The kept reading for a target with a known commit, else None; raises its kept ScreeningError."""
-        commit = target.listed.commit if target.listed else target.revision
+        commit = target.revision
+        private = None
+        if target.listed:
+            commit = target.listed.commit
+            private = target.listed.private
         if not target.on_hub or target.tokenizer or commit is None or not COMMIT.fullmatch(commit):
             return None
         # The commit identifies it, whatever its repository is called now.
-        private = target.listed.private if target.listed else None
-        return self._find(
-            target, Opened(self._known_as(identity_of(target, target.repo)), commit, private)
-        )
+        identity = self._known_as(identity_of(target, target.repo))
+        return self._find(target, Opened(identity, commit, private))
 
     def find(
         self, target: Target, snapshot: Snapshot, base: Snapshot | None = None
@@ -583,7 +585,13 @@ class Session:
             runs = row["runs"]
             if row["run"] != self.run:
                 runs += 1
-        private = last["private"] if private is None else private
+        if private is None:
+            private = last["private"]
+        token = self.token or None
+        if error:
+            token = last["token"]
+        elif private == 0:
+            token = None  # for a public checkpoint the token does not matter
         sighting = {
             "first": first,
             "last": now,
@@ -600,8 +608,7 @@ class Session:
             "error": code,
             "message": error and str(error),
             "private": private,
-            # For a public checkpoint the token does not matter.
-            "token": last["token"] if error else None if private == 0 else self.token or None,
+            "token": token,
         }
         self._put("seen", self._place(target, identity) | sighting)
 
@@ -628,20 +635,20 @@ class Session:
 
     def missing(self, lists: Sequence[CompleteList]) -> list[tuple[Seen, ScreeningError]]:
         """Known checkpoints not seen in this run that a list lacks, or has without weights, and errors."""
-        return [
-            (
-                seen,
-                ScreeningError(
-                    GONE if seen.target.repo in names.without_weights else "RepoNotFound", why
-                ),
-            )
-            for seen in (last_seen(self.connection, self.tokens) if lists else ())
-            if seen.target.on_hub
-            and seen.looked < self._started
-            and cause_of(seen.error).state != "gone"
-            for names in lists
-            if (why := names.missing(seen.target.repo))
-        ]
+        missing: list[tuple[Seen, ScreeningError]] = []
+        if not lists:
+            return missing
+        for seen in last_seen(self.connection, self.tokens):
+            repo = seen.target.repo
+            was_seen = seen.looked >= self._started
+            if not seen.target.on_hub or was_seen or cause_of(seen.error).state == "gone":
+                continue
+            for names in lists:
+                reason = names.missing(repo)
+                if reason:
+                    code = GONE if repo in names.without_weights else "RepoNotFound"
+                    missing.append((seen, ScreeningError(code, reason)))
+        return missing
 
     def can_prove(self, seen: Seen, error: ScreeningError) -> bool:
         """Whether the Hub could prove a missing checkpoint gone: it was public, or this token read it."""
@@ -725,22 +732,23 @@ class Session:
         since = datetime.datetime.fromisoformat(self.ended) - datetime.timedelta(seconds=ANSWER)
         where = "tokens = ? AND announced = '' AND ended > ? AND ended < ?"
         others = [self.tokens, f"{since:{_STAMP}}", self.ended]
-        deadline = time.monotonic() + ANSWER * (self.since in NIGHTLY)
-        while (
-            time.monotonic() < deadline
-            and self.connection.execute(f"SELECT 1 FROM runs WHERE {where}", others).fetchone()
-        ):
+        if self.since not in NIGHTLY:
+            return
+        deadline = time.monotonic() + ANSWER
+        while time.monotonic() < deadline:
+            if not self.connection.execute(f"SELECT 1 FROM runs WHERE {where}", others).fetchone():
+                return
             time.sleep(0.05)
 
     def _moment(self, also: str = "SELECT NULL") -> str:
         """Now, or after the end of every run and all that ``also`` selects, if another clock is ahead."""
         query = f"SELECT max(stamp) FROM (SELECT max(ended) AS stamp FROM runs UNION ALL {also})"
-        (last,), now = self.connection.execute(query).fetchone(), _now()
+        (last,) = self.connection.execute(query).fetchone()
+        now = _now()
         if last is None or now > last:
             return now
-        return (
-            f"{datetime.datetime.fromisoformat(last) + datetime.timedelta(microseconds=1):{_STAMP}}"
-        )
+        after = datetime.datetime.fromisoformat(last) + datetime.timedelta(microseconds=1)
+        return f"{after:{_STAMP}}"
 
     def announced(self) -> None:
         """Record that a nightly answer was given: the next one leaves its news out."""
@@ -766,11 +774,10 @@ def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -
     if base is not None:
         states.append(_state(base))
     if target.tokenizer is not None:
-        digests = [
-            f"{name}:{entry.digest or time.time()}"
-            for name, entry in sorted(snapshot.files.items())
-            if name in TOKENIZER_FILES
-        ]
+        digests = []
+        for name, entry in sorted(snapshot.files.items()):
+            if name in TOKENIZER_FILES:
+                digests.append(f"{name}:{entry.digest or time.time()}")
         states.append(f"{without_secrets(target.tokenizer)} {' '.join(digests)}")
     return "+".join(states)
 
@@ -790,10 +797,13 @@ def _state(snapshot: Snapshot) -> str:
         elif entry.digest is None:
             changed = time.time()  # a file without a version may change
         lines.append(f"{path} {entry.size} {entry.digest} {changed}")
-    return (
-        "files:"
-        + hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    )
+    listing = "\n".join(lines)
+    return f"files:{_key(listing)}"
+
+
+def _key(text: str) -> str:
+    """A digest of a text, 32 hex digits."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -832,6 +842,11 @@ def last_seen(
     A checkpoint is an identity, a revision and a file. ``until`` (UTC) leaves out later first sightings.
     """
     resolutions = _resolutions(connection, tokens)
+    values = [tokens, until]
+    of_identity = ""
+    if identity is not None:
+        values.append(identity)
+        of_identity = "AND identity = ?"
     rows = connection.execute(
         # A folder or repository that was once screened in a family stays in it when it is named alone.
         "SELECT * FROM (SELECT *, coalesce(family, max(family) OVER same) AS of_family, "
@@ -848,18 +863,19 @@ def last_seen(
         # How often it was read in this row or since.
         "FROM (SELECT *, sum(error IS NULL) OVER "
         "(PARTITION BY identity, requested, file ORDER BY first DESC) AS reads FROM sightings "
-        f"WHERE tokens = ? AND first <= ? {'' if identity is None else 'AND identity = ?'}) "
+        f"WHERE tokens = ? AND first <= ? {of_identity}) "
         "WINDOW same AS (PARTITION BY identity), "
         "latest AS (PARTITION BY identity, requested, file ORDER BY first DESC)) "
         # Among copies, the one in the earliest run is the original.
         "WHERE age = 1 ORDER BY coalesce((SELECT min(ended) FROM runs WHERE ended >= known), '9'), "
         "identity, requested, file",
-        [tokens, until, *([] if identity is None else [identity])],
+        values,
     ).fetchall()
     latest = []
     for row, target in zip(rows, labelled([_target_of(row) for row in rows]), strict=True):
-        identity = row["identity"]
-        reading = None if row["repo"] is None else _reading_of(row, target, resolutions)
+        reading = None
+        if row["repo"] is not None:
+            reading = _reading_of(row, target, resolutions)
         # An error of the weights, or their deletion, counts more than a later failure to look.
         kind = "" if row["error"] else "last_"
         error = row[f"{kind}error"] or ""
@@ -869,17 +885,16 @@ def last_seen(
             as_of = row["last"][:10]
             warning = f"figures as of {as_of}, as it could not be read since ({error})"
             reading = replace(reading, warnings=(*reading.warnings, warning))
-        since = row["failing"][:10] if error else ""
         latest.append(
             Seen(
                 target,
-                identity,
+                row["identity"],
                 row["state"],
                 error,
                 message,
                 reading,
                 as_of,
-                since,
+                since=row["failing"][:10] if error else "",
                 looked=row["looked"],
                 private=row["private"],
                 token=row["token"],
@@ -907,6 +922,11 @@ def _result_of(reading: Reading) -> _Result:
     cosine = reading.gaps["cosine"]
     euclidean = reading.gaps["euclidean"]
     ratio = reading.ratio
+    ratio_mean = None
+    ratio_se = None
+    if ratio is not None:
+        ratio_mean = _finite(ratio.mean)
+        ratio_se = _finite(ratio.se)
     return {
         "repo": reading.repo,
         "tokenizer": reading.tokenizer,
@@ -917,8 +937,8 @@ def _result_of(reading: Reading) -> _Result:
         "width": reading.shape[1],
         "tied": 1 if reading.tied else 0,
         "parameters": reading.parameters,
-        "ratio": _finite(ratio.mean) if ratio else None,
-        "ratio_se": _finite(ratio.se) if ratio else None,
+        "ratio": ratio_mean,
+        "ratio_se": ratio_se,
         "gap_cosine": _finite(cosine.mean),
         "gap_cosine_se": _finite(cosine.se),
         "gap_euclidean": _finite(euclidean.mean),

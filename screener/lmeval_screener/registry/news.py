@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import datetime
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.chance import Own
@@ -140,57 +140,83 @@ class News(Report):
         return content | {"rows": content.pop("moves"), "worth": list(self.worth)}
 
     def _sentences(self) -> list[str]:
-        compared = [move for move in self.moves if move.standing is not None]
+        by_standing: defaultdict[str | None, list[Move]] = defaultdict(list)
+        for move in self.moves:
+            by_standing[move.standing].append(move)
         groups = {
-            "Worth evaluating, above the former best": [
-                m for m in compared if m.standing == "above"
-            ],
-            "First of a new group": [m for m in compared if m.standing == "first" and m.rank == 1],
-            "Not apart from the former best by its rows": [
-                m for m in compared if m.standing == "level"
-            ],
+            "Worth evaluating, above the former best": by_standing["above"],
+            "First of a new group": [move for move in by_standing["first"] if move.rank == 1],
+            "Not apart from the former best by its rows": by_standing["level"],
         }
-        said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
-        copies = [
-            f"{move.checkpoint} is {move.text}" for move in compared if move.standing == "copy"
-        ]
-        if not said and any(move.standing in ("below", "first") for move in compared):
-            said = ["No new or changed checkpoint is above the former best."]
-        if equal := [move.checkpoint for move in compared if move.standing == "equal"]:
-            said.append(
+        sentences = [f"{words}: {_names(moves)}." for words, moves in groups.items() if moves]
+        if not sentences and (by_standing["below"] or by_standing["first"]):
+            sentences.append("No new or changed checkpoint is above the former best.")
+        equal = [move.checkpoint for move in by_standing["equal"]]
+        if equal:
+            sentences.append(
                 f"Output rows equal to another's: {some(equal)}; ask both: dispersion race."
             )
-        said += [f"Not news, by the rows read: {some(copies)}."] if copies else []
-        said += [*self.against_base, *self.unknown]
+        copies = [f"{move.checkpoint} is {move.text}" for move in by_standing["copy"]]
+        if copies:
+            sentences.append(f"Not news, by the rows read: {some(copies)}.")
+        begun, lasting = self._failures()
+        return [
+            *sentences,
+            *self.against_base,
+            *self.unknown,
+            *begun,
+            f"{self._time()}: {self._counts() or 'no changes'}.",
+            *lasting,
+        ]
+
+    def _failures(self) -> tuple[list[str], list[str]]:
+        """Sentences on checkpoints that failed, are gone or renamed: for the first time, and still."""
         begun: dict[str, list[str]] = {cause.first: [] for cause in CAUSES}
         lasting: dict[str, list[str]] = {cause.later: [] for cause in CAUSES}
         for move in self.moves:
-            label, is_known = move.checkpoint, move.checkpoint in self.kept
-            cause = cause_of(move.error, was_read=is_known) if move.what != "renamed" else RENAMED
-            how = {"gone": "", "renamed": move.text}.get(
-                move.what, self.kept.get(label, move.error)
-            )
-            begun[cause.first].append(f"{label} ({how})" if how else label)
-        for label, how in self.failing.items():
-            lasting[cause_of(how.partition(",")[0]).later].append(f"{label} ({how})")
-        kinds = Counter(move.what for move in self.moves)
-        counts = [f"{number} {kind}" for kind, number in kinds.items() if kind != "copy"]
-        counts += [count(kinds["copy"], "copy", "copies")] if kinds["copy"] else []
-        counts += [f"{self.touched} touched, same figures"] if self.touched else []
-        since = f"Since {self.since[:16]} UTC" if self.since else "Since the registry began"
+            label = move.checkpoint
+            if move.what == "renamed":
+                begun[RENAMED.first].append(f"{label} ({move.text})")
+            elif move.error:
+                cause = cause_of(move.error, was_read=label in self.kept)
+                if move.what == "failed":
+                    label = f"{label} ({self.kept.get(label, move.error)})"
+                begun[cause.first].append(label)
+        for label, reason in self.failing.items():
+            lasting[cause_of(reason.partition(",")[0]).later].append(f"{label} ({reason})")
+        return _filled(begun), _filled(lasting)
+
+    def _time(self) -> str:
+        words = "Since the registry began"
+        if self.since:
+            words = f"Since {self.since[:16]} UTC"
         if self.until:
-            since += f", until {self.until[:16]} UTC"
-        said += [words.format(some(names)) for words, names in begun.items() if names]
-        still = [words.format(some(names)) for words, names in lasting.items() if names]
-        return [*said, f"{since}: {', '.join(counts) or 'no changes'}.", *still]
+            words += f", until {self.until[:16]} UTC"
+        return words
+
+    def _counts(self) -> str:
+        """The numbers of changes by kind; empty for none."""
+        kinds = Counter(move.what for move in self.moves)
+        copies = kinds.pop("copy", 0)
+        counts = [f"{number} {kind}" for kind, number in kinds.items()]
+        if copies:
+            counts.append(count(copies, "copy", "copies"))
+        if self.touched:
+            counts.append(f"{self.touched} touched, same figures")
+        return ", ".join(counts)
+
+
+def _filled(names_by_words: Mapping[str, Sequence[str]]) -> list[str]:
+    """Sentences: words with their names in place of ``{}``, where there are any."""
+    return [words.format(some(names)) for words, names in names_by_words.items() if names]
 
 
 def _names(moves: Sequence[Move]) -> str:
-    def called(move: Move) -> str:
+    names = []
+    for move in moves:
         changed = f", {move.what}" if move.what in ("changed", "recovered") else ""
-        return f"{move.checkpoint} (rank {move.rank}{changed})"
-
-    return some([called(move) for move in moves])
+        names.append(f"{move.checkpoint} (rank {move.rank}{changed})")
+    return some(names)
 
 
 def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
@@ -203,12 +229,8 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
     """
     if since in NIGHTLY:
         today = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
-        (announced, ended) = connection.execute(
-            "SELECT max(nullif(announced, '')), "
-            "max(CASE WHEN announced IS NULL THEN ended END) FROM runs WHERE tokens = ? AND started < ?",
-            [tokens, "9" if since == "last" else today],
-        ).fetchone()
-        return str(announced or ended or "")
+        before = today if since == "yesterday" else "9"
+        return _last_answer(connection, tokens, "started", before)
     row = connection.execute(
         "SELECT coalesce(ended, (SELECT max(last) FROM seen WHERE run = runs.run), started) FROM runs "
         "WHERE run = ?",
@@ -229,20 +251,26 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
     return f"{time:%Y-%m-%d %H:%M:%S.%f}"
 
 
+def _last_answer(connection: sqlite3.Connection, tokens: str, column: str, before: str) -> str:
+    """The end of the last nightly answer, else of the last run, whose ``column`` is ``before`` a time."""
+    announced, ended = connection.execute(
+        "SELECT max(nullif(announced, '')), max(CASE WHEN announced IS NULL THEN ended END) FROM runs "
+        f"WHERE tokens = ? AND {column} < ?",
+        [tokens, before],
+    ).fetchone()
+    return str(announced or ended or "")
+
+
 def last_announced(connection: sqlite3.Connection, tokens: str) -> tuple[str, str]:
     """Start and end (UTC) of the last announcement that had changes; if none was made, of the last run's.
 
     An answer *no changes* hides no earlier one. Both are empty without a finished run.
     """
-    column = "announced"
-    (last,) = connection.execute(
-        "SELECT max(nullif(announced, '')) FROM runs WHERE tokens = ?", [tokens]
+    announced, ended = connection.execute(
+        "SELECT max(nullif(announced, '')), max(ended) FROM runs WHERE tokens = ?", [tokens]
     ).fetchone()
-    if last is None:
-        column = "ended"
-        (last,) = connection.execute(
-            "SELECT max(ended) FROM runs WHERE tokens = ?", [tokens]
-        ).fetchone()
+    column = "announced" if announced else "ended"
+    last = announced or ended
     if last is None:
         return "", ""
     (changed,) = connection.execute(
@@ -257,12 +285,7 @@ def last_announced(connection: sqlite3.Connection, tokens: str) -> tuple[str, st
     ).fetchone()
     if start is None or start > end:
         # An earlier version did not keep it, or the times were edited: it is that of --since last.
-        announced, ended = connection.execute(
-            "SELECT max(nullif(announced, '')), max(CASE WHEN announced IS NULL THEN ended END) FROM runs "
-            "WHERE tokens = ? AND ended < ?",
-            [tokens, end],
-        ).fetchone()
-        start = announced or ended or ""
+        start = _last_answer(connection, tokens, "ended", end)
     return str(start), str(end)
 
 
@@ -291,49 +314,54 @@ def news(
     live = {place: seen for place, seen in now.items() if seen.reading and not is_gone(seen)}
     changes = _changes(now, then, since, {state[:3] for state in announced})
     bases = bases_among(connection, tokens, list(live.values()), base)
-    in_order = partial(ranked_rows, order=order, bases=bases)
-    in_rank = in_order(list(live.values()))
-    groups = grouped(in_rank, own)
-    ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
-    origins = [place for place, seen in live.items() if ranks[seen.key][0].is_base]
+
+    def rank(seen: Sequence[Seen]) -> _Ranking:
+        return _Ranking.of(ranked_rows(seen, order, bases), own)
+
+    ranking = rank(list(live.values()))
+    origins = [place for place, seen in live.items() if ranking.member(seen).is_base]
     arrived = changes.arrived
     fresh = []
     for place in arrived:
         if place not in origins and (*place, now[place].state) not in announced:
             fresh.append(place)
-    standings = _standings(fresh, live, then, in_rank, in_order, origins, own)
+    standings = _standings(fresh, live, then, ranking, rank, origins)
 
     moves = [
         Move("failed", f.label, text=f.error, error=f.error, message=f.message) for f in others
     ]
     moves += _renamed(connection, now, since, until)
     # A rename is one move, not two.
-    renamed = {
-        now[standing.of].target.label
-        for place, standing in standings.items()
-        if standing.of and arrived[place] == "new"
-    }
+    renamed = set()
+    for place, standing in standings.items():
+        if standing.of and arrived[place] == "new":
+            renamed.add(now[standing.of].target.label)
     moves += [m for m in changes.moves if m.what != "gone" or m.checkpoint not in renamed]
+    arrivals = []
+    new = set()
+    changed = set()
     for place, what in arrived.items():
+        c, group = ranking.places[live[place].key]
         former = then[place].reading if what == "changed" else None
-        moves.append(_arrival(what, *ranks[live[place].key], standings.get(place), former))
+        standing = standings.get(place, _ANNOUNCED)
+        if c.is_base:
+            standing = _Standing(None, "the base")
+        moves.append(_arrival(what, c, group, standing, former))
+        arrivals.append(c)
+        if standing.word != "copy":
+            new.add(c)
+        if place in origins and what == "changed":
+            changed.add(c)
     moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
-
-    arrivals = [ranks[live[place].key][0] for place in arrived]
-    alone = max((len(group.checkpoints) for group in groups), default=0) < 2
-    changed = {ranks[live[place].key][0] for place in origins if arrived.get(place) == "changed"}
-    new = {
-        ranks[live[place].key][0]
-        for place in arrived
-        if place not in standings or standings[place].word != "copy"
-    }
-    sides = [sentence for group in groups for sentence in _against_base(group, new, changed)]
+    sides = []
+    for group in ranking.groups:
+        sides += _against_base(group, new, changed)
     return News(
         since,
         tuple(moves),
         changes.touched,
         changes.kept,
-        unknown(arrivals, alone=alone),
+        unknown(arrivals, alone=all(len(group.checkpoints) < 2 for group in ranking.groups)),
         changes.failing,
         sides,
     )
@@ -348,7 +376,7 @@ def _announced_states(
         "WHERE tokens = ? AND first <= ? AND error IS NULL",
         [tokens, since],
     )
-    return {(row[0], row[1], row[2], row[3]) for row in rows}
+    return {tuple(row) for row in rows}
 
 
 @dataclass
@@ -390,8 +418,9 @@ def _changes(
                 changes.moves.append(Move("gone", label, text=text, error=GONE))
             continue
         if seen.error and not _failed_before(seen, old):
-            figures = f", ranked by its figures of {seen.as_of}" if seen.as_of else ""
-            text = seen.error + figures
+            text = seen.error
+            if seen.as_of:
+                text += f", ranked by its figures of {seen.as_of}"
             changes.moves.append(
                 Move("failed", label, text=text, error=seen.error, message=seen.message)
             )
@@ -410,11 +439,9 @@ def _changes(
 
 
 def _arrival(
-    what: str, c: Screened, group: Group, standing: _Standing | None, former: Reading | None
+    what: str, c: Screened, group: Group, standing: _Standing, former: Reading | None
 ) -> Move:
     """The move of a measured checkpoint; ``former`` are its figures before it changed."""
-    if standing is None:
-        standing = _Standing(None, "the base" if c.is_base else "as it was announced before")
     words = [standing.text]
     rank = c.rank if group.has_place(c) else None
     if standing.word == "first" and rank != 1:
@@ -489,11 +516,17 @@ def _same_figures(old: Seen, new: Seen) -> bool:
     """Whether both have the same figures, except for last digits that differ between machines."""
     if old.reading is None or new.reading is None:
         return False
-    a, b = (
-        numbers_of(r.gaps, r.ratio and replace(r.ratio, shares=np.zeros(0), marks=np.zeros(0)))
-        for r in (old.reading, new.reading)
-    )
-    return a.shape == b.shape and np.allclose(a, b, 1e-9, 1e-12, equal_nan=True)
+    before = _numbers(old.reading)
+    now = _numbers(new.reading)
+    return before.shape == now.shape and np.allclose(before, now, 1e-9, 1e-12, equal_nan=True)
+
+
+def _numbers(reading: Reading) -> Array:
+    """A reading's figures and errors, without what identifies single rows."""
+    ratio = reading.ratio
+    if ratio is not None:
+        ratio = replace(ratio, shares=np.zeros(0), marks=np.zeros(0))
+    return numbers_of(reading.gaps, ratio)
 
 
 class _Standing(NamedTuple):
@@ -505,88 +538,131 @@ class _Standing(NamedTuple):
     of: _Place | None = None  # its original, if it is a copy
 
 
+_ANNOUNCED = _Standing(None, "as it was announced before")
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """States of checkpoints, ranked; each by its key (`Seen.key`), as two states may share a label.
+
+    Attributes:
+        groups: Their groups.
+        places: Key -> member and group.
+        originals: Key -> group and place of the member's original, or its own.
+    """
+
+    groups: Sequence[Group]
+    places: Mapping[int, tuple[Screened, Group]]
+    originals: Mapping[int, tuple[int, int]]
+
+    @classmethod
+    def of(cls, members: Sequence[Screened], own: Own | None) -> _Ranking:
+        groups = grouped(members, own)
+        places = {}
+        originals_of = {}
+        for number, group in enumerate(groups):
+            for place, original in enumerate(originals(group.checkpoints)):
+                c = group.checkpoints[place]
+                first = place if original.copied is None else original.copied
+                places[id(c.gaps)] = c, group
+                originals_of[id(c.gaps)] = number, first
+        return cls(groups, places, originals_of)
+
+    def member(self, seen: Seen) -> Screened:
+        """The ranked member for a state."""
+        return self.places[seen.key][0]
+
+
 def _standings(
     fresh: Sequence[_Place],
     live: Mapping[_Place, Seen],
     then: Mapping[_Place, Seen],
-    in_rank: Sequence[Screened],
-    in_order: Callable[[Sequence[Seen]], list[Screened]],
+    ranking: _Ranking,
+    rank: Callable[[Sequence[Seen]], _Ranking],
     bases: Sequence[_Place],
-    own: Own | None,
 ) -> dict[_Place, _Standing]:
     """Compare each fresh checkpoint with the best of its group at that time."""
     if not fresh:
         return {}
     # Former states of changed or deleted checkpoints are ranked together with the present ones.
-    former = {place: seen for place, seen in then.items() if seen.reading}
-    as_now = {
-        place for place, old in former.items() if place in live and _same_figures(old, live[place])
-    }
-    selves = [seen for place, seen in former.items() if place not in as_now]
-    everyone = in_order([*live.values(), *selves]) if selves else in_rank
-    standing = {
-        id(c.gaps): (c, group) for group in grouped(everyone, own) for c in group.checkpoints
-    }
+    former: dict[_Place, Seen] = {}
+    as_now = set()
+    selves = []
+    for place, old in then.items():
+        if old.reading is None:
+            continue
+        if place in live and _same_figures(old, live[place]):
+            as_now.add(place)
+            former[place] = live[place]
+        else:
+            selves.append(old)
+            former[place] = old
+    if selves:
+        ranking = rank([*live.values(), *selves])
     best: dict[str, tuple[_Place, Screened]] = {}
+    # The base is the original; else, of two known ones, one that still exists.
+    known = {ranking.originals[old.key]: place for place, old in former.items()}
+    known |= {ranking.originals[live[place].key]: place for place in (*as_now, *bases)}
     for place, old in former.items():
-        c, group = standing[(live[place] if place in as_now else old).key]
+        c, group = ranking.places[old.key]
         if c.is_base or c.is_set_aside:
             continue
         if group.name not in best or c.rank < best[group.name][1].rank:
             best[group.name] = place, c
-    copied = _originals(everyone)
-    # The base is the original; else, of two known ones, one that still exists.
-    known = {copied[seen.key]: place for place, seen in former.items() if place not in as_now}
-    known |= {copied[live[place].key]: place for place in (*as_now, *bases)}
     standings: dict[_Place, _Standing] = {}
     for place in fresh:
-        if (of := known.get(copied[live[place].key])) is not None:
-            called = (live.get(of) or then[of]).target.label + (
-                "" if of in live else ", which is gone"
-            )
-            called = "its former self" if of == place else called
-            standings[place] = _Standing("copy", f"a copy of {called}", of=of)
+        key = live[place].key
+        of = known.get(ranking.originals[key])
+        if of is not None:
+            name = (live.get(of) or then[of]).target.label
+            if of == place:
+                name = "its former self"
+            elif of not in live:
+                name += ", which is gone"
+            standings[place] = _Standing("copy", f"a copy of {name}", of=of)
             continue
-        c, group = standing[live[place].key]
-        alike = group.by_rows.get(c.same_rows, []) if c.same_rows is not None else []
-        if len(alike) > 1:
-            other = alike[alike[0] is c].label
-            standings[place] = _Standing("equal", f"output rows equal to those of {other}")
-            continue
-        if c.is_set_aside:
-            standings[place] = _Standing(None, "set aside, without a ratio to rank by")
-            continue
+        c, group = ranking.places[key]
         if group.name not in best:
-            standings[place] = _Standing("first", "first of its group")
+            standings[place] = _alone(c, group) or _Standing("first", "first of its group")
             continue
         origin, champion = best[group.name]
-        called = champion.label
-        if origin not in as_now:
-            called += " as it was" if origin in live else " (gone)"
-        word = _word(group, c, champion)
-        words = "not apart from" if word == "level" else word
-        text = f"{words} the former best, {'its former self' if place == origin else called}"
-        standings[place] = _Standing(word, text, group.chance(c, champion))
+        name = champion.label
+        if origin == place:
+            name = "its former self"
+        elif origin not in live:
+            name += " (gone)"
+        elif origin not in as_now:
+            name += " as it was"
+        standings[place] = _alone(c, group) or _against(group, c, champion, name)
     return standings
+
+
+def _alone(c: Screened, group: Group) -> _Standing | None:
+    """The standing of a checkpoint that is not ranked: its rows are another's, or it has no ratio."""
+    alike = [] if c.same_rows is None else group.by_rows.get(c.same_rows, [])
+    if len(alike) > 1:
+        other = next(other for other in alike if other is not c)
+        return _Standing("equal", f"output rows equal to those of {other.label}")
+    if c.is_set_aside:
+        return _Standing(None, "set aside, without a ratio to rank by")
+    return None
+
+
+def _against(group: Group, c: Screened, champion: Screened, name: str) -> _Standing:
+    """The standing of a checkpoint against the former best of its group, which has this ``name``."""
+    word = _word(group, c, champion)
+    side = "not apart from" if word == "level" else word
+    return _Standing(word, f"{side} the former best, {name}", group.chance(c, champion))
 
 
 def _word(group: Group, c: Screened, champion: Screened) -> Literal["above", "level", "below"]:
     """A checkpoint's side of a former best: by rank; ``level`` within rounding, or without an order."""
-    high, low = (c, champion) if c.rank < champion.rank else (champion, c)
+    high, low = sorted((c, champion), key=lambda member: member.rank)
     by_rounding = (
         high.ratio is not None and low.ratio is not None and not high.ratio.above(low.ratio)
     )
     if group.is_noise or high.rank == low.rank or (group.figure == "ratio" and by_rounding):
         return "level"
-    return "above" if high is c and (group.chance(c, champion) or 1.0) >= _WORTH else "below"
-
-
-def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:
-    """Figures' id -> group and place of its original, or its own: two states may share a label."""
-    return {
-        id(c.gaps): (number, place if original.copied is None else original.copied)
-        for number, group in enumerate(grouped(everyone))
-        for place, (c, original) in enumerate(
-            zip(group.checkpoints, originals(group.checkpoints), strict=True)
-        )
-    }
+    if high is c and (group.chance(c, champion) or 1.0) >= _WORTH:
+        return "above"
+    return "below"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from lmeval_dispersion.errors import UsageError, without_secrets
+from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.report import Col, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, listed, some
@@ -60,30 +60,18 @@ class Answer(Report):
 
     def rows(self) -> list[Row]:
         """The rows as mappings."""
-        return [row if isinstance(row, dict) else fields_of(row) for row in self.entries]
+        return [row if isinstance(row, Mapping) else fields_of(row) for row in self.entries]
 
     def tables(self) -> dict[str, Table]:
         """One table, ``rows``; a line for each value if mappings are wider than 100 characters."""
         rows = self.rows()
-        if not rows or not isinstance(self.entries[0], dict):
-            row_type: type = type(self.entries[0]) if rows else object
-            short = [{name: _short(value) for name, value in row.items()} for row in rows]
-            drawn = columns_of(row_type)
-            table = Table.of(short, self.title, columns=drawn, name=self.name, excerpt=self.places)
-            return {"rows": table}
-        columns = [Column(column, column) for column in rows[0]]
-        if sum(2 + max(len(n), *(len(str(row[n])) for row in rows)) for n in rows[0]) > _WIDE:
-            columns = [
-                Column("row", "Row", "d"),
-                Column("column", "Column"),
-                Column("value", "Value"),
-            ]
-            rows = [
-                {"row": number, "column": column, "value": value}
-                for number, row in enumerate(rows, 1)
-                for column, value in row.items()
-            ]
-        return {"rows": Table(rows, columns, self.title, self.name)}
+        if rows and isinstance(self.entries[0], Mapping):
+            return {"rows": Table(*_lines(rows), self.title, self.name)}
+        row_type: type = type(self.entries[0]) if rows else object
+        short = [{name: _short(value) for name, value in row.items()} for row in rows]
+        columns = columns_of(row_type)
+        table = Table.of(short, self.title, columns=columns, name=self.name, excerpt=self.places)
+        return {"rows": table}
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract ``dispersion-registry/1`` as plain Python values: schema, answer and rows."""
@@ -92,6 +80,21 @@ class Answer(Report):
             "answer": list(self.sentences),
             "rows": json_value(self.rows()),
         }
+
+
+def _lines(rows: list[Row]) -> tuple[list[Row], list[Column]]:
+    """The rows and columns of a table of mappings; if it is wide, with a line for each value."""
+    width = 0
+    for name in rows[0]:
+        width += 2 + max(len(name), *(len(str(row[name])) for row in rows))
+    if width <= _WIDE:
+        return rows, [Column(name, name) for name in rows[0]]
+    lines: list[Row] = []
+    for number, row in enumerate(rows, 1):
+        for name, value in row.items():
+            lines.append({"row": number, "column": name, "value": value})
+    columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
+    return lines, columns
 
 
 def _short(value: Any) -> Any:
@@ -135,21 +138,23 @@ def ranked_rows(
 
     Two tokenizers count as the same if every compared token is the same piece at the same row.
     """
-    known: dict[int, tuple[object, ...]] = {}  # by a resolution, which many checkpoints share
-    commons: dict[tuple[object, ...], str] = {}
-    of_family: dict[str, tuple[object, ...]] = {}
+    pieces: dict[int, tuple[object, ...]] = {}  # by a resolution, which many checkpoints share
+    first_tokenizers: dict[tuple[object, ...], str] = {}
+    family_pieces: dict[str, tuple[object, ...]] = {}
     readings = []
-    for reading in (entry.reading for entry in seen if entry.reading is not None):
-        family = reading.target.family
-        resolution = reading.resolution
-        if id(resolution) not in known:
-            known[id(resolution)] = tuple((token.piece, token.id) for token in resolution.compared)
-        tokens = known[id(resolution)]
+    for entry in seen:
+        reading = entry.reading
+        if reading is None:
+            continue
+        compared = pieces.get(id(reading.resolution))
+        if compared is None:
+            compared = tuple((token.piece, token.id) for token in reading.resolution.compared)
+            pieces[id(reading.resolution)] = compared
         target = reading.target
-        if family is not None and of_family.setdefault(family, tokens) != tokens:
+        if target.family and family_pieces.setdefault(target.family, compared) != compared:
             # Rows other than its family's: a group for its tokenizer.
             target = replace(target, family=None)
-        common = commons.setdefault(tokens, reading.tokenizer)
+        common = first_tokenizers.setdefault(compared, reading.tokenizer)
         readings.append(replace(reading, target=target, common=common))
     return ranking.ranked(readings, order, bases)
 
@@ -158,16 +163,16 @@ def bases_among(
     connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
 ) -> list[str]:
     """Labels of the base ``asked`` for (UsageError if unknown), else of those in the last run with any."""
-    if asked is not None:
-        exact = [
-            entry.target.label for entry in seen if asked in (entry.target.label, entry.target.name)
-        ]
-        identity = "" if exact else checkpoint_named(connection, asked)[0]
-        return exact or [entry.target.label for entry in seen if entry.identity == identity]
-    last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
-    (bases, _) = connection.execute(last, [tokens]).fetchone()
-    places = {*(bases or "").splitlines()}
-    return [entry.target.label for entry in seen if entry.reading and entry.reading.place in places]
+    if asked is None:
+        last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
+        (bases, _) = connection.execute(last, [tokens]).fetchone()
+        places = (bases or "").splitlines()
+        return [e.target.label for e in seen if e.reading and e.reading.place in places]
+    exact = [e.target.label for e in seen if asked in (e.target.label, e.target.name)]
+    if exact:
+        return exact
+    identity, _ = checkpoint_named(connection, asked)
+    return [e.target.label for e in seen if e.identity == identity]
 
 
 @dataclass(frozen=True)
@@ -188,9 +193,8 @@ class Ranked:
     holds_best: float | None = None  # chance that ranks 1 to here hold it
     revision: Annotated[str | None, Col("Commit", drop=3)] = None  # None for a folder
     copy_of: Annotated[str | None, Col("Copy of")] = None  # label of its original
-    note: Annotated[str | None, Col("Note")] = (
-        None  # gone, the base, or `as of DAY: ERROR` for older figures
-    )
+    # Gone, the base, or `as of DAY: ERROR` for older figures.
+    note: Annotated[str | None, Col("Note")] = None
 
 
 @dataclass(frozen=True)
@@ -223,26 +227,25 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
     text = storable(without_secrets(text))
     asked = [text, f"hf://{text}", place]
     renamed = connection.execute("SELECT identity FROM names WHERE asked IN (?, ?, ?)", asked)
-    exact = {*asked, *(row[0] for row in renamed)}
-    keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
-    seen = [entry for tokens in keys for entry in last_seen(connection, tokens)]
+    exact = {*asked, *(row["identity"] for row in renamed)}
+    seen: list[Seen] = []
+    for row in connection.execute("SELECT DISTINCT tokens FROM seen").fetchall():
+        seen += last_seen(connection, row["tokens"])
     matches = {(entry.identity, "") for entry in seen if entry.identity in exact}
     if not matches:
         # A label is the end of a path, followed by a revision or a file.
-        files = [(entry, storable(entry.target.file or "")) for entry in seen]
-        matches = {
-            (entry.identity, file)
-            for entry, file in files
-            if text in (entry.target.label, entry.target.name)
-            or f"{entry.identity}/{file}" in exact
-        } or {
-            (entry.identity, "") for entry in seen if entry.identity.endswith(f"/{text.strip('/')}")
-        }
+        for entry in seen:
+            file = storable(entry.target.file or "")
+            is_label = text in (entry.target.label, entry.target.name)
+            if is_label or f"{entry.identity}/{file}" in exact:
+                matches.add((entry.identity, file))
     if not matches:
-        near = difflib.get_close_matches(text, {entry.target.label for entry in seen}, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        end = f"/{text.strip('/')}"
+        matches = {(entry.identity, "") for entry in seen if entry.identity.endswith(end)}
+    if not matches:
+        near = nearest(text, {entry.target.label for entry in seen})
         raise UsageError(
-            f"expected a checkpoint that the registry has seen, got {text}; {meant}query lists them"
+            f"expected a checkpoint that the registry has seen (query lists them), got {text}{near}"
         )
     if len(matches) > 1:
         names = ", ".join("/".join(filter(None, match)) for match in sorted(matches)[:5])
@@ -261,73 +264,90 @@ def query(
     """The checkpoints' latest states, ranked across runs; raises as `sets_of` and `bases_among`."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = last_seen(connection, tokens)
-    gone = dict.fromkeys(entry.target.label for entry in seen if is_gone(entry))
+    gone: list[str] = []
+    failed: list[str] = []
+    older: dict[str, str] = {}
+    there: list[Seen] = []
+    for entry in seen:
+        label = entry.target.label
+        if is_gone(entry):
+            gone.append(label)
+            continue
+        there.append(entry)
+        if entry.error:
+            failed.append(f"{label} ({entry.error})")
+        if entry.as_of:
+            older[label] = f"as of {entry.as_of}: {entry.error}"
     bases = bases_among(connection, tokens, seen, base)
-    checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], order, bases)
+    checkpoints = ranked_rows(there, order, bases)
     groups = grouped(c for c in checkpoints if scale in (None, c.scale))
-    kept = {
-        entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of
-    }
-    rows = [
-        Ranked(
-            checkpoint=c.label,
-            family=c.family,
-            group=group.title,
-            rank=c.rank if group.has_place(c) else None,
-            ratio=None if c.ratio is None else c.ratio.mean,
-            G=c.gap.mean,
-            se=c.gap.se,
-            metric=c.metric,
-            ranked_by=c.ranked_by,
-            holds_best=group.holds_best(c),
-            revision=c.revision,
-            copy_of=c.copy_of,
-            note=kept.get(c.label) or _note(c),
-        )
-        for group in groups
-        for c in _best(group, top)
-    ]
+    rows = []
+    for group in groups:
+        for c in _best(group, top):
+            rows.append(_ranked(c, group, older.get(c.label)))
     if scale is None and top is None:
         rows += [Ranked(label, note="gone") for label in gone]
-    failed = [
-        f"{entry.target.label} ({entry.error})"
-        for entry in seen
-        if entry.error and entry.target.label not in gone
-    ]
+    number = sum(len(group.checkpoints) for group in groups)
     members = [c for group in groups for c in group.checkpoints]
-    best = sentences_of(groups, domain, domain) + unknown(
-        members, alone=len(members) == len(groups)
+    best = sentences_of(groups, domain, domain) + unknown(members, alone=number == len(groups))
+    sentence = (
+        f"{count(number, 'checkpoint')} in {count(len(groups), 'group')} for {domain} against "
+        f"{reference}; {len(gone)} gone, {len(failed)} failed when last seen"
     )
-    total = f"{count(len(members), 'checkpoint')} in {count(len(groups), 'group')}"
-    sentence = f"{total} for {domain} against {reference}; {len(gone)} gone, {len(failed)} failed when last seen"
-    sentence += f": {some(failed)}." if failed else "."
+    if failed:
+        sentence += f": {some(failed)}"
     places = () if top else excerpt([row.group for row in rows])
-    return Answer("Checkpoints of the registry", "checkpoints", [*best, sentence], rows, places)
+    return Answer(
+        "Checkpoints of the registry", "checkpoints", [*best, f"{sentence}."], rows, places
+    )
 
 
-def _note(c: Screened) -> str | None:
-    """Why a member has no rank; None for others."""
-    if c.is_base:
-        return "the base"
-    return f"set aside, no ratio: {c.no_ratio}" if c.is_set_aside else None
+def _ranked(c: Screened, group: Group, note: str | None) -> Ranked:
+    """A member's row; without a ``note``, one says why it has no rank."""
+    if note is None and c.is_base:
+        note = "the base"
+    elif note is None and c.is_set_aside:
+        note = f"set aside, no ratio: {c.no_ratio}"
+    return Ranked(
+        checkpoint=c.label,
+        family=c.family,
+        group=group.title,
+        rank=c.rank if group.has_place(c) else None,
+        ratio=None if c.ratio is None else c.ratio.mean,
+        G=c.gap.mean,
+        se=c.gap.se,
+        metric=c.metric,
+        ranked_by=c.ranked_by,
+        holds_best=group.holds_best(c),
+        revision=c.revision,
+        copy_of=c.copy_of,
+        note=note,
+    )
 
 
 def excerpt(kinds: Sequence[object]) -> tuple[int, ...]:
     """Positions of the rows that a terminal shows: the first few of each kind; empty (all) for up to 40."""
-    most, before = max(1, _LONG // max(1, len(set(kinds)))), Counter[object]()
     if len(kinds) <= _LONG:
         return ()
+    most = max(1, _LONG // len(set(kinds)))
+    counts: Counter[object] = Counter()
     first = []
     for place, kind in enumerate(kinds):
-        before[kind] += 1
-        first += [place] if before[kind] <= most else []
+        counts[kind] += 1
+        if counts[kind] <= most:
+            first.append(place)
     return tuple(first[:_LONG])
 
 
 def _best(group: Group, top: int | None) -> Sequence[Screened]:
     """The best checkpoints of a group, with their copies, which do not count."""
-    originals = [place for place, c in enumerate(group.checkpoints) if not (c.copy_of or c.is_base)]
-    return group.checkpoints[: originals[top] if top is not None and top < len(originals) else None]
+    originals = 0
+    for place, c in enumerate(group.checkpoints):
+        if not (c.copy_of or c.is_base):
+            if originals == top:
+                return group.checkpoints[:place]
+            originals += 1
+    return group.checkpoints
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
@@ -337,36 +357,40 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
     try:
         cursor = connection.execute(statement)
         # Columns with the same name are numbered: SELECT 1 a, 2 a.
-        heads = [name for name, *_ in cursor.description or ()]  # None without a statement
-        before = [heads[:place].count(name) for place, name in enumerate(heads)]
-        names = [
-            f"{name}:{number}" if number else name
-            for name, number in zip(heads, before, strict=True)
-        ]
-        rows = [dict(zip(names, row, strict=True)) for row in cursor]
+        names: list[str] = []
+        counts: Counter[str] = Counter()
+        for name, *_ in cursor.description or ():  # None without a statement
+            names.append(f"{name}:{counts[name]}" if counts[name] else name)
+            counts[name] += 1
+        rows = [dict(zip(names, map(_no_bytes, row), strict=True)) for row in cursor]
     except (sqlite3.Error, sqlite3.Warning) as error:
-        tables = f"of {listed(_TABLES, 'or')} " if "no such table" in str(error) else ""
-        there = _columns_for(connection, statement) if "no such column" in str(error) else ""
+        reason = str(error)
+        tables = ""
+        if "no such table" in reason:
+            tables = f"of {listed(_TABLES, 'or')} "
+        elif "no such column" in reason:
+            reason += _columns_for(connection, statement)
         raise UsageError(
-            f"the registry could not answer: {error}{there}; it takes one SQLite SELECT {tables}that ends "
+            f"the registry could not answer: {reason}; it takes one SQLite SELECT {tables}that ends "
             f"within {_LIMIT:.0f} seconds"
         ) from error
-    for row in rows:
-        row |= {
-            key: f"{len(value)} bytes" for key, value in row.items() if isinstance(value, bytes)
-        }
     return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
+
+
+def _no_bytes(value: object) -> object:
+    """A value of a row, with a number of bytes in place of bytes."""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else value
 
 
 def _columns_for(connection: sqlite3.Connection, statement: str) -> str:
     """The columns of the tables that a statement names, as the end of a clause; empty for none."""
-    named = {word.lower() for word in re.findall(r"\w+", statement[:_STATEMENT])}
-    kinds = [table for table in _TABLES if table in named]
-    there = []
-    for table in kinds:
-        cursor = connection.execute(f"SELECT * FROM {table} LIMIT 0")
-        there.append(f"{table} has {', '.join(name for name, *_ in cursor.description)}")
-    return "".join(f"; {columns}" for columns in there)
+    words = re.findall(r"\w+", statement[:_STATEMENT].lower())
+    clauses = ""
+    for table in _TABLES:
+        if table in words:
+            cursor = connection.execute(f"SELECT * FROM {table} LIMIT 0")
+            clauses += f"; {table} has {', '.join(name for name, *_ in cursor.description)}"
+    return clauses
 
 
 def history(connection: sqlite3.Connection, text: str) -> Answer:
@@ -378,25 +402,28 @@ def history(connection: sqlite3.Connection, text: str) -> Answer:
         "FROM sightings WHERE identity = ? AND ? IN ('', file) ORDER BY last DESC",
         [identity, file],
     )
-    rows = [Sighting(*row) for row in sightings]
-    rows = [replace(row, first=row.first[:16], last=row.last[:16]) for row in rows]
-    commits = len({row.state for row in rows if row.state})
-    sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last}"
-    if rows[0].error:
-        state = "is gone" if cause_of(rows[0].error).state == "gone" else "failed then"
-        sentence += f"; it {state} ({rows[0].error})"
-        stands = cause_of(rows[0].error).state == "unknown" and len(rows) > 1 and not rows[1].error
-        sentence += f", and its figures as of {rows[1].last[:10]} still hold" if stands else ""
-    sentence += "."
+    rows = []
+    for sighting in sightings:
+        row = Sighting(*sighting)
+        rows.append(replace(row, first=row.first[:16], last=row.last[:16]))
+    last = rows[0]
+    commits = {row.state for row in rows if row.state}
+    sentence = f"{text}: {count(len(commits), 'commit')} seen, last on {last.last}"
+    if last.error:
+        state = cause_of(last.error).state
+        failed = "is gone" if state == "gone" else "failed then"
+        sentence += f"; it {failed} ({last.error})"
+        if state == "unknown" and len(rows) > 1 and not rows[1].error:
+            sentence += f", and its figures as of {rows[1].last[:10]} still hold"
+    sentences = [f"{sentence}."]
     renamed = "SELECT asked FROM names WHERE identity = ? AND renamed IS NOT NULL ORDER BY renamed"
     former = [plain_name(asked) for (asked,) in connection.execute(renamed, [identity])]
-    sentence += f" Renamed: {' → '.join([*former, plain_name(identity)])}." if former else ""
-    everyone = ranked_rows(last_seen(connection, sets_of(connection, rows[0].domain)[0]))
-    mine = {
-        c.label
-        for c in everyone
-        if (identity_of(c.target, c.repo), storable(c.target.file or "")) == (identity, file)
-    }
-    copies = said([c for c in everyone if c.label in mine or c.equals in mine])
-    sentence = " ".join([sentence, *copies])
-    return Answer(f"History of {text}", "history", [sentence], rows)
+    if former:
+        sentences.append(f"Renamed: {' → '.join([*former, plain_name(identity)])}.")
+    everyone = ranked_rows(last_seen(connection, sets_of(connection, last.domain)[0]))
+    labels = set()
+    for c in everyone:
+        if (identity_of(c.target, c.repo), storable(c.target.file or "")) == (identity, file):
+            labels.add(c.label)
+    sentences += said([c for c in everyone if c.label in labels or c.equals in labels])
+    return Answer(f"History of {text}", "history", [" ".join(sentences)], rows)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from lmeval_dispersion.report.declared import listed, some
 from lmeval_dispersion.statistics import LEVEL
@@ -17,7 +18,7 @@ from lmeval_screener.chance import Own, is_noise
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.orders import DISTANCES
 from lmeval_screener.ranking import flat_from
-from lmeval_screener.screened import RANKED, Against, Failed, Group, Screened
+from lmeval_screener.screened import RANKED, Failed, Group, Screened
 from lmeval_screener.weights import copies
 from lmeval_screener.weights.body import SAME_ROWS
 
@@ -100,8 +101,10 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
             notes.append((f"{c.no_ratio or 'it was not read'}; {ending}", c))
     sentences = []
     for note, labels in labels_by_note(notes, len(members)).items():
-        of = "" if labels == f"all {len(members)}" else f" of {labels}"
-        sentences.append(f"No ratio{of}: {note}.")
+        if labels == f"all {len(members)}":
+            sentences.append(f"No ratio: {note}.")
+        else:
+            sentences.append(f"No ratio of {labels}: {note}.")
     return sentences
 
 
@@ -192,7 +195,9 @@ def _success(group: Group, last: int) -> str:
     if isinstance(slope, Own):
         chances = []
         if last < group.places:
-            ranks = f"ranks 1–{last} hold" if last > 1 else "rank 1 holds"
+            ranks = "rank 1 holds"
+            if last > 1:
+                ranks = f"ranks 1–{last} hold"
             held = group.chances.holds_best[last - 1]
             chances.append(f"{ranks} the best with a chance of {held:.0%}")
         if last > 1:
@@ -231,7 +236,9 @@ def first_by_other(group: Group) -> Screened | None:
     if len(figures) < 2 or is_noise([*figures.values()]):
         return None
     best = max(figures, key=lambda c: (figures[c].mean, -c.rank))
-    return None if best.rank == 1 else best
+    if best.rank == 1:
+        return None
+    return best
 
 
 def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
@@ -253,15 +260,9 @@ def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
                     bases.add(c.base.rpartition("/")[2])
         if not siblings or (len(alike) == 1 and not bases):
             continue
-        several = len(siblings) > 1
-        rows = "equal output rows"
-        if bases:
-            their = "their" if several else "its"
-            rows = f"the output rows of {their} base ({listed(sorted(bases))})"
-        names = some([group.names[c] for c in siblings])
-        clauses.append(f"{names} {'have' if several else 'has'} {rows}")
+        clauses.append(_equal([group.names[c] for c in siblings], bases))
         # One alone is asked against its base.
-        asked += siblings if several else alike
+        asked += siblings if len(siblings) > 1 else alike
     if not clauses:
         return [], []
     return [f"{'; '.join(clauses)}.", _ask(asked)], asked
@@ -271,19 +272,35 @@ def rows_of_base(adapters: Sequence[Failed], *, alone: bool) -> list[str]:
     """Sentences on adapters that leave the head to a base that could not be read; ``alone``: no others."""
     if not adapters:
         return []
-    names = some([f.label for f in adapters])
-    several = len(adapters) > 1
-    have = "have" if several else "has"
-    their = "their" if several else "its"
-    bases = listed(sorted({f.base for f in adapters}))
-    causes = list(dict.fromkeys(f.cause for f in adapters))
-    more = f" (and {len(causes) - 1} more causes)" if len(causes) > 1 else ""
+    names: list[str] = []
+    bases: set[str] = set()
+    causes: dict[str, None] = {}  # in order
+    for f in adapters:
+        names.append(f.label)
+        bases.add(f.base)
+        causes[f.cause] = None
+    their = "their" if len(names) > 1 else "its"
     start = "Nothing to rank: " if alone else ""
+    first, *more_causes = causes
+    if more_causes:
+        first += f" (and {len(more_causes)} more causes)"
     return [
-        f"{start}{names} {have} the output rows of {their} base ({bases}) if {their} keys fit it.",
-        f"It could not be read: {causes[0]}{more}.",
+        f"{start}{_equal(names, bases)} if {their} keys fit it.",
+        f"It could not be read: {first}.",
         _ask(adapters),
     ]
+
+
+def _equal(names: Sequence[str], bases: Set[str]) -> str:
+    """A clause: these have equal rows, or those of their ``bases``."""
+    have = "has"
+    their = "its"
+    if len(names) > 1:
+        have = "have"
+        their = "their"
+    if not bases:
+        return f"{some(names)} {have} equal output rows"
+    return f"{some(names)} {have} the output rows of {their} base ({listed(sorted(bases))})"
 
 
 def _ask(members: Sequence[Screened] | Sequence[Failed]) -> str:
@@ -314,7 +331,9 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
     if group.trajectory or group.is_noise or group.places < 2:
         return []
     if places is None:
-        places = group.first_for() if group.chances else _FIRST
+        places = _FIRST
+        if group.chances:
+            places = group.first_for()
     return [c for c in group.placed if c.rank <= places and c.copy_of is None]
 
 
@@ -323,9 +342,13 @@ def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> l
     if group.base is None or group.base.ratio is None:
         return []
     name = group.names[group.base]
-    base = "the base" if name == "base" else f"the base {name}"
+    base = "the base"
+    if name != "base":
+        base = f"the base {name}"
+    if members is None:
+        members = group.candidates
     sides: dict[str, list[str]] = {}
-    for c in group.candidates if members is None else members:
+    for c in members:
         if c.against is not None:
             sides.setdefault(c.against.side, []).append(group.names[c])
     sentences = []
@@ -336,7 +359,15 @@ def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> l
     return sentences
 
 
-def decimals(figures: Sequence[Gap | Ratio | Against]) -> int:
+class WithError(Protocol):
+    """A figure with a standard error."""
+
+    @property
+    def se(self) -> float:
+        """The standard error, in the figure's unit."""
+
+
+def decimals(figures: Sequence[WithError]) -> int:
     """Decimals at which the smallest positive error still shows two digits; 3 to 6."""
     smallest = min((figure.se for figure in figures if figure.se > 0), default=math.inf)
     for places in range(3, 6):
@@ -370,7 +401,9 @@ def course_sentence(figure: str, values: Sequence[Gap | Ratio], names: Sequence[
     since = flat_from(values, level)
     if since == 0:
         return f"{name} does not change from {names[0]} to {names[last]}: no two steps differ."
-    flat = f", flat since {names[since]}" if since <= len(values) - _FLAT else ""
+    flat = ""
+    if since <= len(values) - _FLAT:
+        flat = f", flat since {names[since]}"
     if differ(high, 0) and differ(high, last):
         return f"{name} rises from {at(0)} to {at(high)}, then falls to {at(last)}{flat}."
     if differ(low, 0) and differ(low, last):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import listed
 from lmeval_screener.figures import Gap, Ratio
 from lmeval_screener.ranking import against_base
+from lmeval_screener.result.answer import decimals
 from lmeval_screener.screened import Failed, Group, Screened
 
 _HARDLY = 0.1  # chance to beat a gate's reference at which a checkpoint fails it
@@ -35,12 +35,8 @@ class Distance:
 
     def said(self, figure: str) -> str:
         """The checkpoint with its distance, as a sentence names it."""
-        places = 3
-        error = ""
-        if self.se > 0:
-            # As many decimals as show two digits of the error.
-            places = min(6, max(3, 1 - math.floor(math.log10(self.se))))
-            error = f" ± {self.se:.{places}f}"
+        places = decimals([self])
+        error = f" ± {self.se:.{places}f}" if self.se > 0 else ""
         side = "lower" if self.difference < 0 else "higher"
         words = f"{figure} {side} by {abs(self.difference):.{places}f}{error}"
         if self.chance is not None and self.chance <= _HARDLY:
@@ -132,7 +128,9 @@ class Gate:
             )
         if self.failed is not None:
             return f"The gate cannot be judged: {self.reference} was not screened ({self.failed})."
-        rest = f" {self.not_compared} not compared with it." if self.not_compared else ""
+        rest = ""
+        if self.not_compared:
+            rest = f" {self.not_compared} not compared with it."
         if not self.compared:
             alone = f"no other checkpoint has the tokenizer and scale of {self.reference}"
             return f"The gate cannot be judged: {alone}.{rest}"
@@ -143,9 +141,11 @@ class Gate:
                 return f"Passed: {alone} does not lie below {self.reference}.{rest}"
             closest = f"the lowest is {lowest.said(self.figure)}"
             return f"Passed: none of {self.compared} lies below {self.reference}; {closest}.{rest}"
-        low = [distance for distance in self.distances if distance.label in self.below]
-        names = [distance.said(self.figure) for distance in low[:_NAMED]]
-        if len(low) > _NAMED:
-            names.append(f"{len(low) - _NAMED} more")
-        lie = "lies" if len(low) == 1 else "lie"
+        names = []
+        for distance in self.distances:
+            if distance.label in self.below:
+                names.append(distance.said(self.figure))
+        lie = "lies" if len(names) == 1 else "lie"
+        if len(names) > _NAMED:
+            names[_NAMED:] = [f"{len(names) - _NAMED} more"]
         return f"Failed: {listed(names)} {lie} below {self.reference} ({self.compared} compared).{rest}"

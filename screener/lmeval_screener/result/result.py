@@ -118,8 +118,9 @@ class Result(Report):
     @property
     def _everyone(self) -> int:
         """Number of requested checkpoints; a registry may have older figures of failed ones."""
-        unread = {f.label for f in (*self.failed, *self.of_base)}
-        return len({c.label for c in self.checkpoints} | unread)
+        labels = {f.label for f in (*self.failed, *self.of_base)}
+        labels.update(c.label for c in self.checkpoints)
+        return len(labels)
 
     @property
     def best(self) -> Screened:
@@ -147,8 +148,10 @@ class Result(Report):
         4: some are below the gate; 1: it compared none; 5: news worth an evaluation; 3: some failed (with
         news: began to fail, or all failed); 1: all failed, without older figures; else 0.
         """
+        if self.gate is not None and self.gate.below:
+            return 4
         if self.gate is not None and not self.gate.passed:
-            return 4 if self.gate.below else 1
+            return 1
         if self.news is not None and self.news.worth:
             return 5
         if self.news is not None and len(self.failed) < self._everyone:
@@ -278,8 +281,8 @@ class Result(Report):
             "se_covers": "choice of tokens",  # not training: runs that differ only in their seed differ too
             "checkpoints": [],
             "tokens": self._tokens(),
-            "failed": [_entry(f) for f in self.failed],
-            "of_base": [_entry(f) for f in self.of_base],
+            "failed": list(map(_entry, self.failed)),
+            "of_base": list(map(_entry, self.of_base)),
             "totals": {
                 "checkpoints": len(self.checkpoints),
                 "bytes_read": self.bytes_read,
@@ -390,8 +393,8 @@ class Result(Report):
         self, group: Group, rows: Mapping[Screened, Row], first: Sequence[Screened]
     ) -> Table:
         """A group's ranking, each figure with its meaning; ``first`` are to be evaluated first."""
-        placed = [c for c in rows if not c.is_set_aside]
-        cuts = self._cuts(group, placed, first)
+        placed = {c: row for c, row in rows.items() if not c.is_set_aside}
+        cuts = self._cuts(group, list(placed), first)
         are_shares = all((c.accuracy or 0) <= 1 for c in rows)
         alike = len({c.rank for c in group.candidates}) == 1 < len(group.candidates)
         columns = []
@@ -405,12 +408,12 @@ class Result(Report):
             Column("accuracy", "Accuracy", ".3f" if are_shares else ".1f", short="Acc.", drop=3),
         ]
         return Table(
-            [rows[c] for c in placed],
+            list(placed.values()),
             columns,
             "",
             f"ranking-{group.anchor}",
             excerpt=_excerpt(len(placed), is_training=bool(group.steps), cuts=cuts),
-            marks=_marks(placed, first),
+            marks=_marks(list(placed), first),
             cuts=cuts,
         ).filled()
 
@@ -466,11 +469,11 @@ class Result(Report):
         if not first or group.chances is None or not group.is_measured:
             return {}
         last = first[-1].rank
-        below = [place for place, c in enumerate(members) if group.has_place(c) and c.rank > last]
-        if not below:
-            return {}
         held = f"{100 * float(group.chances.holds_best[last - 1]):.0f} %"
-        return {below[0]: f"these hold the best with {held}"}
+        for place, c in enumerate(members):
+            if group.has_place(c) and c.rank > last:
+                return {place: f"these hold the best with {held}"}
+        return {}
 
     def charts(self) -> Mapping[str, Chart]:
         """Each group's ranking figure (along a training also G), and accuracy against it.
@@ -502,12 +505,15 @@ class Result(Report):
         members = list(itertools.chain.from_iterable(self._members.values()))
         set_aside: list[Screened] = []
         slopes: dict[Slope, None] = {}  # in order
+        distances: set[str] = set()
+        higher = ""
         for group in self.groups:
             set_aside += group.set_aside
+            distances.add(DISTANCES[group.metric])
             if group.slope is not None:
                 slopes[group.slope] = None
-        is_ordered = any(group.steps or answer.first_of(group) for group in self.groups)
-        higher = RANKED[members[0].ranked_by].replace("highest", "Higher") if is_ordered else ""
+            if group.steps or answer.first_of(group):
+                higher = RANKED[members[0].ranked_by].replace("highest", "Higher")
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         of_groups = answer.sentences_of(self.groups, self.subject, self.domain, self._list_places)
         of_base = answer.rows_of_base(self.of_base, alone=not self.checkpoints)
@@ -529,7 +535,7 @@ class Result(Report):
             "agreed": next(iter(whole), None),
             "figure": self._figure,
             "our_models": OUR_MODELS,
-            "distances": listed(sorted({DISTANCES[group.metric] for group in self.groups})),
+            "distances": listed(sorted(distances)),
             "slopes": slopes,
             "read": self._facts(),
         }

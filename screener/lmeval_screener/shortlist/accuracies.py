@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.layouts import nearest
-from lmeval_dispersion.logs.files import kind_of, whole_text
+from lmeval_dispersion.logs.files import kind_of
 from lmeval_dispersion.logs.judging import JUDGES, results_metric
-from lmeval_dispersion.logs.results import check_results, config_of, model_arguments, section
-from lmeval_dispersion.logs.runs import find_runs, is_log, results_files
+from lmeval_dispersion.logs.results import (
+    Results,
+    config_of,
+    model_arguments,
+    read_results,
+    section,
+)
+from lmeval_dispersion.logs.runs import LoggedRun, find_runs, is_log, results_files
 from lmeval_dispersion.report.cells import unguarded
+from lmeval_dispersion.report.declared import some
 from lmeval_dispersion.store.samples import task_scores
 from lmeval_screener.targets.names import REPOSITORY, Target, label
 from lmeval_screener.targets.runs import run_and_step
 
+_SHOWN = 12  # most names in a message
 _LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that names checkpoints
 
 
@@ -60,33 +66,41 @@ class Accuracies:
             UsageError: A name fits several targets, or a target has two accuracies; or, if all targets could
                 be expanded, no name fits a target, or one of a ``complete`` source does not.
         """
-        names, taken = _Names(targets), dict[str, Rated]()
+        names = _Names(targets)
         labels = [target.label for target in targets]
-        known = not any(target.refused for target in targets)
+        is_known = not any(target.refused for target in targets)
+        taken: dict[str, Rated] = {}
         for rated in self.rated:
-            fitting, name = names.matches(rated), label(rated.name, rated.revision)
-            if len(fitting) > 1:
-                places = _listed([target.name for target in fitting], 4)
+            matches = names.matches(rated)
+            name = label(rated.name, rated.revision)
+            if len(matches) > 1:
+                places = some([target.name for target in matches], 4)
                 raise UsageError(
-                    f"{rated.place}: {name} is screened {len(fitting)} times, as {places}; name one of them, "
+                    f"{rated.place}: {name} is screened {len(matches)} times, as {places}; name one of them, "
                     "a revision in `revision`"
                 )
-            if fitting and taken.setdefault(fitting[0].label, rated) != rated:
-                raise UsageError(
-                    f"{rated.place}: {fitting[0].name} occurs twice; expected one accuracy per checkpoint"
-                )
-            if not fitting and self.complete and known:
+            if matches:
+                known = taken.setdefault(matches[0].label, rated)
+                if known != rated:
+                    raise UsageError(
+                        f"{rated.place}: {matches[0].name} occurs twice; expected one accuracy per checkpoint"
+                    )
+            elif self.complete and is_known:
                 raise UsageError(
                     f"{rated.place}: expected a screened checkpoint, got "
-                    f"{name!r}{nearest(name, labels)}; screened: {_listed(labels)}"
+                    f"{name!r}{nearest(name, labels)}; screened: {some(labels, _SHOWN)}"
                 )
-        if not taken and known:
-            others = _listed([label(rated.name, rated.revision) for rated in self.rated])
+        if not taken and is_known:
+            others = some([label(rated.name, rated.revision) for rated in self.rated], _SHOWN)
             raise UsageError(
-                f"expected accuracies of screened checkpoints ({_listed(labels)}), got those of {others}"
+                f"expected accuracies of screened checkpoints ({some(labels, _SHOWN)}), got those of {others}"
             )
-        rates = {name: rated.accuracy for name, rated in taken.items()}
-        return [replace(target, accuracy=rates.get(target.label)) for target in targets]
+        with_accuracy = []
+        for target in targets:
+            rated_target = taken.get(target.label)
+            accuracy = None if rated_target is None else rated_target.accuracy
+            with_accuracy.append(replace(target, accuracy=accuracy))
+        return with_accuracy
 
 
 def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
@@ -97,7 +111,8 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
     Raises:
         UsageError: The source cannot be read or holds several tasks, or results of unlike prompts.
     """
-    path, task = Path(os.path.expanduser(source)), ""
+    path = Path(os.path.expanduser(source))
+    task = ""
     if not path.exists() and ":" in source:
         place, _, task = source.rpartition(":")
         path = Path(os.path.expanduser(place))
@@ -106,6 +121,8 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
             f"{path} does not exist; expected lm-eval's results or a folder of them (PATH:TASK), or a CSV "
             "file with the columns repo,accuracy"
         )
+    if path.suffix == ".csv" and task:
+        raise UsageError(f"{path}: a CSV file takes no :TASK; leave out :{task}")
     if path.is_dir() or path.suffix == ".json" or task or is_log(path):
         try:
             return _from_results(path, task, metric)
@@ -125,7 +142,7 @@ class _Names:
     """Targets by all their possible names, so that ten thousand results are matched fast."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
-        self._labels: dict[str, list[Target]] = {}
+        self._labels: dict[str | None, list[Target]] = {}
         self._paths: dict[str, list[Target]] = {}
         self._names: dict[str, list[Target]] = {}
         for target in targets:
@@ -138,23 +155,29 @@ class _Names:
 
     def matches(self, rated: Rated) -> list[Target]:
         """The targets of a name: the target with exactly this label or folder, else all possible ones."""
-        fitting = self._fitting(rated)
-        if rated.file is None or len(fitting) < 2:
-            return fitting
-        return [t for t in fitting if t.file and t.file.lower() in rated.file.lower()] or fitting
+        targets = self._targets(rated)
+        if rated.file is None or len(targets) < 2:
+            return targets
+        of_file = [t for t in targets if t.file and t.file.lower() in rated.file.lower()]
+        return of_file or targets
 
-    def _fitting(self, rated: Rated) -> list[Target]:
+    def _targets(self, rated: Rated) -> list[Target]:
         name = label(rated.name, rated.revision)
         for text in (rated.label, name):
-            if text is not None and (exact := self._labels.get(text)):
-                return exact
+            if text in self._labels:
+                return self._labels[text]
         names = [name]
         if rated.revision is None:
             path = str(Path(os.path.expanduser(rated.name)).resolve())
-            if there := self._paths.get(path):
-                return there  # run1/final and run2/final share a name, but are two folders
+            if path in self._paths:
+                return self._paths[
+                    path
+                ]  # run1/final and run2/final share a name, but are two folders
             names += [path, *_far_names(rated.name)]
-        return list(dict.fromkeys(target for text in names for target in self._names.get(text, ())))
+        possible: dict[Target, None] = {}  # in order
+        for text in names:
+            possible.update(dict.fromkeys(self._names.get(text, ())))
+        return list(possible)
 
 
 def _names_of(target: Target) -> set[str]:
@@ -162,12 +185,16 @@ def _names_of(target: Target) -> set[str]:
     last = target.repo.rpartition("/")[2]
     if target.on_hub:
         revision = target.revision or "main"
-        alone = {target.revision} if target.revision and "/" not in target.revision else set()
-        return {target.repo, last, f"{target.repo}@{revision}", f"{last}@{revision}"} | alone
+        names = {target.repo, last, f"{target.repo}@{revision}", f"{last}@{revision}"}
+        if target.revision and "/" not in target.revision:
+            names.add(target.revision)
+        return names
     # As tables print a folder: its last part, or its step in a training run.
     names = {target.repo, last, Path(target.repo).name, target.place}
-    if run := run_and_step(target.repo):
-        names |= {run[1], f"{Path(run[0]).name}/{run[1]}"}
+    run_of_step = run_and_step(target.repo)
+    if run_of_step:
+        run, step = run_of_step
+        names |= {step, f"{Path(run).name}/{step}"}
     return names
 
 
@@ -175,13 +202,11 @@ def _far_names(name: str) -> list[str]:
     """The name of a folder in any place: lm-eval's results keep the path of another machine."""
     if not name.startswith(("/", ".", "~")):
         return []
-    run = run_and_step(name)
-    return [f"{Path(run[0]).name}/{run[1]}" if run else Path(name).name]
-
-
-def _listed(names: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    run_of_step = run_and_step(name)
+    if run_of_step is None:
+        return [Path(name).name]
+    run, step = run_of_step
+    return [f"{Path(run).name}/{step}"]
 
 
 # --- sources --------------------------------------------------------------------------------------------
@@ -192,9 +217,8 @@ def _from_csv(path: Path) -> Accuracies:
     for line, row in _rows(path):
         place = f"{path}: line {line}"
         accuracy = _number(row["accuracy"], place)
-        rated.append(
-            Rated(row["repo"], row.get("revision") or None, accuracy, place, label=row.get("label"))
-        )
+        revision = row.get("revision") or None
+        rated.append(Rated(row["repo"], revision, accuracy, place, label=row.get("label")))
     if not rated:
         raise UsageError(f"{path}: expected a line for each checkpoint, got none")
     return Accuracies(tuple(rated), str(path))
@@ -202,30 +226,32 @@ def _from_csv(path: Path) -> Accuracies:
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """The rows with their lines; the column that names checkpoints is ``repo``."""
+    rows = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
             heads = [unguarded(name).strip().lower() for name in reader.fieldnames or ()]
-            names = next((name for name in _LABELS if name in heads), "")
+            names = [name for name in _LABELS if name in heads]
             if not names or "accuracy" not in heads:
                 raise UsageError(
                     f"{path}: expected a first line with label or repo, accuracy and optionally revision, "
                     f"got {', '.join(heads) or 'nothing'}"
                 )
-            reader.fieldnames = ["repo" if name == names else name for name in heads]
-            rows = [(reader.line_num, row) for row in reader]
+            reader.fieldnames = ["repo" if name == names[0] else name for name in heads]
+            for row in reader:
+                if None in row:
+                    raise UsageError(
+                        f"{path}: line {reader.line_num}: expected {len(heads)} values"
+                    )
+                values = {key: unguarded(value).strip() for key, value in row.items()}
+                rows.append((reader.line_num, values))
     except OSError as error:
         raise UsageError(
             f"{path}: expected a readable CSV file, got {error.strerror or error}; check the path"
         ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: expected a CSV file in UTF-8, got: {error}") from error
-    for line, row in rows:
-        if None in row:
-            raise UsageError(f"{path}: line {line}: expected {len(heads)} values")
-    return [
-        (line, {key: unguarded(value).strip() for key, value in row.items()}) for line, row in rows
-    ]
+    return rows
 
 
 def _number(value: object, place: str) -> float:
@@ -242,37 +268,42 @@ def _number(value: object, place: str) -> float:
 
 def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
     """One task of lm-eval's results, the latest of each model; of samples without results their mean."""
-    files = sorted(results_files(path)) if path.is_dir() else [path]
     if (path / "race.json").is_file():
-        return _from_race({file: _results(file) for file in sorted(path.rglob("results_*.json"))})
-    runs = {file: _results(file) for file in files if kind_of(file) not in ("samples", "inspect")}
-    alone = {}
+        return _from_race(sorted(path.rglob("results_*.json")))
+    results = {}
+    for file in results_files(path) if path.is_dir() else [path]:
+        if kind_of(file) not in ("samples", "inspect"):
+            results[file] = read_results(file)
+    # Runs whose results have no scores, by a file of samples.
+    runs = {}
     for run in sorted(find_runs(path), key=lambda run: run.date):
         if not run.results or run.by_inspect:
-            alone[next(iter(run.samples.values()))] = run
-    if not runs and not alone:
+            runs[next(iter(run.samples.values()))] = run
+    if not results and not runs:
         raise UsageError(
             f"{path}: expected lm-eval's results_*.json in the folder, got none; name lm-eval's output folder"
         )
-    names = [name for content in runs.values() for name in _tasks(content)]
-    tasks = list(dict.fromkeys([*names, *(name for run in alone.values() for name in run.samples)]))
+    tasks = _tasks(results.values(), runs.values())
     if not task and len(tasks) != 1:
         raise UsageError(
-            f"{path} holds {len(tasks)} tasks ({_listed(tasks)}); name one: {path}:TASK"
+            f"{path} holds {len(tasks)} tasks ({some(tasks, _SHOWN)}); name one: {path}:TASK"
         )
     task = task or tasks[0]
-    chosen = {file: content for file, content in runs.items() if task in content["results"]}
-    alone = {file: run for file, run in alone.items() if task in run.samples}
-    if not chosen and not alone:
+    results = {file: content for file, content in results.items() if task in content["results"]}
+    runs = {file: run for file, run in runs.items() if task in run.samples}
+    if not results and not runs:
         raise UsageError(
-            f"{path}: expected the task {task}, got {_listed(tasks)}{nearest(task, tasks)}"
+            f"{path}: expected the task {task}, got {some(tasks, _SHOWN)}{nearest(task, tasks)}"
         )
-    key = _metric(task, chosen, path, metric) if chosen else ""
-    latest: dict[tuple[str, str | None, str | None], tuple[Rated, Path]] = {}
-    for file, content in sorted(chosen.items(), key=lambda pair: (pair[1]["date"], str(pair[0]))):
-        rated = _rated(content, file, _number(content["results"][task][key], str(file)))
-        latest[rated.name, rated.revision, rated.file] = rated, file
-    for file, run in alone.items():
+    key = _metric(task, list(results.values()), path, metric) if results else ""
+    latest: dict[tuple[str, str | None, str | None], tuple[Rated, Results]] = {}
+    for file in sorted(results, key=lambda file: (_date(results[file]), str(file))):
+        content = results[file]
+        accuracy = _number(content["results"][task][key], str(file))
+        rated = _rated(content, file, accuracy)
+        latest[rated.name, rated.revision, rated.file] = rated, content
+    notes = []
+    for file, run in runs.items():
         name, scores = task_scores(run, task, metric)
         key = key or name
         known = [sample.correct for sample in scores.values() if math.isfinite(sample.correct)]
@@ -280,134 +311,137 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
         rated = Rated(run.model, None, mean, str(file))
         if run.by_inspect:
             rated = _rated(run.results, file, mean)
-        latest[rated.name, rated.revision, rated.file] = rated, file
-        runs[file] = run.results
-    notes = _unlike(task, {file: runs[file] for _, file in latest.values() if runs[file]})
-    notes += [
-        note for run in alone.values() for note in section(run.results, "inspect").get("notes", [])
-    ]
-    every = [*chosen, *alone]
-    count = f"{len(every)} of lm-eval's result files" if len(every) > 1 else every[0].name
-    meaning = "; ".join([f"{task}, {key} ({count})", *notes])
+        latest[rated.name, rated.revision, rated.file] = rated, run.results
+        notes += section(run.results, "inspect").get("notes", [])
+    notes = [*_unlike(task, latest.values()), *notes]
+    files = [*results, *runs]
+    source = f"{len(files)} of lm-eval's result files"
+    if len(files) == 1:
+        source = files[0].name
+    meaning = "; ".join([f"{task}, {key} ({source})", *notes])
     return Accuracies(tuple(rated for rated, _ in latest.values()), meaning, complete=False)
 
 
-def _unlike(task: str, runs: Mapping[Path, Mapping[str, Any]]) -> list[str]:
+def _date(results: Results) -> float:
+    """When results were written, in seconds; 0 if they do not say."""
+    date = results.get("date")
+    return date if isinstance(date, int | float) else 0.0
+
+
+def _tasks(results: Iterable[Results], runs: Iterable[LoggedRun]) -> list[str]:
+    """The tasks that have a score; of groups the group's, without those of its tasks."""
+    tasks: dict[str, None] = {}  # in order
+    for content in results:
+        members: set[str] = set()
+        for names in section(content, "group_subtasks").values():
+            members.update(names)
+        whole = [name for name in content["results"] if name not in members]
+        tasks.update(dict.fromkeys(whole or content["results"]))
+    for run in runs:
+        tasks.update(dict.fromkeys(run.samples))
+    return list(tasks)
+
+
+def _unlike(task: str, scored: Iterable[tuple[Rated, Results]]) -> list[str]:
     """Notes on another version of the task, or other documents.
 
     Raises:
         UsageError: Other numbers of few-shot examples.
     """
-    notes = []
-    files = list(runs)
-    facts = {file: _Asked.of(task, content) for file, content in runs.items()}
-    for file in files[1:]:
-        first = facts[files[0]]
-        other = facts[file]
-        if first.hashes and first.hashes == other.hashes:
+    prompts = [(rated.place, _Prompt.of(task, content)) for rated, content in scored if content]
+    notes: dict[str, None] = {}  # in order
+    for place, prompt in prompts[1:]:
+        first_place, first = prompts[0]
+        if first.hashes and first.hashes == prompt.hashes:
             continue
-        if first.shots is not None and other.shots is not None and first.shots != other.shots:
+        if first.shots and prompt.shots and first.shots != prompt.shots:
             raise UsageError(
                 f"expected results of {task} with one number of examples, got {first.shots}-shot in "
-                f"{files[0]} and {other.shots}-shot in {file}; name results of one prompt"
+                f"{first_place} and {prompt.shots}-shot in {place}; name results of one prompt"
             )
-        if first.version != other.version:
-            notes.append(f"versions {first.version} and {other.version} of the task")
-        if first.limit != other.limit:
-            notes.append(f"limits {first.limit} and {other.limit}: other questions")
-    return list(dict.fromkeys(notes))
+        if first.version != prompt.version:
+            notes[f"versions {first.version} and {prompt.version} of the task"] = None
+        if first.limit != prompt.limit:
+            notes[f"limits {first.limit} and {prompt.limit}: other questions"] = None
+    return list(notes)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a results file says of a task's questions; ``hashes`` are of all documents and prompts."""
+class _Prompt:
+    """A task's questions, by its results; ``hashes`` are of all documents and prompts."""
 
-    shots: str | None
+    shots: str  # empty if unknown
     version: object
     limit: object
     hashes: object
 
     @classmethod
-    def of(cls, task: str, content: Mapping[str, Any]) -> _Asked:
-        members = section(content, "group_subtasks").get(task)
-        names = [task, *(members if isinstance(members, list) else ())]
-        shots = {_shots(name, content) for name in names} - {None}
+    def of(cls, task: str, results: Results) -> _Prompt:
+        members = section(results, "group_subtasks").get(task)
+        names = [task]
+        if isinstance(members, list):
+            names += members
+        shots = {_shots(name, results) for name in names} - {""}
         return cls(
-            shots=" and ".join(sorted(str(number) for number in shots)) or None,
-            version=section(content, "versions").get(task),
-            limit=section(content, "config").get("limit"),
-            hashes=section(content, "task_hashes").get(task),
+            shots=" and ".join(sorted(shots)),
+            version=section(results, "versions").get(task),
+            limit=section(results, "config").get("limit"),
+            hashes=section(results, "task_hashes").get(task),
         )
 
 
-def _shots(task: str, content: Mapping[str, Any]) -> object:
-    """The number of a task's few-shot examples; None if the results do not say."""
-    places = (section(content, "n-shot").get(task), config_of(content, task).get("num_fewshot"))
-    for number in (*places, section(content, "config").get("num_fewshot")):
+def _shots(task: str, results: Results) -> str:
+    """The number of a task's few-shot examples; empty if the results do not say."""
+    numbers = (
+        section(results, "n-shot").get(task),
+        config_of(results, task).get("num_fewshot"),
+        section(results, "config").get("num_fewshot"),
+    )
+    for number in numbers:
         if isinstance(number, int | str):
-            return number
-    return None
+            return str(number)
+    return ""
 
 
-def _from_race(runs: Mapping[Path, Mapping[str, Any]]) -> Accuracies:
+def _from_race(files: Sequence[Path]) -> Accuracies:
     """Scores in a race, of checkpoints that answered all questions."""
-    whole = {
-        file: run for file, run in runs.items() if run["race"]["questions"] == run["race"]["of"]
-    }
-    rated = tuple(_rated(run, file, run["race"]["score"]) for file, run in whole.items())
-    meaning = f"a race ({len(whole)} of {len(runs)} asked everything)"
-    return Accuracies(rated, meaning, complete=False, dropped=len(runs) - len(whole))
+    rated = []
+    for file in files:
+        results = read_results(file)
+        race = results["race"]
+        if race["questions"] == race["of"]:
+            rated.append(_rated(results, file, race["score"]))
+    meaning = f"a race ({len(rated)} of {len(files)} asked everything)"
+    return Accuracies(tuple(rated), meaning, complete=False, dropped=len(files) - len(rated))
 
 
-def _results(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(whole_text(file))
-    except ValueError as error:
-        raise UsageError(
-            f"{file}: expected lm-eval's results as JSON (a CSV file takes no :TASK), got: {error}"
-        ) from error
-    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
-        raise UsageError(
-            f"{file}: expected lm-eval's results with the key `results`, got other JSON"
-        )
-    check_results(content, file)
-    date = content.get("date")
-    return content | {"date": date if isinstance(date, (int, float)) else 0.0}
-
-
-def _tasks(run: Mapping[str, Any]) -> list[str]:
-    """The tasks of the results that are not a group's."""
-    members = {name for names in (run.get("group_subtasks") or {}).values() for name in names}
-    return [name for name in run["results"] if name not in members] or list(run["results"])
-
-
-def _metric(
-    task: str, runs: Mapping[Path, Mapping[str, Any]], path: Path, judge: str | None
-) -> str:
+def _metric(task: str, results: Sequence[Results], path: Path, judge: str | None) -> str:
     """The key of the task's accuracy that all results share."""
-    contents = list(runs.values())
-    scores = [content["results"][task] for content in contents]
-    common = [key for key in scores[0] if all(key in other for other in scores)]
-    have = [key for key in common if isinstance(scores[0][key], int | float)]
-    have = [key for key in have if "_stderr" not in key and key != "sample_len"]
-    key = results_metric(contents[0], task, have, judge)
+    common = []
+    for key, value in results[0]["results"][task].items():
+        is_score = isinstance(value, int | float) and "_stderr" not in key and key != "sample_len"
+        if is_score and all(key in content["results"][task] for content in results):
+            common.append(key)
+    key = results_metric(results[0], task, common, judge)
     if key is not None:
         return key
     wanted = judge or ", ".join(JUDGES)
     raise UsageError(
-        f"{path}: expected an accuracy of {task} ({wanted}), got {_listed(have) or 'none'}; name one by "
-        "`--metric [FILTER/]METRIC`, or supply the numbers as a CSV file"
+        f"{path}: expected an accuracy of {task} ({wanted}), got {some(common, _SHOWN) or 'none'}; name one "
+        "by `--metric [FILTER/]METRIC`, or supply the numbers as a CSV file"
     )
 
 
-def _rated(run: Mapping[str, Any], file: Path, accuracy: float) -> Rated:
+def _rated(results: Results, file: Path, accuracy: float) -> Rated:
     """The accuracy of the model that was evaluated, or of the adapter on it."""
-    arguments = model_arguments(run)
-    name = arguments.get("pretrained") or arguments.get("model") or run.get("model_name")
+    arguments = model_arguments(results)
+    name = arguments.get("pretrained") or arguments.get("model") or results.get("model_name")
     if not name:
         raise UsageError(f"{file}: expected the model's name in config.model_args, got none")
-    revision, weights = arguments.get("revision") or None, arguments.get("gguf_file") or None
-    if not (peft := str(arguments.get("peft") or "")):
+    revision = arguments.get("revision") or None
+    peft = str(arguments.get("peft") or "")
+    if not peft:
+        weights = arguments.get("gguf_file") or None
         return Rated(str(name), revision, accuracy, str(file), weights)
     place, at, commit = peft.partition("@")
     if REPOSITORY.fullmatch(place) and not Path(peft).exists():

@@ -7,6 +7,7 @@ list missed.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,19 +40,15 @@ class GroupChoice:
     unranked: int
     kind: str
 
-    def of(self, *reasons: Why) -> tuple[Screened, ...]:
-        """The members chosen for any of these reasons, best first."""
-        return tuple(c for c in self.group.checkpoints if c.chosen in reasons)
-
     @cached_property
     def listed(self) -> tuple[Screened, ...]:
         """The group's short list, best first."""
-        return self.of("rank")
+        return tuple(c for c in self.group.checkpoints if c.chosen == "rank")
 
     @cached_property
     def audit(self) -> tuple[Screened, ...]:
-        """The members drawn at random."""
-        return self.of("audit")
+        """The members drawn at random, best first."""
+        return tuple(c for c in self.group.checkpoints if c.chosen == "audit")
 
     @property
     def chosen(self) -> tuple[Screened, ...]:
@@ -60,14 +57,18 @@ class GroupChoice:
 
     def sentence(self) -> str:
         """The rule of the choice without the group's name, such as ``9 of 24: ranks 1–9``."""
-        total, listed = len(self.group.checkpoints), len(self.listed)
-        if self.k >= self.places or listed == total:
+        total = len(self.group.checkpoints)
+        listed = len(self.listed)
+        if listed == total:
             text = "the only one" if total == 1 else f"all {total}"
-            text = text if listed == total else f"{listed} of {total}, all but copies"
+        elif self.k >= self.places:
+            text = f"{listed} of {total}, all but copies"
         else:
-            text = f"{listed} of {total}: {'rank 1' if self.k == 1 else f'ranks 1–{self.k}'}"
-            text += f", and {self.unranked} with the rows of their base" if self.unranked else ""
-        return text + (f", and {len(self.audit)} of the others at random" if self.audit else "")
+            ranks = "rank 1" if self.k == 1 else f"ranks 1–{self.k}"
+            text = f"{listed} of {total}: {ranks}"
+            if self.unranked:
+                text += f", and {self.unranked} with the rows of their base"
+        return text + _drawn(len(self.audit))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +89,13 @@ class Shortlist:
     @property
     def chosen(self) -> tuple[Screened, ...]:
         """All checkpoints to evaluate, group by group."""
-        return tuple(c for choice in self.groups for c in choice.chosen)
+        return tuple(itertools.chain.from_iterable(choice.chosen for choice in self.groups))
 
     def to_dict(self) -> dict[str, Any]:
         """The settings and each group's list in numbers, as in JSON and manifest."""
-        return {
-            "k": self.k,
-            "audit_sample": self.audit_sample,
-            "seed": self.seed,
-            "groups": [
+        groups = []
+        for choice in self.groups:
+            groups.append(
                 {
                     "family": choice.group.family,
                     "scale": choice.group.scale,
@@ -107,19 +106,30 @@ class Shortlist:
                     "audited": len(choice.audit),
                     "sentence": choice.sentence(),
                 }
-                for choice in self.groups
-            ],
+            )
+        return {
+            "k": self.k,
+            "audit_sample": self.audit_sample,
+            "seed": self.seed,
+            "groups": groups,
         }
 
     def sentence(self) -> str:
         """The list in one sentence."""
         if len(self.groups) == 1:
             return f"Short list: {self.groups[0].sentence()}."
-        total = sum(len(choice.group.checkpoints) for choice in self.groups)
-        listed = sum(len(choice.listed) for choice in self.groups)
-        drawn = sum(len(choice.audit) for choice in self.groups)
-        more = f", and {drawn} of the others at random" if drawn else ""
-        return f"Short list: {listed} of {total} in {len(self.groups)} groups{more}."
+        total = 0
+        listed = 0
+        drawn = 0
+        for choice in self.groups:
+            total += len(choice.group.checkpoints)
+            listed += len(choice.listed)
+            drawn += len(choice.audit)
+        return f"Short list: {listed} of {total} in {len(self.groups)} groups{_drawn(drawn)}."
+
+
+def _drawn(number: int) -> str:
+    return f", and {number} of the others at random" if number else ""
 
 
 def shortlist(
@@ -127,8 +137,8 @@ def shortlist(
 ) -> Shortlist:
     """Choose each group's first ``k`` places, with ``audit_sample`` of the others drawn at random.
 
-    Without ``k`` a group's list holds its best with a chance of 90 %. Of the groups, which need one candidate
-    at least, those without any are left out.
+    Without ``k`` a group's list holds its best with a chance of 90 %. Groups without a candidate are left
+    out.
 
     Raises:
         UsageError: ``k`` is below 1, or ``audit_sample`` below 0.
@@ -137,31 +147,41 @@ def shortlist(
         raise UsageError(f"expected at least 1, got {k}", argument="k")
     if audit_sample < 0:
         raise UsageError(f"expected at least 0, got {audit_sample}", argument="audit_sample")
-    choices = tuple(_choice(group, k, audit_sample, seed) for group in groups if group.candidates)
-    return Shortlist(
-        k or max((choice.k for choice in choices), default=0), audit_sample, seed, choices
-    )
+    choices = []
+    most = 0
+    for group in groups:
+        if group.candidates:
+            choice = _choice(group, k, audit_sample, seed)
+            choices.append(choice)
+            most = max(most, choice.k)
+    return Shortlist(k or most, audit_sample, seed, tuple(choices))
 
 
 def _choice(group: Group, k: int | None, audit_sample: int, seed: int) -> GroupChoice:
-    total, first = group.places, k or group.first_for()
-    candidates = group.candidates
+    first = k or group.first_for()
     # Rows do not order members without a place, so all are listed. A copy follows its original.
-    listed = (
-        c for c in candidates if not c.copy_of and (c.rank <= first or not group.has_place(c))
-    )
-    why: dict[Screened, Why] = dict.fromkeys(listed, "rank")
-    others = sorted(
-        (c for c in candidates if c not in why), key=lambda c: (c.name, c.revision or "")
-    )
+    listed: set[Screened] = set()
+    others: list[Screened] = []
+    for c in group.candidates:
+        is_first = c.rank <= first or not group.has_place(c)
+        if is_first and not c.copy_of:
+            listed.add(c)
+        else:
+            others.append(c)
+    others.sort(key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
-    places = (
-        draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()
-    )
-    probability = dict.fromkeys(why, 1.0) | dict.fromkeys(others, len(places) / max(len(others), 1))
-    why |= dict.fromkeys((others[i] for i in places), "audit")
-    checkpoints = tuple(
-        replace(c, chosen=why.get(c), inclusion_probability=probability[c]) for c in candidates
-    )
-    unranked = sum(not group.has_place(c) for c in why if why[c] == "rank")
-    return GroupChoice(replace(group, checkpoints=checkpoints), first, total, unranked, group.kind)
+    size = min(audit_sample, len(others))
+    places = draw.choice(len(others), size, replace=False) if others else ()
+    drawn = {others[place] for place in places}
+    checkpoints = []
+    unranked = 0
+    for c in group.candidates:
+        chosen: Why | None = "audit" if c in drawn else None
+        probability = size / max(len(others), 1)
+        if c in listed:
+            chosen = "rank"
+            probability = 1.0
+            unranked += not group.has_place(c)
+        checkpoints.append(replace(c, chosen=chosen, inclusion_probability=probability))
+    members = replace(group, checkpoints=tuple(checkpoints))
+    return GroupChoice(members, first, group.places, unranked, group.kind)

@@ -61,7 +61,9 @@ class GroupResults:
     @cached_property
     def used(self) -> NDArray[np.int64]:
         """Positions of the results that form pairs, shape (used,); in an audit, only of listed and drawn."""
-        mask = self.known & (self.listed | self.audited) if self.design == "audit" else self.known
+        mask = self.known
+        if self.design == "audit":
+            mask = mask & (self.listed | self.audited)
         return np.flatnonzero(mask)
 
     @property
@@ -81,17 +83,20 @@ class GroupResults:
         A weight is one over the probability that both are included; a tie counts half. Shapes (used,),
         (used,).
         """
-        accuracies, drawn = self.accuracies[self.used], self.audited[self.used]
-        m, others = int(drawn.sum()), self.others
-        single = double = 1.0
+        drawn = self.audited[self.used]
+        m = int(drawn.sum())
+        others = self.others
+        single = 1.0
+        double = 1.0
         if self.design == "audit" and self.stands_for_all:
             single = others / m
-            double = others * (others - 1) / (m * (m - 1)) if m > 1 else 1.0
-        weights = np.where(
-            drawn[:, None] & drawn, double, np.where(drawn[:, None] | drawn, single, 1.0)
-        )
+            if m > 1:
+                double = others * (others - 1) / (m * (m - 1))
+        weights = np.ones((len(drawn), len(drawn)))
+        weights[drawn[:, None] | drawn] = single
+        weights[drawn[:, None] & drawn] = double
         np.fill_diagonal(weights, 0)
-        agree = _signs(self.figure[self.used]) * _signs(accuracies)
+        agree = _signs(self.figure[self.used]) * _signs(self.accuracies[self.used])
         return (weights * (1 + agree)).sum(axis=1) / 2, weights.sum(axis=1)
 
 
@@ -128,13 +133,15 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     se = math.sqrt(variance)
     pairs = max(count / 2, 1)
     edge = 0.025 ** (1 / pairs)
-    low, high = 0.0, 1.0
-    if 0 < share < 1 and se > 0:
+    low = 0.0
+    high = 1.0
+    if 0 < share < 1:
+        if se == 0:
+            return Interval(share, low, high)
         centre = math.log(share / (1 - share))
         half = student_quantile(0.975, freedom) * se / (share * (1 - share))
-        low, high = 1 / (1 + math.exp(half - centre)), 1 / (1 + math.exp(-half - centre))
-    elif 0 < share < 1:
-        return Interval(share, low, high)
+        low = 1 / (1 + math.exp(half - centre))
+        high = 1 / (1 + math.exp(-half - centre))
     if pairs * (1 - share) < _HARDLY:
         low = min(low, edge) if low else edge
     if pairs * share < _HARDLY:
@@ -154,7 +161,8 @@ def missed(group: GroupResults) -> dict[str, float | None]:
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):
         return {}
-    best, known = float(listed.max()), group.accuracies[group.known]
+    best = float(listed.max())
+    known = group.accuracies[group.known]
     figures: dict[str, float | None] = {
         "best": best,
         "seen": float(known.max()) - best,
@@ -165,11 +173,13 @@ def missed(group: GroupResults) -> dict[str, float | None]:
     if group.design == "all":
         outside = group.accuracies[~group.listed]
         better = float((outside > best).sum())
-        figures |= dict.fromkeys(("better", "better_low", "better_high"), better)
         return figures | {
             "regret": figures["seen"],
             "at_random": float(known.max()) - best_at_random(known, len(listed)),
-            "excess": float(np.maximum(outside - best, 0).mean()) if len(outside) else 0.0,
+            "better": better,
+            "better_low": better,
+            "better_high": better,
+            "excess": _mean_lead(outside, best),
         }
     if group.design != "audit":
         return figures
@@ -182,8 +192,13 @@ def missed(group: GroupResults) -> dict[str, float | None]:
         "better": hits * group.others / len(sample),
         "better_low": low,
         "better_high": high,
-        "excess": float(np.maximum(sample - best, 0).mean()),
+        "excess": _mean_lead(sample, best),
     }
+
+
+def _mean_lead(accuracies: Array, best: float) -> float:
+    """The mean lead of other checkpoints over the list's best, 0 for worse ones and without others."""
+    return float(np.maximum(accuracies - best, 0).mean()) if len(accuracies) else 0.0
 
 
 def best_at_random(values: Array, size: int) -> float:
@@ -206,11 +221,12 @@ def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
 
     def chance(number: int, seen: Iterable[int]) -> float:
         """The distribution of hits among the drawn, if ``number`` of the others are hits."""
-        return math.fsum(
-            math.exp(_log_choose(number, x) + _log_choose(others - number, drawn - x) - whole)
-            for x in seen
-            if x <= number and drawn - x <= others - number
-        )
+        chances = []
+        for x in seen:
+            if x <= number and drawn - x <= others - number:
+                ways = _log_choose(number, x) + _log_choose(others - number, drawn - x)
+                chances.append(math.exp(ways - whole))
+        return math.fsum(chances)
 
     # Both tails are monotone in the number of hits.
     possible = range(hits, others - (drawn - hits) + 1)

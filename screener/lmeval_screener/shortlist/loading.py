@@ -26,16 +26,19 @@ def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ScreeningError: As :func:`on_base`.
     """
-    given, place = dict(arguments), str(arguments.get("pretrained", ""))
-    revision, local = given.get("revision"), Path(place).is_dir()
-    if not {"peft", "gguf_file"}.isdisjoint(given) or not (local or REPOSITORY.fullmatch(place)):
+    given = dict(arguments)
+    place = str(given.get("pretrained", ""))
+    is_local = Path(place).is_dir()
+    is_place = is_local or REPOSITORY.fullmatch(place)
+    if not is_place or "peft" in given or "gguf_file" in given:
         return given
-    target = on_base(Target(place, None if revision is None else str(revision), local=local))
+    revision = given.get("revision")
+    target = on_base(Target(place, revision and str(revision), local=is_local))
     if target.on is None:
         return given
-    return target.arguments() | {
-        key: given[key] for key in given if key not in ("pretrained", "revision")
-    }
+    given.pop("pretrained")
+    given.pop("revision", None)
+    return target.arguments() | given
 
 
 def on_base(target: Target) -> Target:
@@ -65,7 +68,8 @@ async def _on_base(target: Target, offline: bool | None) -> Target:
             return await account.bounded(sources.snapshot(place, account))
 
         snapshot = await opened(target)
-        if (adapted := await adapter_in(snapshot, target)) is None:
+        adapted = await adapter_in(snapshot, target)
+        if adapted is None:
             return target
         _, at = adapted
         if at.refused is not None:
@@ -73,6 +77,6 @@ async def _on_base(target: Target, offline: bool | None) -> Target:
         with contextlib.suppress(ScreeningError):  # loading it says why
             base = await opened(at)
             at = replace(at, repo=at.repo if at.local else base.repo, revision=base.revision)
-    own = any(name in snapshot.files for name in (*TOKENIZER_FILES, "tokenizer.model"))
-    shared = not own or "tokenizer_config.json" not in snapshot.files
+    has_tokenizer = any(name in snapshot.files for name in (*TOKENIZER_FILES, "tokenizer.model"))
+    shared = not has_tokenizer or "tokenizer_config.json" not in snapshot.files
     return replace(target, revision=snapshot.revision, on=Base(at.place, at.revision, shared))

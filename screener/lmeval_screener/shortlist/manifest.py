@@ -21,7 +21,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import FULL, read_json
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.layouts import Place, PlainName, Text, checked
-from lmeval_screener.screened import Group, Screened
+from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.shortlist.loading import on_base
 from lmeval_screener.targets.names import Target, labelled
@@ -78,14 +78,16 @@ def emit(
     commit that was screened; ``run.sh`` downloads adapters, and races; ``manifest.json`` comes last. Raises
     DispersionError if a file cannot be written, ScreeningError as `on_base`.
     """
-    members, downloads = chosen.chosen, ""
+    members = chosen.chosen
+    downloads = ""
     width = max(3, len(str(len(members))))
     files: dict[str, str] = {}
     for number, c in enumerate(members, start=1):
         name = f"{number:0{width}d}-{_file_name(c)}"
         target = _loaded(c)
-        place = f"{DOWNLOADED}/{c.name}" if target.on and target.on_hub else None
-        if place:
+        place = None
+        if target.on and target.on_hub:
+            place = f"{DOWNLOADED}/{c.name}"
             # A sub-folder holds a training's earlier steps.
             words = (c.repo, "--revision", str(c.revision), "--exclude", "*/*", "--local-dir")
             downloads += f'hf download {shlex.join(words)} "$list"/{shlex.quote(place)}\n'
@@ -93,8 +95,9 @@ def emit(
             "model": "hf",
             "model_args": target.arguments(c.revision, place),
             "tasks": list(tasks),
+            "batch_size": "auto",
+            "output_path": f"results/{name}",
         }
-        given |= {"batch_size": "auto", "output_path": f"results/{name}"}
         files[f"models/{name}.yaml"] = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
     script = _RUN.replace("@COUNT@", str(len(members))).replace("@DOWNLOADS@", downloads)
     files["run.sh"] = script.replace("@AND@", " and the downloads below" if downloads else "")
@@ -108,74 +111,78 @@ def emit(
             if name.endswith(".sh"):
                 (folder / name).chmod(0o755)
     except OSError as error:
-        free = "free some space or " * (error.errno in FULL)
+        advice = "name another folder"
+        if error.errno in FULL:
+            advice = f"free some space or {advice}"
         raise DispersionError(
-            f"could not write {folder}: {error.strerror or error}; {free}name another folder"
+            f"could not write {folder}: {error.strerror or error}; {advice}"
         ) from error
     return folder / FILE
 
 
 def _loaded(c: Screened) -> Target:
     """The checkpoint as lm-eval loads it."""
-    read = replace(c.target, repo=c.repo, file=c.file if c.file.endswith(".gguf") else None)
-    return replace(read, on=on_base(replace(read, revision=c.revision)).on) if c.base else read
+    target = replace(c.target, repo=c.repo, file=c.file if c.file.endswith(".gguf") else None)
+    if not c.base:
+        return target
+    return replace(target, on=on_base(replace(target, revision=c.revision)).on)
 
 
 def _file_name(c: Screened) -> str:
-    parts = [Path(c.repo).name if c.revision is None else c.repo, c.target.revision, c.target.file]
-    return (
-        re.sub(r"[^\w.-]+", "_", "-".join(part for part in parts if part))[-100:].strip("._-")
-        or "model"
-    )
+    repo = Path(c.repo).name if c.revision is None else c.repo
+    parts = filter(None, (repo, c.target.revision, c.target.file))
+    plain = re.sub(r"[^\w.-]+", "_", "-".join(parts))
+    return plain[-100:].strip("._-") or "model"
 
 
 def manifest_dict(
     head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
 ) -> dict[str, Any]:
     """The manifest's JSON content, from a screening's ``head`` and its short list."""
+    candidates = []
+    for choice in chosen.groups:
+        with_equal_rows: set[str | None] = set()
+        for c in choice.group.checkpoints:
+            if c.equal_rows_with is not None:
+                with_equal_rows |= {c.label, c.equal_rows_with}
+        for c in choice.group.checkpoints:
+            has_equal = c.copy_of is None and c.label in with_equal_rows
+            candidates.append(_entry(c) | {"equal_rows": has_equal})
+    failed = []
+    for failure in head["failed"]:
+        failed.append({name: failure[name] for name in ("repo", "revision", "error", "message")})
     return {
         "schema": SCHEMA,
         "version": __version__,
         "command": command,
-        **{
-            name: head[name]
-            for name in ("domain", "task", "reference", "metric", "ranked_by", "base")
-        },
+        **{name: head[name] for name in _OF_SCREENING},
         "tasks": list(tasks),
         **chosen.to_dict(),
-        "candidates": [
-            {
-                # Results may be read from another folder.
-                "repo": c.target.place if c.target.local else c.repo,
-                "requested_revision": c.target.revision,
-                "revision": c.revision,
-                "file": c.target.file,
-                "tokenizer": c.target.arguments().get("tokenizer"),
-                "family": c.family,
-                "scale": c.scale,
-                "rank": c.rank,
-                "chosen": c.chosen,
-                "inclusion_probability": c.inclusion_probability,
-                "G": c.gap.mean,
-                "ratio": None if c.ratio is None else c.ratio.mean,
-                "equal_rows": c.copy_of is None and c.label in _with_equal_rows(choice.group),
-            }
-            for choice in chosen.groups
-            for c in choice.group.checkpoints
-        ],
-        "failed": [
-            {name: failure[name] for name in ("repo", "revision", "error", "message")}
-            for failure in head["failed"]
-        ],
+        "candidates": candidates,
+        "failed": failed,
     }
 
 
-def _with_equal_rows(group: Group) -> set[str]:
-    """Labels of members that share rows with another, the other included."""
-    pairs = (
-        (c.label, c.equal_rows_with) for c in group.checkpoints if c.equal_rows_with is not None
-    )
-    return {label for pair in pairs for label in pair}
+_OF_SCREENING = ("domain", "task", "reference", "metric", "ranked_by", "base")
+
+
+def _entry(c: Screened) -> dict[str, Any]:
+    """A candidate of the manifest."""
+    return {
+        # Results may be read from another folder.
+        "repo": c.target.place if c.target.local else c.repo,
+        "requested_revision": c.target.revision,
+        "revision": c.revision,
+        "file": c.target.file,
+        "tokenizer": c.target.arguments().get("tokenizer"),
+        "family": c.family,
+        "scale": c.scale,
+        "rank": c.rank,
+        "chosen": c.chosen,
+        "inclusion_probability": c.inclusion_probability,
+        "G": c.gap.mean,
+        "ratio": None if c.ratio is None else c.ratio.mean,
+    }
 
 
 # --- read again -----------------------------------------------------------------------------------------
@@ -195,9 +202,8 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
-    equal_rows: bool = (
-        False  # whether another of its group has the same rows, of which it is not a copy
-    )
+    # Whether another of its group has the same rows, of which it is not a copy.
+    equal_rows: bool = False
 
     @property
     def accuracy(self) -> float:
@@ -293,20 +299,23 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
         )
     targets = labelled([c.target for c in candidates])
     pairs = zip(candidates, targets, strict=True)
-    groups = given.get("groups", ())
-    kinds = {(g.get("family", ""), g.get("scale", "")): g.get("kind") for g in groups}
+    kinds = {}
+    for group in given.get("groups", ()):
+        kind = group.get("kind")
+        if kind:
+            kinds[group.get("family", ""), group.get("scale", "")] = kind
     return Manifest(
-        given["domain"],
-        given["k"],
-        given["audit_sample"],
-        tuple(replace(c, target=target) for c, target in pairs),
-        place,
-        given.get("task") or "",
-        given.get("ranked_by") or "",
-        given.get("base") or "",
-        {group: kind for group, kind in kinds.items() if kind},
-        tuple(given.get("tasks", ())),
-        given.get("metric") or "",
+        domain=given["domain"],
+        k=given["k"],
+        audit_sample=given["audit_sample"],
+        candidates=tuple(replace(c, target=target) for c, target in pairs),
+        place=place,
+        task=given.get("task") or "",
+        ranked_by=given.get("ranked_by") or "",
+        base=given.get("base") or "",
+        kinds=kinds,
+        tasks=tuple(given.get("tasks", ())),
+        metric=given.get("metric") or "",
     )
 
 

@@ -8,6 +8,7 @@ better than chance* needs a narrow interval, not a large p. Everything else is *
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,8 +87,18 @@ class GroupVerdict:
 
 # Columns only in the table of details, and only in the first table.
 _DETAILS = (
-    *("low", "high", "listed", "best", "at_random", "seen", "others", "drawn"),
-    *("better", "better_low", "better_high", "excess"),
+    "low",
+    "high",
+    "listed",
+    "best",
+    "at_random",
+    "seen",
+    "others",
+    "drawn",
+    "better",
+    "better_low",
+    "better_high",
+    "excess",
 )
 _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "regret")
 
@@ -170,19 +181,21 @@ class Verdict(Report):
 
     def tables(self) -> Mapping[str, Table]:
         """The groups' verdicts, their lists compared with the others, and each checkpoint."""
+        lines = self.groups
+        if len(lines) > 1:
+            lines = (*lines, self.overall)
         return {
-            "groups": Table.of(self._lines(), "", name="groups", hide=_DETAILS),
+            "groups": Table.of(lines, "", name="groups", hide=_DETAILS),
             "lists": Table.of(self.groups, "", name="lists", hide=_FIRST),
             "points": Table.of(self.points, "", name="points"),
         }
 
     def charts(self) -> Mapping[str, Chart]:
         """Accuracy against the figure that ranked, for every checkpoint with a result."""
-        by_gap = self.order.startswith(RANKED["gap"]) or any(
-            point.ratio is None for point in self.points
-        )
-        figure = title = "ratio"
-        if by_gap:
+        figure = "ratio"
+        title = "ratio"
+        by_gap = self.order.startswith(RANKED["gap"])
+        if by_gap or any(point.ratio is None for point in self.points):
             figure = "G"
             title = f"{DISTANCES.get(self.metric, '')} gap G".strip()
 
@@ -192,18 +205,22 @@ class Verdict(Report):
         description = f"{len(self.points)} checkpoints with a result, by group."
         return {"points": Chart(draw, f"Accuracy against {figure}", description, name="accuracy")}
 
-    def _lines(self) -> tuple[GroupVerdict, ...]:
-        return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
-
     def context(self) -> Mapping[str, Any]:
         """Template values: groups by kind of evidence, results needed, and places to evaluate first."""
-        known = [line for line in self.groups if line.best is not None and line.others]
+        exact = []
+        drawn = []
+        for group in self.groups:
+            if group.best is not None and group.others:
+                if group.regret is not None:
+                    exact.append(group)
+                elif group.drawn:
+                    drawn.append(group)
         return {
             "enough": enough_results(USEFUL),
-            "exact": [line for line in known if line.regret is not None],
-            "drawn": [line for line in known if line.drawn and line.regret is None],
-            "apart": [line for line in self.groups if line.separate and len(self.groups) > 1],
-            "first": [Chances(self.places, s).first_for() for s in (self.slope, self.ours) if s],
+            "exact": exact,
+            "drawn": drawn,
+            "apart": [group for group in self.groups if group.separate],
+            "first_for": lambda slope: Chances(self.places, slope).first_for(),
             "within": WITHIN,
         }
 
@@ -230,43 +247,48 @@ def verify(
         place = Path(manifest)
         results = results or [place if place.is_dir() else place.parent]
         manifest = read_shortlist_manifest(place)
-    candidates, found = _rated(manifest, [str(source) for source in results], metric)
-    groups = _titles(candidates)
-    members: dict[str, list[Candidate]] = {name: [] for name in groups}
-    for c, name in zip(candidates, groups, strict=True):
-        members[name].append(c)
-    by_group = {name: _group(of) for name, of in members.items()}
+    candidates, sources = _rated(manifest, [str(source) for source in results], metric)
+    titles = _titles(candidates)
+    members: dict[str, list[Candidate]] = {}
+    for c, title in zip(candidates, titles, strict=True):
+        members.setdefault(title, []).append(c)
+    results_of = {title: _group(alike) for title, alike in members.items()}
     # Whichever figure ranked, the verdict is on the order that the screen gave.
-    lines = agreements([-c.rank for c in candidates], [c.accuracy for c in candidates], groups)
-    verdicts = [
-        _verdict(line.group, [by_group[line.group]], line)
-        for line in lines
-        if line.scope == "group"
-    ]
+    lines = agreements([-c.rank for c in candidates], [c.accuracy for c in candidates], titles)
+    verdicts = []
+    within = lines[0]
+    for line in lines:
+        if line.scope == "group":
+            verdicts.append(_verdict(line.group, [results_of[line.group]], line))
+        elif line.scope == "within groups":
+            within = line
     separate = holm({i: verdict.p for i, verdict in enumerate(verdicts) if verdict.p is not None})
-    whole = next((line for line in lines if line.scope == "within groups"), lines[0])
-    overall = _verdict("all groups", list(by_group.values()), whole)
+    for i in separate:
+        verdicts[i] = replace(verdicts[i], separate=True)
+    overall = _verdict("all groups", list(results_of.values()), within)
+    points = []
+    without = []
+    for c, title in zip(candidates, titles, strict=True):
+        if not math.isnan(c.accuracy):
+            points.append(Point(c.target.label, title, c.ratio, c.G, c.accuracy, c.chosen))
+        elif c.chosen:
+            without.append(c.target.label)
     order = [RANKED.get(manifest.ranked_by), manifest.base and f"base {manifest.base}"]
+    dropped = sum(accuracies.dropped for accuracies in sources)
     return Verdict(
         domain=manifest.domain,
         outcome=overall.outcome,
-        groups=tuple(
-            replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)
-        ),
+        groups=tuple(verdicts),
         overall=overall,
-        results=tuple(accuracies.meaning for accuracies in found),
-        without=tuple(c.target.label for c in candidates if c.chosen and math.isnan(c.accuracy)),
-        points=tuple(
-            Point(c.target.label, group, c.ratio, c.G, c.accuracy, c.chosen)
-            for c, group in zip(candidates, groups, strict=True)
-            if not math.isnan(c.accuracy)
-        ),
+        results=tuple(accuracies.meaning for accuracies in sources),
+        without=tuple(without),
+        points=tuple(points),
         manifest=manifest.place,
         list=f"the {manifest.k} best of each group, {manifest.audit_sample} others drawn at random",
         task=manifest.task,
         metric=manifest.metric,
         order=", ".join(filter(None, order)),
-        dropped=(dropped := sum(accuracies.dropped for accuracies in found)),
+        dropped=dropped,
         **_slopes(manifest, candidates, survivors=dropped > 0),
     )
 
@@ -279,34 +301,39 @@ def _slopes(
     A race's survivors were chosen by their results: where a race dropped any, its random sample counts
     alone, if it was asked everything.
     """
-    groups: dict[tuple[str, str], list[Candidate]] = {}
+    places: dict[tuple[str, str], int] = {}
+    evaluated: dict[tuple[str, str], list[Candidate]] = {}
+    is_complete = True
     for c in candidates:
-        if c.group in manifest.kinds:
-            groups.setdefault(c.group, []).append(c)
-    if not groups:
+        if c.group not in manifest.kinds:
+            continue
+        places[c.group] = max(c.rank, places.get(c.group, 0))
+        of_group = evaluated.setdefault(c.group, [])
+        is_random = c.chosen == "audit"
+        if math.isnan(c.accuracy):
+            is_complete = is_complete and not is_random
+        elif is_random or not survivors:
+            of_group.append(c)
+    if not places:
         return {}
     # Without a single kind, or with the user's slope, the smaller one.
     (kind, *others) = set(manifest.kinds.values())
     ours = SLOPES[FINE_TUNES] if others else SLOPES.get(kind, SLOPES[FINE_TUNES])
-    fields: dict[str, Any] = {
-        "ours": ours,
-        "places": max(c.rank for of in groups.values() for c in of),
-    }
-    sample = [c for of in groups.values() for c in of if c.chosen == "audit"]
-    if survivors and any(math.isnan(c.accuracy) for c in sample):
+    fields: dict[str, Any] = {"ours": ours, "places": max(places.values())}
+    if survivors and not is_complete:
         return fields
-    evaluated = []
-    for of in groups.values():
-        known = [
-            c for c in of if not math.isnan(c.accuracy) and (c.chosen == "audit" or not survivors)
-        ]
-        if len(known) > 1:
-            scores = normal_scores(max(c.rank for c in of))
-            evaluated.append(
-                (scores[[c.rank - 1 for c in known]], np.array([c.accuracy for c in known]))
-            )
-    near = NEAR * (100 if any(accuracies.max() > 1 for _, accuracies in evaluated) else 1)
-    return fields | ({"slope": fitted(evaluated, ours, near)} if evaluated else {})
+    groups = []
+    near = NEAR
+    for group, members in evaluated.items():
+        if len(members) > 1:
+            scores = normal_scores(places[group])[[c.rank - 1 for c in members]]
+            accuracies = np.array([c.accuracy for c in members])
+            groups.append((scores, accuracies))
+            if accuracies.max() > 1:  # per cent
+                near = 100 * NEAR
+    if groups:
+        fields["slope"] = fitted(groups, ours, near)
+    return fields
 
 
 def _titles(candidates: Sequence[Candidate]) -> list[str]:
@@ -315,38 +342,50 @@ def _titles(candidates: Sequence[Candidate]) -> list[str]:
     for c in candidates:
         members.setdefault(c.group, []).append(c.target)
     titles = {group: title_of(*group, targets) for group, targets in members.items()}
-    unique = len(set(titles.values())) == len(titles)
-    return [titles[c.group] if unique else " · ".join(c.group) for c in candidates]
+    if len(set(titles.values())) < len(titles):
+        titles = {group: " · ".join(group) for group in members}
+    return [titles[c.group] for c in candidates]
 
 
 def _group(members: Sequence[Candidate]) -> GroupResults:
     """A group's results against the order that the screen gave."""
-    return GroupResults(
-        np.array([-float(c.rank) for c in members]),
-        np.array([c.accuracy for c in members]),
-        np.array([c.chosen == "rank" for c in members]),
-        np.array([c.chosen == "audit" for c in members]),
-    )
+    ranks = []
+    accuracies = []
+    reasons = []
+    for c in members:
+        ranks.append(float(c.rank))
+        accuracies.append(c.accuracy)
+        reasons.append(c.chosen)
+    chosen = np.array(reasons)
+    return GroupResults(-np.array(ranks), np.array(accuracies), chosen == "rank", chosen == "audit")
 
 
 def _verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> GroupVerdict:
     """The verdict on groups, compared only inside each, or on one group."""
-    compared = [group for group in results if len(group.figure) > 1]
+    numbers: Counter[str] = Counter()
+    compared = []
+    for group in results:
+        numbers["results"] += int(group.known.sum())
+        numbers["candidates"] += len(group.figure)
+        numbers["listed"] += int(group.listed.sum())
+        numbers["audited"] += int(group.audited.sum())
+        if len(group.figure) > 1:
+            compared.append(group)
     right, low, high = map(_defined, decision_accuracy(results))
     stands_for_all = bool(compared) and all(group.stands_for_all for group in compared)
     outside: dict[str, Any] = missed(results[0]) if len(results) == 1 else {}
     return GroupVerdict(
         group=name,
         outcome=_outcome(line, high, stands_for_all),
-        results=sum(int(group.known.sum()) for group in results),
-        candidates=sum(len(group.figure) for group in results),
+        results=numbers["results"],
+        candidates=numbers["candidates"],
+        listed=numbers["listed"],
+        audited=numbers["audited"],
         spearman=_defined(line.spearman),
         p=_defined(line.spearman_p),
         right=right,
         low=low,
         high=high,
-        listed=sum(int(group.listed.sum()) for group in results),
-        audited=sum(int(group.audited.sum()) for group in results),
         stands_for_all=stands_for_all,
         reason=line.reason,
         **outside,
@@ -365,7 +404,8 @@ def enough_results(share: float) -> int:
 
     At 5 %, two-sided, by the variance of tau without any relation, 2 (2n + 5) / (9n (n - 1)): Kendall (1938).
     """
-    tau, point = 2 * share - 1, normal_point(1) + 0.8416
+    tau = 2 * share - 1
+    point = normal_point(1) + 0.8416
     n = 4
     while point * math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1))) > tau:
         n += 1
@@ -378,14 +418,12 @@ def _rated(
     """The candidates with their accuracies, and each source's accuracies."""
     targets = [c.target for c in manifest.candidates]
     places: dict[int, str] = {}
-    found = []
+    read = []
     for source in sources:
         accuracies = read_accuracies(source, metric)
-        accuracies = replace(
-            accuracies,
-            rated=tuple(_by_name(rated, manifest.candidates) for rated in accuracies.rated),
-        )
-        found.append(accuracies)
+        renamed = [_by_label(rated, manifest.candidates) for rated in accuracies.rated]
+        accuracies = replace(accuracies, rated=tuple(renamed))
+        read.append(accuracies)
         for i, target in enumerate(accuracies.of(targets)):
             known = targets[i].accuracy
             if target.accuracy is None:
@@ -395,18 +433,21 @@ def _rated(
                     f"{target.name}: expected one result, got {known:g} in {places[i]} and "
                     f"{target.accuracy:g} in {source}; give one source of each, or name one task with :TASK"
                 )
-            targets[i], places[i] = target, source
+            targets[i] = target
+            places[i] = source
     pairs = zip(manifest.candidates, targets, strict=True)
-    return [replace(c, target=target) for c, target in pairs], found
+    return [replace(c, target=target) for c, target in pairs], read
 
 
-def _by_name(rated: Rated, candidates: Sequence[Candidate]) -> Rated:
+def _by_label(rated: Rated, candidates: Sequence[Candidate]) -> Rated:
     """A result for the screened commit, under the requested revision and file."""
-    for c in candidates if rated.revision is not None else ():
-        same_file = rated.file is None or (
-            c.target.file and c.target.file.lower() in rated.file.lower()
-        )
-        if (c.target.repo, c.revision) == (rated.name, rated.revision) and same_file:
+    if rated.revision is None:
+        return rated
+    for c in candidates:
+        if (c.target.repo, c.revision) != (rated.name, rated.revision):
+            continue
+        file = c.target.file
+        if rated.file is None or (file and file.lower() in rated.file.lower()):
             return replace(rated, name=c.target.label, revision=None)
     return rated
 

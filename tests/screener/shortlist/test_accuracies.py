@@ -106,7 +106,7 @@ def test_of_targets_that_cannot_be_expanded_no_name_is_unknown(tmp_path):
         ("repo,accuracy\na/base,1\na/base,1\n", "line 3: a/base occurs twice"),
         (
             "repo,accuracy\nrun/x,1\n",
-            "run/x is screened 2 times, as run/x@step1, run/x@step2; name one",
+            "run/x is screened 2 times, as run/x@step1 and run/x@step2; name one",
         ),
         ("repo,accuracy,revision\nrun/x,1,step3\n", "got 'run/x@step3'; did you mean run/x@step"),
     ],
@@ -160,7 +160,7 @@ def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):
     assert found(file, CHECKPOINTS)[0] == 0.6
     assert found(f"{file}:mmlu_law", CHECKPOINTS)[0] == 0.3
     results(tmp_path / "b", "pretrained=a/math", {"gsm8k": GSM8K})
-    with pytest.raises(UsageError, match=r"holds 2 tasks \(gsm8k, mmlu\); name one: .*:TASK"):
+    with pytest.raises(UsageError, match=r"holds 2 tasks \(gsm8k and mmlu\); name one: .*:TASK"):
         found(tmp_path, CHECKPOINTS)
     assert found(f"{tmp_path}:gsm8k", CHECKPOINTS)[1] == 0.4
     with pytest.raises(UsageError, match=r"expected the task gsm, got .*did you mean gsm8k"):
@@ -170,8 +170,8 @@ def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "as JSON"),
-        ('{"a": 1}', "the key `results`"),
+        ("{", "is not JSON of lm-eval"),
+        ('{"a": 1}', "has no `results`"),
         (
             '{"results": {"wiki": {"word_perplexity,none": 9.5}}}',
             "an accuracy of wiki .*got word_perplexity",
