@@ -16,8 +16,8 @@ from lmeval_dispersion.geometry import dispersion_estimate as dispersion_estimat
 from lmeval_dispersion.geometry import vendi_score as vendi_score
 from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
 from lmeval_dispersion.harness.answers import tokens as tokens
+from lmeval_dispersion.harness.embedding.texts import embed as embed
 from lmeval_dispersion.harness.task import DispersionTask as DispersionTask
-from lmeval_dispersion.harness.text_run import embed as embed
 from lmeval_dispersion.installation import __version__ as __version__
 from lmeval_dispersion.laboratory.context_clusters import clusters as clusters
 from lmeval_dispersion.laboratory.perplexity_law import law as law

@@ -189,7 +189,7 @@ def stock(world, model_folder, tmp_path, tmp_path_factory, stock_runs):
 @pytest.fixture
 def from_samples(model_folder, tmp_path):
     """Makes stores of logged samples under a name, and reads them."""
-    from lmeval_dispersion.harness.from_samples import stores_from_samples
+    from lmeval_dispersion.harness.embedding.samples import stores_from_samples
 
     def made(logged, name="samples", model=model_folder, **options):
         arguments = {"pretrained": str(model), "device": "cpu", "dtype": "float32"}

@@ -36,7 +36,7 @@ ERRORS = [
     ),
     (
         f"calibrate {RUN} --slice correct -o c.json",
-        lambda: d.calibrate(RUN, by="correct"),
+        lambda: d.calibrate(RUN, slice="correct"),
         "slice",
         "by",
     ),

@@ -118,8 +118,8 @@ def test_functions_take_no_class_that_is_not_public():
         ("registry", Questioned, ("file", "action", "what", "since")),
         ("race", Racing, ("checkpoints", "demo", "quiet")),
         ("audit", Auditing, ("run", "demo", "details", "seed", "short")),
-        ("calibrate", Calibrating, ("run", "seed", "answers")),
-        ("compare", Comparing, ("paths", "demo")),
+        ("calibrate", Calibrating, ("run", "seed")),
+        ("compare", Comparing, ("runs", "demo")),
     ],
 )
 def test_what_a_command_takes_is_declared_once(command, declared, python_alone):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from lmeval_dispersion.arguments import Option
 from lmeval_dispersion.asking import Judge
-from lmeval_dispersion.auditing.run import Answers, AuditRun
+from lmeval_dispersion.auditing.run import AuditRun
 from lmeval_dispersion.options import Once
 
 
@@ -25,27 +25,49 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class Auditing(Vectors, Judge):
-    """All arguments of an audit.
+class OneRun(Vectors, Judge):
+    """A finished run.
 
     Attributes:
         run: Folder of the store, or a folder that holds the stores of one run.
-        demo: Audit a bundled run: 600 sums, by a tiny model.
-        slices: Also slice by this column of the documents; may be repeated.
-        metrics: With all also RankMe, effective rank, participation ratio and stable rank.
+        demo: Take a bundled run: 600 sums, by a tiny model.
         seed: Seed of all draws.
-        details: Compute every part.
-        short: Compute only the answer's part, in the first slicing.
     """
 
     run: AuditRun | str | Path | None = None
     _: KW_ONLY
     demo: bool = False
-    slices: Annotated[Sequence[str], Option("COLUMN", ("--slice",))] = ()
-    metrics: Literal["dispersion", "all"] = "dispersion"
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Auditing(OneRun):
+    """All arguments of an audit.
+
+    Attributes:
+        slice: Also slice by this column of the documents; may be repeated.
+        metrics: With all also RankMe, effective rank, participation ratio and stable rank.
+        details: Compute every part.
+        short: Compute only the answer's part, in the first slicing.
+    """
+
+    _: KW_ONLY
+    slice: Annotated[Sequence[str], Option("COLUMN")] = ()
+    metrics: Literal["dispersion", "all"] = "dispersion"
     details: bool = False
     short: bool = False
+
+
+@dataclass(frozen=True)
+class Ordering(OneRun):
+    """All arguments of an order of the documents.
+
+    Attributes:
+        worst: List the N documents nearest to all others, probably hard ones. Default: none.
+    """
+
+    _: KW_ONLY
+    worst: Annotated[int | None, Option("N")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +77,12 @@ class SlicedDocuments:
     Attributes:
         where: Take only documents that satisfy this, such as "subject in ('anatomy', 'virology')".
             Default: all.
-        by: Column of the documents that makes the slices. Default: the calibrator's; of a new one
+        slice: Column of the documents that makes the slices. Default: the calibrator's; of a new one
             subject, else category or task, and cluster where these are too few.
     """
 
     where: Annotated[str | None, Option("EXPR")] = None
-    by: Annotated[str | None, Option("COLUMN", ("--slice",), action=Once)] = None
+    slice: Annotated[str | None, Option("COLUMN", action=Once)] = None
 
 
 @dataclass(frozen=True)
@@ -70,13 +92,11 @@ class Calibrating(SlicedDocuments, Vectors):
     Attributes:
         run: Folder of the store, or a folder that holds the stores of one run.
         seed: Seed of all draws.
-        answers: The model's answers, if already analysed.
     """
 
     run: AuditRun | str | Path
     _: KW_ONLY
     seed: int = 0
-    answers: Answers | None = None
 
 
 @dataclass(frozen=True)
@@ -84,14 +104,14 @@ class Comparing(Vectors, Judge):
     """All arguments of a comparison.
 
     Attributes:
-        paths: Two runs or more, each the folder of a store, lm-eval's samples (a folder, or a file
+        runs: Two runs or more, each the folder of a store, lm-eval's samples (a folder, or a file
             of results or samples), or logs of Inspect (a folder or a file); the first is the
             baseline.
         demo: Compare the bundled runs: 600 sums, by two tiny models.
-        by: Column of the documents that makes the slices.
+        slice: Column of the documents that makes the slices.
     """
 
-    paths: Sequence[str | Path] = ()
+    runs: Sequence[str | Path] = ()
     _: KW_ONLY
     demo: bool = False
-    by: Annotated[str, Option("COLUMN", ("--slice",), action=Once)] = "subject"
+    slice: Annotated[str, Option("COLUMN", action=Once)] = "subject"

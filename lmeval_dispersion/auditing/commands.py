@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from lmeval_dispersion.arguments import add_options
-from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing
+from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing, Ordering
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.compare import compare
@@ -15,7 +15,6 @@ from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, report_and_file
 from lmeval_dispersion.report.declared import listed
@@ -30,13 +29,8 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         help="a finished run: folder of its store, lm-eval's samples (folder, results or samples file) or "
         "Inspect's logs",
     )
-    parser.add_argument(
-        "--worst",
-        type=int,
-        metavar="N",
-        help="list the N documents nearest to all others, probably hard ones (default: none)",
-    )
-    add_options(parser, Auditing, "demo", "layer", "metric", "slices", "metrics")
+    add_options(parser, Ordering, "worst")
+    add_options(parser, Auditing, "demo", "layer", "metric", "slice", "metrics")
     add_output(parser)
     add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20")
 
@@ -44,42 +38,32 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit``; 3 if a run with vectors lacks a part other than confidence, else 0."""
     output = Output.of(args)
-    if args.demo and args.runs:
-        raise UsageError(f"expected a RUN or --demo, got both: {args.runs[0]}")
-    if not args.demo and not args.runs:
-        raise UsageError(
-            "expected a RUN, the folder of a finished run; --demo audits the bundled one"
-        )
-    if args.worst is not None and args.worst < 1:
-        raise UsageError(f"expected --worst to be 1 or more, got {args.worst}")
     if len(args.runs) > 1:
         raise UsageError(
             f"expected one RUN, got {len(args.runs)}; run: dispersion compare {shlex.join(args.runs)}"
         )
-    if args.worst and (args.slices or args.metrics == "all"):
-        raise UsageError(
-            "--slice and --metrics change nothing in the order of --worst; leave them out"
-        )
-    run = read_run(
-        data_folder("demo_runs") / "sums-30" if args.demo else args.runs[0], args.layer, args.metric
-    )
-    if args.worst:
-        output.write(rank(run, count=args.worst).document())
+    place = args.runs[0] if args.runs else None
+    run = read_run(place, args.layer, args.metric, demo=args.demo)
+    if args.worst is not None:
+        if args.slice or args.metrics == "all":
+            raise UsageError(
+                "--slice and --metrics change nothing in the order of --worst; leave them out"
+            )
+        output.write(rank(run, worst=args.worst).document())
         return 0
     report = audit(
         run,
-        slices=args.slices,
+        slice=args.slice,
         metrics=args.metrics,
         details=output.details,
         short=output.short,
     )
     output.write(report.document())
-    for reason in dict.fromkeys(report.missing.values()):
-        parts = [name.replace("_", " ") for name, why in report.missing.items() if why == reason]
+    for reason, parts in report.reasons().items():
         output.say(f"dispersion audit: {listed(parts)} not available: {reason}")
-    return (
-        3 if report.missing and report.run["width"] else 0
-    )  # without vectors, none of them is expected
+    if report.missing and report.run["width"]:
+        return 3
+    return 0  # without vectors, none of them is expected
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +80,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="estimate RUN's accuracy by this calibrator, which -o wrote (default: fit one to its labels)",
     )
-    add_options(parser, Calibrating, "where", "by", "layer")
+    add_options(parser, Calibrating, "where", "slice", "layer")
     add_output(
         parser,
         file="file of the calibrator, JSON; with --from of the report (default: the report alone, on "
@@ -125,7 +109,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
         output, file = report_and_file(args, "json")
     else:
         output = Output.of(args)
-    calibration = calibrate(args.run, where=args.where, layer=args.layer, by=args.by)
+    calibration = calibrate(args.run, where=args.where, layer=args.layer, slice=args.slice)
     if file:
         file.write_text(calibration.calibrator.to_json())
     output.write(calibration.document())
@@ -139,7 +123,7 @@ def _estimate(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if args.layer is not None:
         raise UsageError("the calibrator has its own layer; leave out --layer")
-    result = predict(args.fitted, args.run, where=args.where, by=args.by)
+    result = predict(args.fitted, args.run, where=args.where, slice=args.slice)
     output.write(result.document())
     without = [row for row in result.slices if row.reason is not None]
     if not without:
@@ -156,7 +140,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="two runs or more, each a store's folder, lm-eval's samples (folder, results or samples file) "
         "or Inspect's logs (folder or file); the first is the baseline",
     )
-    add_options(parser, Comparing, "demo", "by", "layer", "metric")
+    add_options(parser, Comparing, "demo", "layer", "metric", "slice")
     add_output(parser)
     add_examples(
         parser,
@@ -168,20 +152,11 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Run ``dispersion compare``; returns 0."""
-    if args.demo and args.runs:
-        raise UsageError(
-            f"expected runs, or `dispersion compare --demo` without any, got both: {args.runs[0]}"
-        )
-    if len(args.runs) < 2 and not args.demo:
-        raise UsageError(
-            f"expected two runs, got {len(args.runs)}; the bundled ones: `dispersion compare --demo`"
-        )
     output = Output.of(args)
-    output.write(
-        compare(
-            args.runs, by=args.by, layer=args.layer, metric=args.metric, demo=args.demo
-        ).document()
+    comparison = compare(
+        args.runs, demo=args.demo, layer=args.layer, metric=args.metric, slice=args.slice
     )
+    output.write(comparison.document())
     return 0
 
 

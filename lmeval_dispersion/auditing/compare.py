@@ -21,9 +21,16 @@ import numpy as np
 
 from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.auditing.arguments import Comparing
-from lmeval_dispersion.auditing.best import Best, best_of
 from lmeval_dispersion.auditing.figures import RunReport, both_ends, interval_text, without_nan
-from lmeval_dispersion.auditing.paired import FEWEST, PairVerdict, SharedAnswers, verdict_of
+from lmeval_dispersion.auditing.paired import (
+    FEWEST,
+    Best,
+    PairVerdict,
+    SharedAnswers,
+    TaskMean,
+    best_of,
+    verdict_of,
+)
 from lmeval_dispersion.auditing.run import (
     Array,
     AuditRun,
@@ -32,13 +39,13 @@ from lmeval_dispersion.auditing.run import (
     repeated_documents,
     repeats_caution,
 )
-from lmeval_dispersion.auditing.slices import Slice, by_column
+from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import short_names, shown
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import Spec, dots
 from lmeval_dispersion.statistics import (
@@ -152,8 +159,14 @@ class Difference:
     @property
     def change(self) -> float:
         """The key that sorts slices: difference of accuracy, else of dispersion, else NaN."""
-        both = (self.accuracy_difference, self.dispersion_difference)
-        return next((value for value in both if not math.isnan(value)), math.nan)
+        if math.isnan(self.accuracy_difference):
+            return self.dispersion_difference
+        return self.accuracy_difference
+
+    def figure(self, name: str) -> Interval:
+        """A difference with its interval; ``name``: dispersion or accuracy."""
+        ends = (f"{name}_{part}" for part in ("difference", "low", "high"))
+        return Interval(*(getattr(self, end) for end in ends))
 
     def side(self, name: str) -> int:
         """1 or -1 where the difference's interval leaves out 0, else 0; ``name``: dispersion or accuracy.
@@ -162,10 +175,7 @@ class Difference:
         """
         if self.changes and name == "accuracy":
             return 0
-        value, low, high = (
-            getattr(self, f"{name}_{part}") for part in ("difference", "low", "high")
-        )
-        return Interval(value, low, high).side(0)
+        return self.figure(name).side(0)
 
 
 @dataclass(frozen=True)
@@ -181,6 +191,11 @@ class Compared:
     slices: Sequence[Difference]
     tasks: Sequence[Difference] = ()
     no_verdict: str | None = None
+
+    @property
+    def leading(self) -> Difference:
+        """The row that the verdict is on: the mean over tasks, else all documents."""
+        return self.tasks[0] if self.tasks else self.slices[0]
 
     @property
     def sliced(self) -> bool:
@@ -224,11 +239,12 @@ class Comparison(RunReport):
 
     def rows(self) -> list[Mapping[str, Any]]:
         """The rows of every run but the first: ``run`` and the fields of `Difference`; tasks after slices."""
-        return [
-            {"run": other.run, **fields_of(row)}
-            for other in self.others
-            for row in [*other.slices, *(other.tasks if other.sliced else other.tasks[:1])]
-        ]
+        rows = list[Mapping[str, Any]]()
+        for other in self.others:
+            tasks = other.tasks if other.sliced else other.tasks[:1]
+            for row in [*other.slices, *tasks]:
+                rows.append({"run": other.run, **fields_of(row)})
+        return rows
 
     def tables(self) -> dict[str, Table]:
         """``run-0``, …: each other run's slices, all documents first, then by falling difference.
@@ -237,43 +253,28 @@ class Comparison(RunReport):
         """
         tables: dict[str, Table] = {}
         for i, other in enumerate(self.others):
+            whole, *parts = other.slices
             if other.tasks:
                 mean, *tasks = other.tasks
                 caption = f"{count(len(tasks), 'task')}, after their mean and all documents"
-                tables[f"tasks-{i}"] = self._table([mean, other.slices[0], *tasks], caption, "Task")
+                tables[f"tasks-{i}"] = _table([mean, whole, *tasks], caption, "Task")
             if other.sliced:
-                slices = other.slices
-                caption = f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents"
-                caption = caption if slices[1:] else "All documents"
-                tables[f"run-{i}"] = self._table(slices, caption, self.by.capitalize())
+                caption = "All documents"
+                if parts:
+                    caption = f"{count(len(parts), 'slice')} by {self.by}, after all documents"
+                tables[f"run-{i}"] = _table(other.slices, caption, self.by.capitalize())
         return tables
-
-    def _table(self, slices: Sequence[Difference], caption: str, heading: str) -> Table:
-        headings = {"slice": heading}
-        labels = any(not math.isnan(row.accuracy_difference) for row in slices)
-        name = "accuracy" if labels else "dispersion"
-        brief = Table.of(
-            [_short_line(row, name, aside=i == 0) for i, row in enumerate(slices)],
-            caption,
-            columns=_SHORT[name],
-            headings=headings,
-            excerpt=both_ends(len(slices)),
-        )
-        every = Table.of([without_nan(row) for row in slices], caption, headings=headings)
-        if not all(row.percent for row in slices):
-            brief = _in_own_unit(brief)
-            every = _in_own_unit(every)
-        return replace(every, brief=brief)
 
     def charts(self) -> dict[str, Chart]:
         """``accuracy-0``, ``dispersion-0``, …: each other run's differences; only those with intervals."""
+        more = ", and more where documents repeat" if self.cautions else ""
         charts = {}
         for i, other in enumerate(self.others):
             for name in ("accuracy", "dispersion"):
-                bounds = (f"{name}_low", f"{name}_high")
-                rows = [row for row in other.slices if math.isfinite(getattr(row, bounds[0]))]
+                rows = [row for row in other.slices if math.isfinite(row.figure(name).low)]
                 if not rows:
                     continue
+                bounds = (f"{name}_low", f"{name}_high")
                 clear = sum(row.side(name) != 0 for row in rows)
                 percent = name == "accuracy" and all(row.percent for row in rows)
                 axis: Spec | None = {"format": "+%"} if percent else None
@@ -281,36 +282,32 @@ class Comparison(RunReport):
                 charts[f"{name}-{i}"] = Chart(
                     dots(rows, "slice", f"{name}_difference", bounds, title, axis),
                     f"Difference of {name}, slice by slice; the dashed line marks 0",
-                    f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does"
-                    f"{', and more where documents repeat' if self.cautions else ''}.",
+                    f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does{more}.",
                 )
         return charts
 
     def context(self) -> dict[str, Any]:
         """Template values: the sentences on each run, and the runs' names."""
-        sentences = [list(self._sentences(i + 1, other)) for i, other in enumerate(self.others)]
-        best = self.best.sentence() if self.best and not self.cautions else ""
-        return {
-            "sentences": sentences,
-            "names": self.names,
-            "best": best,
-            "of_these": self._of_these(),
-        }
-
-    def _of_these(self) -> str:
-        """What a mean over tasks does not say."""
+        best = ""
+        of_these = ""
         tasks = len(self.others[0].tasks) - 1
-        if tasks < 1 or self.cautions:
-            return ""
-        return (
-            f"Means and intervals are of these {tasks} tasks; over other tasks a difference may be another, "
-            "and varies more."
-        )
+        if self.best and not self.cautions:
+            best = self.best.sentence()
+        if tasks > 0 and not self.cautions:
+            of_these = (
+                f"Means and intervals are of these {tasks} tasks; over other tasks a difference may be "
+                "another, and varies more."
+            )
+        names = self.names
+        sentences = [
+            list(self._sentences(other, name, names[0]))
+            for name, other in zip(names[1:], self.others, strict=True)
+        ]
+        return {"sentences": sentences, "names": names, "best": best, "of_these": of_these}
 
-    def _sentences(self, place: int, other: Compared) -> Iterator[str]:
+    def _sentences(self, other: Compared, name: str, first: str) -> Iterator[str]:
         whole = other.slices[0]
-        leading = other.tasks[0] if other.tasks else whole
-        name, first = self.names[place], self.names[0]
+        leading = other.leading
         if whole.reason:
             yield f"{name} against {first}: {whole.reason}."
         if self.cautions:
@@ -327,14 +324,31 @@ class Comparison(RunReport):
             yield _dispersion_sentence(whole, name, first)
 
 
+def _table(slices: Sequence[Difference], caption: str, heading: str) -> Table:
+    headings = {"slice": heading}
+    labels = any(not math.isnan(row.accuracy_difference) for row in slices)
+    name = "accuracy" if labels else "dispersion"
+    brief = Table.of(
+        [_short_line(row, name, aside=i == 0) for i, row in enumerate(slices)],
+        caption,
+        columns=_SHORT[name],
+        headings=headings,
+        excerpt=both_ends(len(slices)),
+    )
+    every = Table.of([without_nan(row) for row in slices], caption, headings=headings)
+    if not all(row.percent for row in slices):
+        brief = _in_own_unit(brief)
+        every = _in_own_unit(every)
+    return replace(every, brief=brief)
+
+
 def _in_own_unit(table: Table) -> Table:
     """The table with shares as plain numbers, for scores that are not from 0 to 1."""
-    columns = []
-    for column in table.columns:
-        sign = "+" if column.format.startswith("+") else ""
-        columns.append(
-            replace(column, format=f"{sign}.4g") if column.format.endswith("%") else column
-        )
+    columns = list(table.columns)
+    for place, column in enumerate(columns):
+        if column.format.endswith("%"):
+            sign = "+" if column.format.startswith("+") else ""
+            columns[place] = replace(column, format=f"{sign}.4g")
     return replace(table, columns=columns)
 
 
@@ -358,14 +372,15 @@ def _accuracy_sentences(
 
 
 def _accuracy_sentence(row: Difference, name: str, first: str) -> str:
-    exact = row.gained is not None
     side = row.side("accuracy")
     numbers = f"{_shares(row)} {_numbers(row)}"
     if not side:
         return f"{name} and {first} do not differ clearly in accuracy{_within(row)}: {numbers}."
-    verb = "answers more documents right than" if exact else "scores higher than"
-    if side < 0:
-        verb = "answers fewer documents right than" if exact else "scores lower than"
+    if row.gained is None:
+        verb = "scores higher than" if side > 0 else "scores lower than"
+    else:
+        more = "more" if side > 0 else "fewer"
+        verb = f"answers {more} documents right than"
     return f"{name} {verb} {first}{_within(row)}: {numbers}."
 
 
@@ -375,14 +390,14 @@ def _within(row: Difference) -> str:
 
 
 def _numbers(row: Difference) -> str:
+    """The difference of the scores with its interval and test, in brackets."""
     change = _change(row, row.accuracy_difference, " points")
     if math.isnan(row.accuracy_low):
         return f"({change})"
+    low = _change(row, row.accuracy_low)
+    high = _change(row, row.accuracy_high)
     test = "paired t" if row.gained is None else "exact McNemar"
-    return (
-        f"({change}, 95 % {_change(row, row.accuracy_low)} to {_change(row, row.accuracy_high)}; "
-        f"{test} p {_p_value(row.accuracy_p)})"
-    )
+    return f"({change}, 95 % {low} to {high}; {test} p {_p_value(row.accuracy_p)})"
 
 
 def _shares(row: Difference) -> str:
@@ -393,26 +408,31 @@ def _shares(row: Difference) -> str:
 
 def _change(row: Difference, change: float, unit: str = "") -> str:
     """A change of the score, in points where scores are from 0 to 1."""
-    return f"{_points(change)}{unit}" if row.percent else shown(change, "+.4g")
+    if row.percent:
+        return f"{shown(100 * change, '+.1f')}{unit}"
+    return shown(change, "+.4g")
 
 
 def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
-    p = {i: row.accuracy_p for i, row in enumerate(parts) if not math.isnan(row.accuracy_p)}
-    p |= {i: 1.0 for i in p if parts[i].changes}
+    """A sentence on the slices, or tasks, that differ clearly; none with a single one."""
+    p = dict[int, float]()
+    for i, row in enumerate(parts):
+        if not math.isnan(row.accuracy_p):
+            p[i] = 1.0 if row.changes else row.accuracy_p
     if len(p) < 2:
         return
+    one = "task" if by == "task" else f"slice by {by}"
+    several = "tasks" if by == "task" else f"slices by {by}"
     clear = sorted(holm(p), key=lambda i: p[i])
-    slices = "tasks" if by == "task" else f"slices by {by}"
-    first = [parts[i] for i in clear[:3]]
-    named = ", ".join(
-        f"{row.slice} ({_change(row, row.accuracy_difference, ' points')})" for row in first
-    )
+    if not clear:
+        yield f"Accuracy differs clearly in no {one}, allowing for all {len(p)}."
+        return
+    changes = [
+        f"{parts[i].slice} ({_change(parts[i], parts[i].accuracy_difference, ' points')})"
+        for i in clear[:3]
+    ]
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
-    if clear:
-        yield f"Accuracy differs clearly in {named}{more}, allowing for all {len(p)} {slices}."
-    else:
-        none = "no task" if by == "task" else f"no slice by {by}"
-        yield f"Accuracy differs clearly in {none}, allowing for all {len(p)}."
+    yield f"Accuracy differs clearly in {', '.join(changes)}{more}, allowing for all {len(p)} {several}."
 
 
 def _probability_sentence(row: Difference, name: str, first: str) -> str:
@@ -428,23 +448,18 @@ def _probability_sentence(row: Difference, name: str, first: str) -> str:
 
 
 def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
-    figure = Interval(row.dispersion_difference, row.dispersion_low, row.dispersion_high)
-    numbers = f"({row.dispersion:.4f} against {row.dispersion_baseline:.4f}; {interval_text(figure, '+.4f')})"
+    figure = row.figure("dispersion")
+    shares = f"{row.dispersion:.4f} against {row.dispersion_baseline:.4f}"
+    numbers = f"({shares}; {interval_text(figure, '+.4f')})"
     side = figure.side(0)
     if not side:
         return f"Their dispersions do not differ clearly {numbers}."
-    moved = "is more" if side > 0 else "is less"
-    return (
-        f"{name} {moved} dispersed than {first} {numbers}, which by itself is neither good nor bad."
-    )
+    more = "more" if side > 0 else "less"
+    return f"{name} is {more} dispersed than {first} {numbers}, which by itself is neither good nor bad."
 
 
 def _p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def _points(share: float) -> str:
-    return shown(100 * share, "+.1f")
 
 
 def _short_line(row: Difference, name: str, aside: bool) -> dict[str, Any]:
@@ -457,10 +472,8 @@ def _short_line(row: Difference, name: str, aside: bool) -> dict[str, Any]:
 
 def _reach(row: Difference, name: str) -> float:
     """The longer side of an interval."""
-    low, high, value = (
-        float(getattr(row, f"{name}_{part}")) for part in ("low", "high", "difference")
-    )
-    return max(high - value, value - low)
+    figure = row.figure(name)
+    return max(figure.high - figure.value, figure.value - figure.low)
 
 
 @takes(Comparing)
@@ -474,57 +487,61 @@ def compare(asked: Comparing) -> Comparison:
         StoreError, HarnessError: A store, or samples, cannot be read.
         MixedStoresError: No shared documents, other prompts, or another document under the same id.
     """
-    paths = asked.paths
+    paths = asked.runs
     if asked.demo:
         if paths:
-            raise UsageError(f"expected runs, or demo=True without any, got both: {paths[0]}")
+            raise UsageError(
+                f"expected runs, or --demo (demo=True) without any, got both: {paths[0]}"
+            )
         paths = sorted(data_folder("demo_runs").glob("sums-*"))
     if len(paths) < 2:
-        raise UsageError(f"comparing needs two runs or more, got {len(paths)}")
+        raise UsageError(
+            f"expected two runs or more, got {len(paths)}; the bundled ones: `dispersion compare --demo`"
+        )
     is_named = asked.metric is not None
     runs = [read_run(path, asked.layer, asked.metric, any_range=is_named) for path in paths]
     rows, more = shared_rows(runs)
     check_judges({str(path): run.store.manifest for path, run in zip(paths, runs, strict=True)})
     first = runs[0]
-    notes = list(_notes(runs, set(first.documents["task"].iloc[rows[0]].str.removesuffix(SUFFIX))))
-    everything = Slice("all documents", np.arange(len(rows[0])))
-    parts = [
-        Slice(part.name, np.flatnonzero(np.isin(rows[0], part.rows)))
-        for part in by_column(first, asked.by)
-    ]
-    parts = [part for part in parts if 0 < len(part.rows) < len(rows[0])]
-    repeated = min(repeated_documents(run, shared) for run, shared in zip(runs, rows, strict=True))
-    names = _names(runs, paths)
+    documents = len(rows[0])
     tasks = first.documents["task"].iloc[rows[0]].str.removesuffix(SUFFIX).tolist()
-    mine = [_Shared.of(run, shared) for run, shared in zip(runs, rows, strict=True)]
-    answers = [each.answers for each in mine]
-    groups = _groups(runs, tasks)
-    if not _has_mean(answers, tasks):
-        tasks = []
-    percent = _in_unit(answers)
+    parts = []
+    for part in by_column(first, asked.slice):
+        places = np.flatnonzero(np.isin(rows[0], part.rows))
+        if 0 < len(places) < documents:
+            parts.append(Slice(part.name, places))
+    shared = [_Shared.of(run, rows_of_run) for run, rows_of_run in zip(runs, rows, strict=True)]
+    percent = _in_unit(shared)
+    mean = TaskMean(tasks, _groups(runs, tasks)) if _has_mean(shared, tasks) else None
+    names = _names(runs, paths)
     others = []
-    for name, theirs in zip(names[1:], mine[1:], strict=True):
-        pair = _Pair(mine[0], theirs)
-        differences = [_difference(part, pair) for part in (everything, *parts)]
-        whole, *slices = [replace(row, percent=percent) for row in differences]
-        slices.sort(key=lambda row: math.inf if math.isnan(row.change) else -row.change)
-        compared = Compared(name, theirs.run.layer, [whole, *slices], _by_task(pair, tasks, groups))
-        others.append(replace(compared, no_verdict=_no_verdict(compared, pair)))
-    is_lower_better = any(run.lower_is_better for run in runs)
-    short = short_names(names)
-    unknown = [name for name, each in zip(short, mine, strict=True) if each.nothing]
-    over = _mean_name(tasks, groups) if tasks else ""
+    for name, other in zip(names[1:], shared[1:], strict=True):
+        whole, *slices = [
+            replace(_difference(part, shared[0], other), percent=percent)
+            for part in (Slice("all documents", np.arange(documents)), *parts)
+        ]
+        compared = Compared(
+            name, other.run.layer, [whole, *_falling(slices)], _by_task(shared[0], other, mean)
+        )
+        others.append(replace(compared, no_verdict=_no_verdict(compared, shared[0], other)))
+    named = list(zip(short_names(names), shared, strict=True))
+    best = None
+    if not any(run.lower_is_better for run in runs):
+        silent = [name for name, each in named if each.nothing]
+        best = best_of({name: each.answers for name, each in named}, silent, mean)
+    repeated = min(repeated_documents(each.run, each.rows) for each in shared)
+    notes = [*_notes(runs, set(tasks)), *more, *(mean.notes() if mean else ())]
     return Comparison(
         baseline=names[0],
         layer=first.layer,
-        by=asked.by,
-        documents=len(rows[0]),
-        left_out=[len(run) - len(rows[0]) for run in runs],
+        by=asked.slice,
+        documents=documents,
+        left_out=[len(run) - documents for run in runs],
         others=others,
-        best=None if is_lower_better else best_of(short, answers, unknown, tasks, groups, over),
-        warnings=list(_warnings(mine, short)),
-        cautions=list(repeats_caution(repeated, len(rows[0]))),
-        notes=list(dict.fromkeys([*notes, *more, *_group_notes(groups, tasks)])),
+        best=best,
+        warnings=list(_warnings(named)),
+        cautions=repeats_caution(repeated, documents),
+        notes=list(dict.fromkeys(notes)),
         filters=list(_filters(runs, names)),
     )
 
@@ -560,34 +577,33 @@ class _Shared(NamedTuple):
             nothing = f"no answer of {run.store.model} is finite"
         return cls(run, rows, answers, Fingerprints.of(logprobs, answers.score), nothing)
 
-
-class _Pair(NamedTuple):
-    """Two runs on the shared documents."""
-
-    first: _Shared
-    second: _Shared
-
-    def verdict(
-        self, part: Rows, tasks: Sequence[str] = (), groups: Mapping[str, TaskGroup] | None = None
-    ) -> PairVerdict | None:
-        """The verdict on the accuracies of a part of the shared documents."""
-        return verdict_of(self.first.answers.at(part), self.second.answers.at(part), tasks, groups)
+    @property
+    def is_scored(self) -> bool:
+        """Whether a shared document has a score."""
+        return bool(np.isfinite(self.answers.score).any())
 
 
-def _difference(part: Slice, pair: _Pair) -> Difference:
-    a = pair.first.run
-    b = pair.second.run
+def _difference(part: Slice, first: _Shared, second: _Shared) -> Difference:
+    """Two runs' figures on a part of the shared documents."""
     n = len(part.rows)
-    in_a = pair.first.rows[part.rows]
-    in_b = pair.second.rows[part.rows]
-    numbers: dict[str, Any] = {}
+    in_first = first.rows[part.rows]
+    in_second = second.rows[part.rows]
+    a = first.run
+    b = second.run
+    numbers = _accuracies(verdict_of(first.answers.at(part.rows), second.answers.at(part.rows)))
+    finite = a.finite[in_first] & b.finite[in_second]
+    numbers |= probabilities(a.probability[in_first], b.probability[in_second], finite)
     if n >= 2 and a.centred and b.centred:
-        numbers |= dispersions(a.centred.contributions(in_a), b.centred.contributions(in_b))
-    numbers |= _accuracies(pair.verdict(part.rows))
-    finite = a.finite[in_a] & b.finite[in_b]
-    numbers |= probabilities(a.probability[in_a], b.probability[in_b], finite)
+        numbers |= dispersions(
+            a.centred.contributions(in_first), b.centred.contributions(in_second)
+        )
     reason = None if n >= FEWEST else f"an interval needs {FEWEST} shared documents, got {n}"
     return Difference(part.name, n, reason=reason, **numbers)
+
+
+def _falling(rows: Sequence[Difference]) -> list[Difference]:
+    """The rows by falling difference, those without one last."""
+    return sorted(rows, key=lambda row: math.inf if math.isnan(row.change) else -row.change)
 
 
 def _accuracies(verdict: PairVerdict | None) -> dict[str, Any]:
@@ -596,10 +612,15 @@ def _accuracies(verdict: PairVerdict | None) -> dict[str, Any]:
         return {}
     scores = verdict.logged
     numbers: dict[str, Any] = {
-        **{"labelled": scores.documents, "gained": scores.gained, "lost": scores.lost},
         **_both("accuracy", scores.first, scores.second),
-        **{"accuracy_low": scores.low, "accuracy_high": scores.high, "accuracy_p": scores.p},
-        **{"not_finite": verdict.not_finite, "changes": verdict.changes},
+        "labelled": scores.documents,
+        "accuracy_low": scores.low,
+        "accuracy_high": scores.high,
+        "gained": scores.gained,
+        "lost": scores.lost,
+        "accuracy_p": scores.p,
+        "not_finite": verdict.not_finite,
+        "changes": verdict.changes,
     }
     if verdict.as_wrong is not None:
         numbers["accuracy_as_wrong"] = verdict.as_wrong.second
@@ -607,57 +628,54 @@ def _accuracies(verdict: PairVerdict | None) -> dict[str, Any]:
     return numbers
 
 
-def _by_task(
-    pair: _Pair, tasks: Sequence[str], groups: Mapping[str, TaskGroup]
-) -> list[Difference]:
+def _by_task(first: _Shared, second: _Shared, mean: TaskMean | None) -> list[Difference]:
     """The mean over tasks, then each task by falling difference; [] without several tasks."""
-    if not tasks:
+    if mean is None:
         return []
-    everything = np.arange(len(tasks))
-    verdict = pair.verdict(everything, tasks, groups)
-    mean = Difference(_mean_name(tasks, groups), len(tasks), **_accuracies(verdict))
-    names = np.array(tasks, dtype=object)
-    parts = [Slice(task, np.flatnonzero(names == task)) for task in sorted(set(tasks))]
-    rows = [_difference(part, pair) for part in parts]
-    rows.sort(key=lambda row: math.inf if math.isnan(row.change) else -row.change)
-    return [mean, *rows]
+    verdict = verdict_of(first.answers, second.answers, mean)
+    leading = Difference(str(mean), len(mean.tasks), **_accuracies(verdict))
+    parts = by_value(mean.tasks)
+    return [leading, *_falling([_difference(part, first, second) for part in parts])]
 
 
-def _no_verdict(other: Compared, pair: _Pair) -> str | None:
+def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
     """Why two runs' accuracies support no verdict, as a clause; None where they do."""
-    leading = other.tasks[0] if other.tasks else other.slices[0]
-    if nothing := pair.first.nothing or pair.second.nothing:
-        return nothing
-    equal, telling = equal_answers(pair.first.prints, pair.second.prints)
+    if first.nothing or second.nothing:
+        return first.nothing or second.nothing
+    equal, telling = equal_answers(first.prints, second.prints)
     if equal and equal == telling:
         return "both answered alike to the last digit"
-    if leading.changes:
-        then = f"{mean_text(leading.accuracy_as_wrong)} against"
-        return (
-            f"it changes where answers that are not finite count as wrong ({_shares(leading)} as lm-eval "
-            f"scored them, {then} {mean_text(leading.accuracy_baseline_as_wrong)} then)"
-        )
-    return None
+    row = other.leading
+    if not row.changes:
+        return None
+    counted = (
+        f"{mean_text(row.accuracy_as_wrong)} against {mean_text(row.accuracy_baseline_as_wrong)}"
+    )
+    return (
+        f"it changes where answers that are not finite count as wrong ({_shares(row)} as lm-eval scored "
+        f"them, {counted} then)"
+    )
 
 
-def _warnings(runs: Sequence[_Shared], names: Sequence[str]) -> Iterator[str]:
+def _warnings(runs: Sequence[tuple[str, _Shared]]) -> Iterator[str]:
     """The sanity pass on every run, and on each with the others; sentences with the runs' names."""
-    scored = [not np.isnan(each.answers.score).all() for each in runs]
-    for name, is_scored, (run, _, answers, *_) in zip(names, scored, runs, strict=True):
-        if any(scored) and not is_scored:
+    any_scored = any(each.is_scored for _, each in runs)
+    for name, each in runs:
+        if any_scored and not each.is_scored:
             yield f"{name}: no shared document has a finite score."
-        if is_scored and not answers.finite.all():
-            yield f"{name}: {counted_as_wrong(*answers).sentence()}."
-        logged = run.logged
+        if each.is_scored and not each.answers.finite.all():
+            yield f"{name}: {counted_as_wrong(*each.answers).sentence()}."
+        logged = each.run.logged
         for clause in [*logged.doubts(), *logged.remarks()]:
             yield f"{name}: {clause}."
-    for (one, first), (other, second) in combinations(zip(names, runs, strict=True), 2):
+    for (one, first), (other, second) in combinations(runs, 2):
         equal, telling = equal_answers(first.prints, second.prints)
         if equal:
             yield f"{one} and {other}: {equal_answers_clause(equal, telling)}."
-    hashes = _hashes(runs[0].run)
-    for name, each in zip(names[1:], runs[1:], strict=True):
-        if documents := renumbered(hashes, _hashes(each.run)):
+    hashes = _hashes(runs[0][1].run)
+    for name, each in runs[1:]:
+        documents = renumbered(hashes, _hashes(each.run))
+        if documents:
             yield f"{name}: {renumbered_clause(documents)}."
 
 
@@ -678,42 +696,16 @@ def _groups(runs: Sequence[AuditRun], tasks: Sequence[str]) -> dict[str, TaskGro
     return {}
 
 
-def _in_unit(answers: Sequence[SharedAnswers]) -> bool:
+def _in_unit(runs: Sequence[_Shared]) -> bool:
     """Whether all scores are from 0 to 1."""
-    scores = np.concatenate([each.score for each in answers])
+    scores = np.concatenate([each.answers.score for each in runs])
     scores = scores[np.isfinite(scores)]
     return bool(((scores >= 0) & (scores <= 1)).all())
 
 
-def _has_mean(answers: Sequence[SharedAnswers], tasks: Sequence[str]) -> bool:
+def _has_mean(runs: Sequence[_Shared], tasks: Sequence[str]) -> bool:
     """Whether a mean over tasks says something: of several tasks, with scores of one range."""
-    scored = any(np.isfinite(each.score).any() for each in answers)
-    return scored and len(set(tasks)) > 1 and _in_unit(answers)
-
-
-def _mean_name(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> str:
-    grouped = {task for group in groups.values() for task in group["tasks"]}
-    alone = set(tasks) - grouped
-    if not alone and len(groups) == 1:
-        return f"mean of {next(iter(groups))}"
-    units = count(len(alone) + len(groups), "task")
-    return (
-        f"mean over {units} ({listed(list(groups))} as one)"
-        if len(groups) == 1
-        else f"mean over {units}"
-    )
-
-
-def _group_notes(groups: Mapping[str, TaskGroup], tasks: Sequence[str]) -> Iterator[str]:
-    if not tasks:
-        return
-    for name, group in groups.items():
-        shared = set(tasks) & set(group["tasks"])
-        alike = "by their documents" if group["by_size"] else "alike"
-        yield (
-            f"In the mean over tasks, the group {name} counts once; its {count(len(shared), 'task')} weigh "
-            f"{alike}, as in lm-eval's own figure."
-        )
+    return len(set(tasks)) > 1 and any(each.is_scored for each in runs) and _in_unit(runs)
 
 
 def dispersions(first: Array, second: Array) -> dict[str, Any]:
@@ -723,8 +715,8 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
     if n >= FEWEST:
         error = jackknife_se(left_out(second) - left_out(first))
         low, high = student_bounds(numbers["dispersion_difference"], error, n)
-        most = n / (n - 1)  # a dispersion is at least 0
-        numbers |= {"dispersion_low": max(low, -most), "dispersion_high": min(high, most)}
+        widest = n / (n - 1)  # a dispersion is at least 0
+        numbers |= {"dispersion_low": max(low, -widest), "dispersion_high": min(high, widest)}
     return numbers
 
 
@@ -766,10 +758,10 @@ def _names(runs: Sequence[AuditRun], paths: Sequence[str | Path]) -> list[str]:
     for run in runs:
         revision = run.store.manifest.get("revision")
         revisions.append(f"{run.store.model}@{revision}" if revision else run.store.model)
-    return next(
-        (names for names in (models, revisions) if len(set(names)) == len(names)),
-        [str(p) for p in paths],
-    )
+    for names in (models, revisions):
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
 
 
 def _filters(runs: Sequence[AuditRun], names: Sequence[str]) -> Iterator[str]:
@@ -780,17 +772,17 @@ def _filters(runs: Sequence[AuditRun], names: Sequence[str]) -> Iterator[str]:
 
 def _notes(runs: Sequence[AuditRun], tasks: set[str]) -> Iterator[str]:
     """Differences between the runs, and the runs' own notes but those on other tasks than ``tasks`` alone."""
-    without = [run for run in runs if run.centred is None]
-    if without:
-        run = without[0]
-        yield f"Dispersion is not compared: {run.source} hold no vectors; {run.way_to_vectors}."
+    for run in runs:
+        if run.centred is None:
+            yield f"Dispersion is not compared: {run.source} hold no vectors; {run.way_to_vectors}."
+            break
     widths = sorted({run.centred.rows.shape[1] for run in runs if run.centred})
     if len(widths) > 1:
         yield (
             f"the models have different widths ({', '.join(map(str, widths))}); dispersion compares siblings "
             "of one size only."
         )
-    if any((run.documents["truncated"] == True).any() for run in runs):  # noqa: E712
+    if any(run.documents["truncated"].eq(True).any() for run in runs):
         yield "some prompts were truncated, perhaps not the same ones in every run."
     for run in runs:
         others = set(run.documents["task"].str.removesuffix(SUFFIX)) - tasks

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from lmeval_dispersion.report import Report
 from lmeval_dispersion.report.cells import json_value, shown
-from lmeval_dispersion.report.vega import DASHED, Spec, mark, numeric, span, values_of
+from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.report.vega import DASHED, Spec, colour, mark, numeric, span, tooltip
 from lmeval_dispersion.statistics import Interval
 
 T = TypeVar("T")
@@ -35,10 +36,10 @@ class RunReport(Report):
 def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
     """``VALUE, 95 % LOW to HIGH``, or ``VALUE, no interval``; ``level`` replaces ``95 %``."""
     value = shown(interval.value, spec)
-    low, high = (shown(end, spec.lstrip("+")) for end in (interval.low, interval.high))
-    return (
-        f"{value}, no interval" if math.isnan(interval.low) else f"{value}, {level}{low} to {high}"
-    )
+    if math.isnan(interval.low):
+        return f"{value}, no interval"
+    unsigned = spec.lstrip("+")
+    return f"{value}, {level}{shown(interval.low, unsigned)} to {shown(interval.high, unsigned)}"
 
 
 class Claim(NamedTuple):
@@ -65,16 +66,19 @@ def claim_sentence(
     ``nothing`` is its value without an effect, ``spec`` and ``name`` its format and name; ``inside`` may be
     None, if not known.
     """
-    side, numbers = figure.side(nothing), f"{name}{interval_text(figure, spec)}"
+    side = figure.side(nothing)
+    numbers = f"{name}{interval_text(figure, spec)}"
     if inside is None:
         return f"{claim.holds if side else claim.nothing} ({numbers})."
-    there, within = inside.side(nothing), interval_text(inside, spec, "")
-    both = f"({numbers}; inside {parts} {within})"
+    side_inside = inside.side(nothing)
+    numbers_inside = interval_text(inside, spec, "")
+    both = f"({numbers}; inside {parts} {numbers_inside})"
     if not side:
         return f"{claim.nothing} {both}."
-    if there:
-        ends = f"inside {parts} too" if there == side else f"but the reverse inside {parts}"
-        return f"{claim.holds} ({numbers}), {ends} ({within})."
+    if side_inside:
+        same = side_inside == side
+        end = f"inside {parts} too" if same else f"but the reverse inside {parts}"
+        return f"{claim.holds} ({numbers}), {end} ({numbers_inside})."
     # Inside the parts: clearly different from the overall value, or undecided.
     if inside.side(figure.value):
         return f"{claim.between} {both}: the difference lies between {parts}."
@@ -83,12 +87,10 @@ def claim_sentence(
 
 def without_nan(row: T) -> T:
     """A copy of a dataclass row with None, an empty cell, in place of NaN."""
-    values = {field.name: getattr(row, field.name) for field in fields(row)}  # type: ignore[arg-type]
-    nans = {
-        name: None
-        for name, value in values.items()
-        if isinstance(value, float) and math.isnan(value)
-    }
+    nans = dict[str, None]()
+    for name, value in fields_of(row).items():
+        if isinstance(value, float) and math.isnan(value):
+            nans[name] = None
     return replace(row, **nans)  # type: ignore[type-var]
 
 
@@ -108,21 +110,15 @@ def both_ends(rows: int) -> list[int]:
 
 def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = False) -> Spec:
     """Vega-Lite of a line per ``series``, in its own colour and dash; ``bars`` draws ``low`` to ``high``."""
-    names = values_of(rows, "series")
-    scale = {"domain": names, "range": [f"var(--series-{i + 1})" for i in range(len(names))]}
-    colour = {"field": "series", "type": "nominal", "title": None, "scale": scale}
-    if len(names) == 1:
-        colour["legend"] = None
-    dash = {**colour, "scale": {"domain": names}}
-    tooltip = [{"field": "series", "type": "nominal"}, *({"field": a["field"]} for a in (x, y))]
+    series = colour(rows, "series")
+    if series:
+        series["strokeDash"] = series["color"]
     point = {"type": "line", "point": {"size": 45, "filled": True}}
-    line = mark(point, x=x, y=y, color=colour, strokeDash=dash, tooltip=tooltip)
-    bar = mark("rule", x=x, **span("y", {**y, "field": "low"}, "high"), color=colour)
-    return {
-        "data": {"values": list(rows)},
-        "height": HEIGHT,
-        "layer": [*([bar] if bars else []), line],
-    }
+    hover = tooltip(rows, "series", x["field"], y["field"])
+    layer = [mark(point, x=x, y=y, tooltip=hover, **series)]
+    if bars:
+        layer.insert(0, mark("rule", x=x, **span("y", {**y, "field": "low"}, "high")))
+    return {"data": {"values": list(rows)}, "height": HEIGHT, "layer": layer}
 
 
 def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> Spec:

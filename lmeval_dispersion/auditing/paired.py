@@ -1,6 +1,7 @@
-"""Two models' scores on the same documents: the paired difference and its test, with numpy alone.
+"""Models' scores on the same documents: the paired difference of two and its test, the best of several.
 
 Answers that are not finite keep lm-eval's score and are counted as wrong, too: verdicts that differ are none.
+numpy alone.
 """
 
 from __future__ import annotations
@@ -9,24 +10,28 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
 from lmeval_dispersion.errors import HarnessError, MixedStoresError, UsageError
+from lmeval_dispersion.report import Col
+from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Array,
     Interval,
+    clearly_worse,
     mcnemar_p,
     paired_bounds,
     paired_share_bounds,
 )
 from lmeval_dispersion.store.documents import Sample
-from lmeval_dispersion.store.groups import TaskGroup, document_weights
+from lmeval_dispersion.store.groups import TaskGroup, document_weights, units_of
 from lmeval_dispersion.store.samples import read_scores
-from lmeval_dispersion.store.sanity import Flags, as_wrong
+from lmeval_dispersion.store.sanity import Flags, as_wrong, mean_text
 
 if TYPE_CHECKING:
     from lmeval_dispersion.auditing.run import AuditRun, Rows
@@ -137,6 +142,37 @@ class SharedAnswers(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TaskMean:
+    """The mean over the tasks of documents (n,), in which a group of lm-eval's counts once."""
+
+    tasks: Sequence[str]
+    groups: Mapping[str, TaskGroup]
+
+    def __str__(self) -> str:
+        units = units_of(self.tasks, self.groups)
+        if len(units) == 1:
+            return f"mean of {next(iter(units))}"
+        grouped = f" ({listed(list(self.groups))} as one)" if len(self.groups) == 1 else ""
+        return f"mean over {count(len(units), 'task')}{grouped}"
+
+    def weights(self, rows: Rows) -> Array:
+        """The weights of some of the documents in their mean; sum 1."""
+        return document_weights([self.tasks[row] for row in rows.tolist()], self.groups)
+
+    def notes(self) -> list[str]:
+        """A sentence on each group."""
+        notes = []
+        for name, group in self.groups.items():
+            members = count(len(set(self.tasks) & set(group["tasks"])), "task")
+            alike = "by their documents" if group["by_size"] else "alike"
+            notes.append(
+                f"In the mean over tasks, the group {name} counts once; its {members} weigh {alike}, as in "
+                "lm-eval's own figure."
+            )
+        return notes
+
+
+@dataclass(frozen=True)
 class PairVerdict:
     """Two runs' scores compared as lm-eval gives them, and with answers that are not finite as wrong.
 
@@ -161,32 +197,97 @@ class PairVerdict:
 
 
 def verdict_of(
-    first: SharedAnswers,
-    second: SharedAnswers,
-    tasks: Sequence[str] = (),
-    groups: Mapping[str, TaskGroup] | None = None,
+    first: SharedAnswers, second: SharedAnswers, mean: TaskMean | None = None
 ) -> PairVerdict | None:
-    """Compare two runs on the same documents; None where none has a score in both.
+    """Compare two runs on the same documents, by their mean or the ``mean`` over tasks.
 
-    With ``tasks`` (n,) the score is the mean over tasks, in which a group of ``groups`` counts once.
+    None where no document has a score in both.
     """
-    known = np.isfinite(first.score) & np.isfinite(second.score)
-    if not known.any():
-        return None
-    names = np.array(tasks, dtype=object)
 
-    def over(x: Array, y: Array, rows: Flags) -> PairedScores:
-        weights = document_weights(names[rows].tolist(), groups or {}) if len(names) else None
+    def compared(x: Array, y: Array) -> PairedScores:
+        rows = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        weights = None if mean is None else mean.weights(rows)
         return paired_scores(x[rows], y[rows], weights=weights)
 
-    logged = over(first.score, second.score, known)
+    if not np.isfinite(first.score + second.score).any():
+        return None
+    logged = compared(first.score, second.score)
     finite = first.finite & second.finite
     if finite.all():
         return PairVerdict(logged, None, 0)
-    x = as_wrong(*first)
-    y = as_wrong(*second)
-    counted = over(x, y, np.isfinite(x) & np.isfinite(y))
+    counted = compared(as_wrong(*first), as_wrong(*second))
     return PairVerdict(logged, counted, int((~finite).sum()))
+
+
+@dataclass(frozen=True)
+class Best:
+    """Which of three runs or more are not shown worse than the best, by their names.
+
+    Attributes:
+        highest: The run of the highest score; several where they are equal.
+        not_worse: Runs that no other one clearly beats, the highest score first.
+        worse: The others, the highest score first.
+        left_out: Runs whose answers are none, about which nothing is said.
+        pairs: Number of pairs that were tested.
+        over: The mean that was compared, such as ``mean over 3 tasks``; empty for all documents.
+    """
+
+    highest: Sequence[str]
+    score: Annotated[float, Col("Score", ".1%")]
+    not_worse: Sequence[str]
+    worse: Sequence[str]
+    left_out: Sequence[str]
+    pairs: int
+    over: str = ""
+
+    def sentence(self) -> str:
+        """The answer on all runs."""
+        details = [self.over] if self.over else []
+        details.append(f"{count(self.pairs, 'pair')}, Holm at 5 %")
+        if self.left_out:
+            details.append(f"without {listed(self.left_out)}")
+        test = "; ".join(details)
+        best = f"{listed(self.highest)} ({mean_text(self.score)}, the highest)"
+        if not self.worse:
+            beats = "does not clearly beat" if len(self.highest) == 1 else "do not clearly beat"
+            return f"No run is shown worse than the best: {best} {beats} any other ({test})."
+        if len(self.not_worse) == 1:
+            return f"All other runs are shown worse than the best: {best} ({test})."
+        others = [best, *(name for name in self.not_worse if name not in self.highest)]
+        worse = listed(self.worse)
+        return f"Not shown worse than the best: {listed(others)}; shown worse: {worse} ({test})."
+
+
+def best_of(
+    answers: Mapping[str, SharedAnswers],
+    left_out: Sequence[str] = (),
+    mean: TaskMean | None = None,
+) -> Best | None:
+    """The runs, by name, that are not shown worse than the best; None for fewer than three to compare."""
+    names = [name for name in answers if name not in left_out]
+    if len(names) < 3:
+        return None
+    tests = dict[tuple[str, str], tuple[float, float]]()
+    scores = dict[str, float]()
+    for one, other in combinations(names, 2):
+        verdict = verdict_of(answers[one], answers[other], mean)
+        if verdict is None or np.isnan(verdict.p):
+            return None
+        tests[one, other] = (verdict.logged.difference, verdict.p)
+        scores.setdefault(one, verdict.logged.first)
+        scores.setdefault(other, verdict.logged.second)
+    losers = clearly_worse(tests)
+    ordered = sorted(names, key=lambda name: -scores[name])
+    highest = scores[ordered[0]]
+    return Best(
+        highest=[name for name in ordered if scores[name] == highest],
+        score=highest,
+        not_worse=[name for name in ordered if name not in losers],
+        worse=[name for name in ordered if name in losers],
+        left_out=list(left_out),
+        pairs=len(tests),
+        over=str(mean) if mean else "",
+    )
 
 
 def compare_samples(
@@ -242,33 +343,34 @@ def _paired(
 
     A document is known by its hash; where that repeats, by its number too.
     """
-    repeated = set()
-    for run in (a, b):
-        counts = Counter(sample.columns["doc_hash"] for sample in run.values())
-        repeated |= {doc_hash for doc_hash, count in counts.items() if count > 1}
+    times = [Counter(sample.columns["doc_hash"] for sample in run.values()) for run in (a, b)]
 
     def key(sample: Sample) -> tuple[str, int]:
         doc_hash = sample.columns["doc_hash"]
-        return doc_hash, sample.doc_id if doc_hash in repeated else -1
+        is_one = all(counts[doc_hash] < 2 for counts in times)
+        return doc_hash, -1 if is_one else sample.doc_id
 
-    def alike(column: str, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [(i, j) for i, j in pairs if a[i].columns[column] == b[j].columns[column]]
-
-    others = {key(sample): j for j, sample in b.items()}
-    same = [(i, others[key(sample)]) for i, sample in a.items() if key(sample) in others]
-    pairs = alike("target", same)
+    numbers = {key(sample): j for j, sample in b.items()}
+    shared = []
+    alike = []
+    for i, sample in sorted(a.items()):
+        j = numbers.get(key(sample))
+        if j is None or sample.columns["target"] != b[j].columns["target"]:
+            continue
+        shared.append((i, j))
+        if sample.columns["prompt_hash"] == b[j].columns["prompt_hash"]:
+            alike.append((i, j))
     ids = a.keys() & b.keys()
-    if not pairs and ids:
+    if not shared and ids:
         raise MixedStoresError(
             f"{first} and {second} have other documents or targets under {len(ids)} ids (the first: "
             f"{min(ids)}); compare runs on one version of the data"
         )
-    if not pairs:
+    if not shared:
         raise MixedStoresError(f"{first} and {second} share no document; name samples of one task")
-    in_one_prompt = alike("prompt_hash", pairs)
-    if not in_one_prompt:
+    if not alike:
         raise MixedStoresError(
-            f"{first} and {second} asked all {len(pairs)} shared documents in other prompts; compare runs of "
+            f"{first} and {second} asked all {len(shared)} shared documents in other prompts; compare runs of "
             "one prompt (of chat templates, name the runs' folders in `dispersion compare`)"
         )
-    return sorted(in_one_prompt), len(pairs) - len(in_one_prompt)
+    return alike, len(shared) - len(alike)

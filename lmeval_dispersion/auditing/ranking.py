@@ -13,14 +13,16 @@ Source: RD section 3.1.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.arguments import takes
+from lmeval_dispersion.auditing.arguments import Ordering
 from lmeval_dispersion.auditing.figures import (
     Claim,
     RunReport,
@@ -35,12 +37,12 @@ from lmeval_dispersion.auditing.run import (
     AuditRun,
     Missing,
     Rows,
-    answers_of,
     check_labels,
     part_of,
     read_run,
 )
 from lmeval_dispersion.auditing.slices import Slice, strata
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import numeric
@@ -56,7 +58,8 @@ CONTRIBUTION = "contribution"
 SHARES = (5, 10, 20, 50)  # per cent of the documents, lowest first
 TAIL = 0.1  # share of the documents, from the low end
 _MOST = 2000  # most documents to cluster, lowest first
-_CLUSTERS, _TYPICAL = 8, 3
+_CLUSTERS = 8  # most clusters of the hard tail
+_TYPICAL = 3  # texts that stand for a cluster
 COUNT = 20  # documents of lowest contribution in a table
 
 
@@ -173,23 +176,21 @@ class Ranking:
         ours, *others = self.signals
         if ours.missing:
             return {}
-        best = sorted(
-            (row for row in others if not row.missing), key=lambda row: -(row.auroc or 0.0)
-        )
-        drawn = [ours, *best[:3]]
-        deciles = [
-            {"series": row.signal, "decile": i, "accuracy": accuracy}
-            for row in drawn
-            for i, accuracy in enumerate(row.deciles, 1)
-        ]
+        known = [row for row in others if not row.missing]
+        known.sort(key=lambda row: -(row.auroc or 0.0))
+        drawn = [ours, *known[:3]]
+        deciles = []
+        for row in drawn:
+            for i, accuracy in enumerate(row.deciles, 1):
+                deciles.append({"series": row.signal, "decile": i, "accuracy": accuracy})
+        areas = "; ".join(f"{row.signal} {row.auroc:.3f}" for row in drawn)
         title = "tenth of the documents, lowest signal first"
         tenths = {"field": "decile", "type": "ordinal", "title": title, "axis": {"labelAngle": 0}}
         chart = Chart(
             lines(deciles, tenths, numeric("accuracy", "accuracy", axis={"format": "%"})),
             "Accuracy by decile of each signal",
             f"By contribution, accuracy goes from {100 * ours.deciles[0]:.1f} % in the lowest tenth to "
-            f"{100 * ours.deciles[-1]:.1f} % in the highest. AUROC: "
-            f"{'; '.join(f'{row.signal} {row.auroc:.3f}' for row in drawn)}.",
+            f"{100 * ours.deciles[-1]:.1f} % in the highest. AUROC: {areas}.",
             "A useful signal rises from left to right. The contribution and the three best other signals are "
             "shown; the table has all.",
         )
@@ -207,8 +208,8 @@ def signals(run: AuditRun) -> dict[str, Array]:
     return {name: values for name, values in scores.items() if not np.isnan(values).all()}
 
 
-def ranking_report(run: AuditRun, cautions: Sequence[str] | None = None) -> Ranking:
-    """Judge a run's signals (``cautions`` None: computed); UsageError without vectors, or right and wrong."""
+def ranking_report(run: AuditRun) -> Ranking:
+    """Judge a run's signals; UsageError without vectors, or without right and wrong answers."""
     check_labels(run, "ranking quality needs")
     scores = signals(run)
     by, parts = _judged_inside(run, scores[CONTRIBUTION])
@@ -216,7 +217,7 @@ def ranking_report(run: AuditRun, cautions: Sequence[str] | None = None) -> Rank
     return Ranking(
         documents=len(run.labelled),
         wrong=int((~run.right[run.labelled]).sum()),
-        cautions=answers_of(run).cautions if cautions is None else cautions,
+        cautions=run.answers.cautions,
         by=by,
         signals=table,
         best_other=_best_other(table),
@@ -233,45 +234,47 @@ def _judged_inside(run: AuditRun, contribution: Array) -> tuple[str | None, list
 
 def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Signal:
     known = run.labelled[~np.isnan(values[run.labelled])]
-    signal, right = values[known], run.right[known]
+    signal = values[known]
+    right = run.right[known]
+    n = len(known)
     if right.all() or not right.any():
-        return Signal(name, len(known), missing="its documents are all right or all wrong")
+        return Signal(name, n, missing="its documents are all right or all wrong")
     if np.ptp(signal) == 0:
-        return Signal(name, len(known), missing="it is the same for all documents")
+        return Signal(name, n, missing="it is the same for all documents")
     area = auroc(signal, right)
     low, high = auroc_bounds(*area[:4])
     in_order = right[np.argsort(signal, kind="stable")]
-    inside = _inside(values, parts, run)
-    looked = {share: max(round(len(known) * share / 100), 1) for share in SHARES}
-    more: dict[str, Any] = {
-        f"errors_{share}": float((~in_order[:first]).sum() / (~right).sum())
-        for share, first in looked.items()
-    }
-    more["deciles"] = [
-        float(tenth.mean()) for tenth in np.array_split(in_order, min(10, len(known)))
-    ]
+    errors = dict[str, Any]()
+    for share in SHARES:
+        lowest = in_order[: max(round(n * share / 100), 1)]
+        errors[f"errors_{share}"] = float((~lowest).sum() / (~right).sum())
     return Signal(
         name,
-        len(known),
-        area.value,
-        area.se,
-        low,
-        high,
-        min(area.right, area.wrong) >= FEWEST,
-        *(inside or (None, None, None, 0)),
-        **more,
+        n,
+        auroc=area.value,
+        auroc_se=area.se,
+        auroc_low=low,
+        auroc_high=high,
+        reliable=min(area.right, area.wrong) >= FEWEST,
+        deciles=[float(tenth.mean()) for tenth in np.array_split(in_order, min(10, n))],
+        **_inside(values, parts, run),
+        **errors,
     )
 
 
-def _inside(
-    values: Array, parts: list[Slice], run: AuditRun
-) -> tuple[float, float, float, int] | None:
-    """AUROC over the pairs of a right and a wrong document of one part, its interval, and the pairs."""
+def _inside(values: Array, parts: list[Slice], run: AuditRun) -> dict[str, Any]:
+    """A :class:`Signal`'s fields on pairs of a right and a wrong document of one part; {} without any."""
     known = ~np.isnan(values) & ~np.isnan(run.score)
     area = stratified_auroc(values, run.right, [part.rows[known[part.rows]] for part in parts])
     if area is None:
-        return None
-    return area.value, *auroc_bounds(*area[:4]), area.pairs
+        return {}
+    low, high = auroc_bounds(*area[:4])
+    return {
+        "inside": area.value,
+        "inside_low": low,
+        "inside_high": high,
+        "inside_pairs": area.pairs,
+    }
 
 
 def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
@@ -363,12 +366,13 @@ class HardTail:
 
     def tables(self) -> dict[str, Table]:
         """``clusters``, and ``typical``: the texts nearest to their centres."""
-        texts = [shortened(row.text or f"document {row.doc_id}", 160) for row in self.typical]
-        typical = [replace(row, text=text) for row, text in zip(self.typical, texts, strict=True)]
+        typical = [
+            replace(row, text=shortened(row.text or f"document {row.doc_id}", 160))
+            for row in self.typical
+        ]
+        caption = "Clusters of the hard tail, largest first"
         return {
-            "clusters": Table.of(
-                self.clusters, "Clusters of the hard tail, largest first", name="clusters"
-            ),
+            "clusters": Table.of(self.clusters, caption, name="clusters"),
             "typical": Table.of(typical, "Most typical texts of each cluster", name="typical"),
         }
 
@@ -378,32 +382,33 @@ def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
     contribution = run.vectors.contributions()
     order = np.argsort(contribution, kind="stable")
     rows = order[: min(max(round(len(order) * TAIL), 1), _MOST)]
-    labels, distance = clustered(
-        run.vectors.rows[rows], max(1, min(_CLUSTERS, math.isqrt(len(rows) // 2))), seed=seed
-    )
-    inside = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    clusters, typical = [], []
-    for label, places in enumerate(sorted(inside, key=lambda places: -len(places)), 1):
+    count = max(1, min(_CLUSTERS, math.isqrt(len(rows) // 2)))
+    labels, distance = clustered(run.vectors.rows[rows], count, seed=seed)
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    members.sort(key=len, reverse=True)
+    clusters = []
+    typical = []
+    for number, places in enumerate(members, 1):
+        documents = run.documents.iloc[rows[places]]
         scores = run.score[rows[places]]
         scores = scores[~np.isnan(scores)]
-        subjects = run.documents["subject"].iloc[rows[places]].value_counts(sort=False)
+        subjects = Counter(documents["subject"].dropna())
         common = sorted(subjects.items(), key=lambda item: (-item[1], str(item[0])))[:3]
         clusters.append(
             TailCluster(
-                cluster=label,
+                cluster=number,
                 documents=len(places),
                 accuracy=float(scores.mean()) if scores.size else None,
                 contribution=float(contribution[rows[places]].mean()),
-                subjects=", ".join(f"{name} {count}" for name, count in common),
+                subjects=", ".join(f"{name} {times}" for name, times in common),
             )
         )
-        for place in places[np.argsort(distance[places], kind="stable")][:_TYPICAL]:
-            document = run.documents.iloc[int(rows[place])]
-            text = document["text"] if isinstance(document["text"], str) else None
-            subject = document["subject"] if isinstance(document["subject"], str) else ""
-            typical.append(
-                TypicalText(label, str(document["task"]), int(document["doc_id"]), subject, text)
-            )
+        nearest = np.argsort(distance[places], kind="stable")[:_TYPICAL]
+        shown = documents.iloc[nearest].astype(object)
+        named: Any = shown.where(shown.notna(), None).itertuples()
+        for row in named:
+            subject = row.subject or ""
+            typical.append(TypicalText(number, str(row.task), int(row.doc_id), subject, row.text))
     return HardTail(len(rows), len(rows) / len(order), clusters, typical)
 
 
@@ -442,10 +447,11 @@ class Worst(RunReport):
             replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]
         ]
         caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
-        tables = {"documents": Table.of(lowest, caption, name="documents")}
-        if not isinstance(self.ranking, Missing):
-            tables |= self.ranking.tables()
-        return tables | self.hard_tail.tables()
+        return {
+            "documents": Table.of(lowest, caption, name="documents"),
+            **self.ranking.tables(),
+            **self.hard_tail.tables(),
+        }
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Every document, lowest contribution first."""
@@ -453,29 +459,36 @@ class Worst(RunReport):
 
     def charts(self) -> dict[str, Chart]:
         """``deciles``: accuracy by decile; none where the ranking is missing."""
-        return {} if isinstance(self.ranking, Missing) else self.ranking.charts()
+        return self.ranking.charts()
 
     def context(self) -> dict[str, Any]:
         """Template values: the answer's sentences."""
-        sentence, errors = ranking_sentence(self.ranking), errors_sentence(self.ranking)
-        return {"sentence": sentence, "errors": errors, "fewest": FEWEST}
+        return {
+            "sentence": ranking_sentence(self.ranking),
+            "errors": errors_sentence(self.ranking),
+            "fewest": FEWEST,
+        }
 
 
-def rank(
-    run: AuditRun | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0
-) -> Worst:
+@takes(Ordering)
+def rank(asked: Ordering) -> Worst:
     """Documents by their contribution, lowest first, as in ``dispersion audit --worst``.
 
-    Args:
-        run: Folder of the store, or a folder that holds the stores of one run.
-        layer: Layer of the vectors; default: the store's own.
-        count: Number of documents in a table; ``to_frame()`` and CSV hold all.
-        seed: Seed of the clusters in the lowest tenth.
+    A table lists ``worst`` of them, without a number 20; ``to_frame()`` and CSV hold all.
 
     Raises:
         TooFewVectorsError: One document.
-        UsageError: The run has no vectors, no such layer, or cannot be read (HarnessError: samples).
+        UsageError: The run has no vectors, no such layer, or cannot be read (HarnessError: samples); neither
+            a run nor ``demo``, or both; ``worst`` is below 1.
     """
-    run = read_run(run, layer)
-    documents, tail = ranked_documents(run), hard_tail(run, seed=seed)
-    return Worst(run.store.model, documents, part_of(ranking_report, run), tail, count)
+    count = COUNT if asked.worst is None else asked.worst
+    if count < 1:
+        raise UsageError(f"expected 1 or more, got {count}", argument="worst")
+    run = read_run(asked.run, asked.layer, asked.metric, demo=asked.demo)
+    return Worst(
+        model=run.store.model,
+        documents=ranked_documents(run),
+        ranking=part_of(ranking_report, run),
+        hard_tail=hard_tail(run, seed=asked.seed),
+        _count=count,
+    )

@@ -99,18 +99,19 @@ def reliability(run: AuditRun, *, seed: int = 0) -> Reliability:
     right = run.right[rows].astype(float)
     places = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     rng = np.random.default_rng(seed)
-    drawn = [
-        _ece(confidence, (rng.random(len(rows)) < confidence).astype(float), places)
-        for _ in range(_DRAWS)
-    ]
+    drawn = []
+    for _ in range(_DRAWS):
+        simulated = (rng.random(len(rows)) < confidence).astype(float)
+        drawn.append(_ece(confidence, simulated, places))
     bins = []
     for place in np.unique(places).tolist():
         inside = places == place
-        accuracy, count = float(right[inside].mean()), int(inside.sum())
+        low = place / BINS
+        high = (place + 1) / BINS
+        count = int(inside.sum())
         mean = float(confidence[inside].mean())
-        bins.append(
-            Bin(place / BINS, (place + 1) / BINS, count, mean, accuracy, *wilson(accuracy, count))
-        )
+        accuracy = float(right[inside].mean())
+        bins.append(Bin(low, high, count, mean, accuracy, *wilson(accuracy, count)))
     gap = confidence - right
     bounds = student_interval(gap)
     counted = student_interval(np.append(gap, np.full(not_finite, confidence.mean())))
@@ -136,26 +137,28 @@ def _ece(confidence: Array, right: Array, places: NDArray[np.int64]) -> float:
     return float(np.abs(gaps).sum() / len(right))
 
 
-def reliability_sentence(found: Reliability) -> str:
+def reliability_sentence(judged: Reliability) -> str:
     """A sentence: does the model's confidence match its accuracy?"""
-    if found.changes:
+    if judged.changes:
         return (
-            f"The model's confidence is not judged: {found.not_finite:,} of "
-            f"{found.documents + found.not_finite:,} documents have no finite log-probabilities, and counted "
+            f"The model's confidence is not judged: {judged.not_finite:,} of "
+            f"{judged.documents + judged.not_finite:,} documents have no finite log-probabilities, and counted "
             "as wrong they change the verdict."
         )
-    answers = "the finite answers" if found.not_finite else "answers"
-    figure = Interval(100 * found.gap, 100 * found.gap_low, 100 * found.gap_high)
+    answers = "the finite answers" if judged.not_finite else "answers"
+    figure = Interval(100 * judged.gap, 100 * judged.gap_low, 100 * judged.gap_high)
     shares = (
-        f"its mean confidence is {100 * found.confidence:.1f} % and {100 * found.accuracy:.1f} % of "
-        f"{answers} are right ({interval_text(figure, '+.1f')} points; ECE {found.ece:.3f}, Brier "
-        f"{found.brier:.3f})"
+        f"its mean confidence is {100 * judged.confidence:.1f} % and {100 * judged.accuracy:.1f} % of "
+        f"{answers} are right ({interval_text(figure, '+.1f')} points; ECE {judged.ece:.3f}, Brier "
+        f"{judged.brier:.3f})"
     )
-    if side := figure.side(0):
-        return f"The model is {'over' if side > 0 else 'under'}confident: {shares}."
-    if found.ece > found.ece_by_chance:
+    side = figure.side(0)
+    if side:
+        word = "overconfident" if side > 0 else "underconfident"
+        return f"The model is {word}: {shares}."
+    if judged.ece > judged.ece_by_chance:
         return (
             f"The model's confidence is right on average and wrong in parts: {shares}; an ECE of "
-            f"{found.ece_by_chance:.3f} would be chance."
+            f"{judged.ece_by_chance:.3f} would be chance."
         )
     return f"The model's confidence is not clearly wrong: {shares}."

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
-
 from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.auditing.arguments import Auditing
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration, calibrate
@@ -31,11 +29,8 @@ from lmeval_dispersion.auditing.reliability import Reliability, reliability, rel
 from lmeval_dispersion.auditing.run import (
     FEWEST,
     Answers,
-    AuditRun,
     Missing,
-    Rows,
     RunFacts,
-    answers_of,
     first_occurrences,
     part_of,
     read_run,
@@ -55,9 +50,6 @@ from lmeval_dispersion.auditing.slices import (
     slicings,
     weakest,
 )
-from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry.centred import CentredVectors
-from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import Chart, Table
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
@@ -123,50 +115,48 @@ class Audit(RunReport):
 
         Confidence is never listed: many questions have no choices.
         """
-        parts = {name: part for name, part in vars(self).items() if isinstance(part, Missing)}
-        return {
-            name: part.missing
-            for name, part in parts.items()
-            if name not in ("reliability", *self.left_out)
-        }
+        parts = dict[str, str]()
+        for name, part in vars(self).items():
+            if isinstance(part, Missing) and part != _LEFT_OUT and name != "reliability":
+                parts[name] = part.missing
+        return parts
+
+    def reasons(self) -> dict[str, list[str]]:
+        """Why parts could not be computed -> the names of these parts in a sentence."""
+        reasons = dict[str, list[str]]()
+        for name, reason in self.missing.items():
+            reasons.setdefault(reason, []).append(name.replace("_", " "))
+        return reasons
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Every slice by every column, the whole run first."""
-        rows = [
-            ("all", self.overall),
-            *((by, row) for by, t in self.slices.items() for row in t.rows),
-        ]
-        return [{"by": by, **fields_of(row)} for by, row in rows]
+        rows: list[Mapping[str, Any]] = [{"by": "all", **fields_of(self.overall)}]
+        for by, table in self.slices.items():
+            rows += [{"by": by, **fields_of(row)} for row in table.rows]
+        return rows
 
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor in the page."""
-        slices = {name: table.rows for name, table in self.slices.items()} or {"slice": []}
-        tables = {
-            f"slices-{name}": shown_slices(name, rows, self.overall)
-            for name, rows in slices.items()
-        }
-        for part in (
-            self.reliability,
-            self.mixtures,
-            self.ranking,
-            self.hard_tail,
-            self.paper_protocol,
-        ):
-            if not isinstance(part, Missing):
-                tables |= part.tables()
-        if not isinstance(self.calibration, Missing):
-            tables["calibration"] = self.calibration.tables()["estimators"]
+        tables = dict[str, Table]()
+        for name, table in self.slices.items():
+            tables[f"slices-{name}"] = shown_slices(name, table.rows, self.overall)
+        if not self.slices:
+            tables["slices-slice"] = shown_slices("slice", [], self.overall)
+        for part in (self.reliability, self.mixtures, self.ranking, self.hard_tail):
+            tables |= part.tables()
+        tables |= self.paper_protocol.tables()
+        calibration = self.calibration.tables()
+        if calibration:
+            tables["calibration"] = calibration["estimators"]
         return tables
 
     def charts(self) -> dict[str, Chart]:
         """Every chart by name: ``slices`` (of the first slicing), and those of parts that were computed."""
         charts: dict[str, Chart] = {}
         for name, table in list(self.slices.items())[:1]:
-            if picture := slice_chart(name, table):
-                charts["slices"] = picture
+            charts |= slice_chart(name, table)
         for part in (self.reliability, self.mixtures, self.calibration, self.ranking):
-            if not isinstance(part, Missing):
-                charts |= part.charts()
+            charts |= part.charts()
         return charts
 
     def context(self) -> dict[str, Any]:
@@ -187,12 +177,9 @@ class Audit(RunReport):
     def _warnings(self) -> dict[str, str]:
         """The warning at the head of a section that is missing, or whose answers are not evidence."""
         warnings = {name: f"Not available: {reason}." for name, reason in self.missing.items()}
-        if self.cautions:
-            unfounded = f"{' '.join(self.cautions)} Nothing in this section is a finding."
-            judged = [
-                name for name in JUDGED if self.has(name) and name != "ranking"
-            ]  # it has its own
-            warnings |= dict.fromkeys(judged, unfounded)
+        for name in JUDGED:
+            if self.cautions and self.has(name) and name != "ranking":  # that has its own
+                warnings[name] = f"{' '.join(self.cautions)} Nothing in this section is a finding."
         return warnings
 
     def _opening(self) -> list[str]:
@@ -213,8 +200,8 @@ class Audit(RunReport):
             return self._confidence() or none
         if isinstance(self.calibration, Missing):
             return pools_sentence(self.mixtures)
-        estimators = self.calibration.estimators
-        ours, alone, where = estimators[0], estimators[-1], f"on {self.calibration.where} held out"
+        ours, *_, alone = self.calibration.estimators
+        where = f"on {self.calibration.where} held out"
         if ours.better:
             return (
                 f"Labels can be saved here: accuracy read off dispersion is {ours.mae:.1f} points off "
@@ -222,49 +209,51 @@ class Audit(RunReport):
                 "labels a slice."
             )
         other = ""
-        for row in estimators:
-            if row.better:
-                named = f"{row.estimator},"
-                if row.estimator.startswith("ATC"):
-                    named = "the share of documents whose confidence is above a threshold (ATC)"
-                other = f"; {named} does ({row.mae:.1f})"
-                break
+        better = self.calibration.better_one
+        if better is not None:
+            named = f"{better.estimator},"
+            if better.estimator.startswith("ATC"):
+                named = "the share of documents whose confidence is above a threshold (ATC)"
+            other = f"; {named} does ({better.mae:.1f})"
         return (
             "Dispersion replaces no labels here: it does not reliably beat the labelled accuracy "
             f"({ours.mae:.1f} against {alone.mae:.1f} points off {where}){other}."
         )
 
     def _confidence(self) -> str:
-        return (
-            "" if isinstance(self.reliability, Missing) else reliability_sentence(self.reliability)
-        )
+        if isinstance(self.reliability, Missing):
+            return ""
+        return reliability_sentence(self.reliability)
 
     def _numbers(self) -> str:
         whole = self.overall
         if whole.reason:
             return f"The run has {count(whole.documents, 'document')}: {whole.reason}."
-        said = count(whole.documents, "document")
+        text = count(whole.documents, "document")
         if not math.isnan(whole.accuracy):
-            said = f"{100 * whole.accuracy:.1f} % of {whole.labelled:,} right"
+            text = f"{100 * whole.accuracy:.1f} % of {whole.labelled:,} right"
         if not math.isnan(whole.dispersion):
-            said += f", dispersion {whole.dispersion:.4f}"
+            text += f", dispersion {whole.dispersion:.4f}"
         if self.slices and whole.labelled and self._compares_slices:
-            name, table = next(iter(self.slices.items()))
-            lowest = weakest(table.rows, whole)
-            said += (
-                f"; no {name} is clearly weaker than the rest"
-                if lowest is None
-                else f"; weakest {name}: {lowest.slice} ({lowest.accuracy:.0%})"
-            )
-            if not isinstance(table.association, Missing):
-                order = ORDER[table.association.side]
-                plural = "categories" if name == "category" else f"{name}s"
-                said += f". Accuracy {order} dispersion over {table.association.slices} {plural}"
+            text += self._weakest()
         if self._repeated:
-            said += f"; {count(self._repeated, 'repeated document')} left out"
+            text += f"; {count(self._repeated, 'repeated document')} left out"
         if not self.run["width"]:
-            said += ". Logs hold no vectors: dispersion is not known"
-        return f"{said}."
+            text += ". Logs hold no vectors: dispersion is not known"
+        return f"{text}."
+
+    def _weakest(self) -> str:
+        """The end of the sentence on the numbers: the weakest slice, and the order of the slices."""
+        name, table = next(iter(self.slices.items()))
+        lowest = weakest(table.rows, self.overall)
+        text = f"; no {name} is clearly weaker than the rest"
+        if lowest is not None:
+            text = f"; weakest {name}: {lowest.slice} ({lowest.accuracy:.0%})"
+        order = table.association
+        if isinstance(order, Missing):
+            return text
+        plural = "categories" if name == "category" else f"{name}s"
+        return f"{text}. Accuracy {ORDER[order.side]} dispersion over {order.slices} {plural}"
 
     @property
     def _compares_slices(self) -> bool:
@@ -278,8 +267,9 @@ class Audit(RunReport):
 
     def _conclusions(self) -> Iterator[str]:
         """The conclusions below the answer; on right and wrong answers only where those are evidence."""
-        for name, table in list(self.slices.items())[: 1 if self.run["width"] else 0]:
-            yield least_sentence(name, table.least_dispersed)
+        for name, table in list(self.slices.items())[:1]:
+            if self.run["width"]:
+                yield least_sentence(name, table.least_dispersed)
             if (
                 self._judged
                 and self._compares_slices
@@ -300,27 +290,6 @@ class Audit(RunReport):
         }
 
 
-def _part_of_run(run: AuditRun, kept: Rows) -> AuditRun:
-    """A run with the documents ``kept``, and a note on the others, which repeat them."""
-    centred = run.centred
-    if centred is not None:
-        unit = centred.rows + centred.mean.astype(np.float32)
-        centred = CentredVectors(unit[kept])
-    left_out = len(run) - len(kept)
-    note = f"{count(left_out, 'document')} of {len(run):,} repeat another of their task and are left out."
-    return replace(
-        run,
-        documents=run.documents.iloc[kept].reset_index(drop=True),
-        score=run.score[kept],
-        confidence=run.confidence[kept],
-        choices=run.choices[kept],
-        chosen=run.chosen[kept],
-        finite=run.finite[kept],
-        centred=centred,
-        notes=[*run.notes, note],
-    )
-
-
 @takes(Auditing)
 def audit(asked: Auditing) -> Audit:
     """The audit of one run, as ``dispersion audit`` reports it; undefined numbers are NaN.
@@ -333,21 +302,19 @@ def audit(asked: Auditing) -> Audit:
         UsageError: The layer or a column does not exist, or ``metrics`` is ``all`` and there are no vectors;
             neither a run nor ``demo``, or both.
     """
-    if (asked.run is None) != asked.demo:
-        raise UsageError("expected a run, or demo=True without one, which audits the bundled run")
-    place = data_folder("demo_runs") / "sums-30" if asked.run is None else asked.run
-    run = read_run(place, asked.layer, asked.metric)
+    run = read_run(asked.run, asked.layer, asked.metric, demo=asked.demo)
     raw = run.raw_vectors if asked.metrics == "all" else None
     kept = first_occurrences(run)
     repeated = len(run) - len(kept)
     if repeated:
-        run = _part_of_run(run, kept)
+        note = f"{count(repeated, 'document')} of {len(run):,} repeat another of their task and are left out."
+        run = replace(run.at(kept), notes=[*run.notes, note])
         raw = None if raw is None else raw[kept]
-    ways = slicings(run, asked.slices)
+    ways = slicings(run, asked.slice)
     if asked.short:
-        shown = [*list(ways)[:1], *asked.slices]  # few documents may have no slicing
-        ways = {name: parts for name, parts in ways.items() if name in shown}
-    answers = answers_of(run)
+        names = [*list(ways)[:1], *asked.slice]  # few documents may have no slicing
+        ways = {name: parts for name, parts in ways.items() if name in names}
+    answers = run.answers
     answers = replace(answers, repeated_documents=answers.repeated_documents + repeated)
     left_out = set[str]()
     if answers.cautions and not asked.details:
@@ -372,9 +339,9 @@ def audit(asked: Auditing) -> Audit:
         slices={name: slice_table(run, parts, raw) for name, parts in ways.items()},
         reliability=part("reliability", reliability, seed=seed),
         mixtures=part("mixtures", mixture_curves, seed=seed),
-        calibration=part("calibration", calibrate, seed=seed, answers=answers),
+        calibration=part("calibration", calibrate, seed=seed),
         paper_protocol=part("paper_protocol", paper_protocol, seed=seed),
-        ranking=part("ranking", ranking_report, cautions=answers.cautions),
+        ranking=part("ranking", ranking_report),
         hard_tail=part("hard_tail", hard_tail, seed=seed),
         _short=asked.short,
         _repeated=repeated,

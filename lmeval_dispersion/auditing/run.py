@@ -9,8 +9,10 @@ detects that, and reports say so first and conclude nothing from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import DispersionError, StoreError, UsageError
 from lmeval_dispersion.geometry.centred import CentredVectors
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store import Store, read_store
 from lmeval_dispersion.store.format import CORRECT_ABOVE
@@ -27,6 +30,7 @@ from lmeval_dispersion.store.sanity import (
     CountedAsWrong,
     Flags,
     Logged,
+    by_length,
     counted_as_wrong,
     finite_answer,
     finite_score,
@@ -34,6 +38,8 @@ from lmeval_dispersion.store.sanity import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from lmeval_dispersion.report import Chart, Table
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -43,14 +49,32 @@ FEWEST = 20  # fewest right, and wrong, documents for a reliable interval
 _REPEATED = 0.05  # share of repeated documents that makes intervals too short
 _SAME = 0.01  # share of the dispersion: documents of one text that are nearer count as one
 
+# Facts of a run that are in its store's manifest.
+_OF_MANIFEST = (
+    "model",
+    "revision",
+    "num_fewshot",
+    "chat_template",
+    "prompt_format",
+    "limit",
+    "created",
+)
 _EXAMPLE = "subject in ('anatomy', 'virology') and prompt_tokens < 300"
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a section is missing from a report."""
+    """Why a section is missing from a report: it has no tables and no charts."""
 
     missing: str
+
+    def tables(self) -> dict[str, Table]:
+        """None."""
+        return {}
+
+    def charts(self) -> dict[str, Chart]:
+        """None."""
+        return {}
 
 
 class RunFacts(TypedDict):
@@ -80,9 +104,6 @@ class AuditRun:
     Attributes:
         documents: One row per document, index 0..n-1; ``without_direction`` counts those left out.
         score: ``correct`` as stored, in [0, 1]; NaN where there is no label. Shape (n,).
-        confidence: Largest probability of a choice, in [1/choices, 1]; NaN where there is none. Shape (n,).
-        choices: Answer choices of each document, 0 where there are none. Shape (n,).
-        chosen: Place of the likeliest choice from 0, -1 where there is none. Shape (n,).
         finite: Whether the document's log-probabilities are an answer, and a log has its score. Shape (n,).
     """
 
@@ -90,9 +111,6 @@ class AuditRun:
     layer: str
     documents: pd.DataFrame
     score: Array
-    confidence: Array
-    choices: Rows
-    chosen: Rows
     finite: Flags
     without_direction: int
     centred: CentredVectors | None
@@ -135,21 +153,25 @@ class AuditRun:
             StoreError: No such layer, no usable vector in it, or a score outside [0, 1] (unless
                 ``any_range``).
         """
-        name, documents, centred, without = "", store.documents, None, 0
+        documents = store.documents
+        name = ""
+        without = 0
+        centred = None
         if store.layers:
             name = store.layer_name(layer)
             unit = store.vectors(name)
             usable = ~np.isnan(unit[:, 0])
-            without = int(len(usable) - usable.sum())
+            if not len(usable):
+                raise StoreError(f"{store.path} holds no documents; run it again")
             if not usable.any():
                 raise StoreError(
                     f"none of the {len(usable)} documents in {store.path} has a usable vector of layer "
                     f"{name!r}; the run produced zero or non-finite states, run it again"
-                    if len(usable)
-                    else f"{store.path} holds no documents; run it again"
                 )
+            without = int((~usable).sum())
             if without:
-                unit, documents = unit[usable], documents[usable].reset_index(drop=True)
+                unit = unit[usable]
+                documents = documents[usable].reset_index(drop=True)
             centred = CentredVectors(unit)
         score = documents["correct"].to_numpy(dtype=np.float64)
         score = np.where(np.isinf(score), np.nan, score)
@@ -159,25 +181,37 @@ class AuditRun:
                 f"expected scores in [0, 1] in the column `correct` of {store.path}, got {outside} outside; "
                 "divide them by their maximum"
             )
-        logprobs = documents["logprobs"].tolist()
-        confidence, chosen = likeliest(logprobs)
-        finite = finite_answer(logprobs)
+        finite = finite_answer(documents["logprobs"].tolist())
         if not store.layers:  # a log; elsewhere a document without a score has no label
             finite &= finite_score(score, documents["task"].tolist())
-        run = cls(
-            store=store,
-            layer=name,
-            documents=documents,
-            score=score,
-            confidence=confidence,
-            choices=np.array([len(values) for values in logprobs], dtype=np.int64),
-            chosen=chosen,
-            finite=finite,
-            without_direction=without,
-            centred=centred,
-        )
+        run = cls(store, name, documents, score, finite, without, centred)
         run.notes.extend([*_notes(run), *store.manifest.get("notes", ())])
         return run
+
+    def at(self, rows: Rows) -> AuditRun:
+        """The run with these documents alone, whose vectors are centred anew."""
+        return replace(
+            self,
+            documents=self.documents.iloc[rows].reset_index(drop=True),
+            score=self.score[rows],
+            finite=self.finite[rows],
+            centred=None if self.centred is None else CentredVectors(self._unit[rows]),
+        )
+
+    @cached_property
+    def confidence(self) -> Array:
+        """Largest probability of a choice, in [1/choices, 1]; NaN where there is none. Shape (n,)."""
+        return confidences(self.documents["logprobs"].tolist())
+
+    @cached_property
+    def choices(self) -> Rows:
+        """Number of answer choices of each document, 0 where there are none. Shape (n,)."""
+        return self.documents["logprobs"].map(len).to_numpy(dtype=np.int64)
+
+    @cached_property
+    def answers(self) -> Answers:
+        """The model's answers, with cautions where they support no conclusion."""
+        return answers_of(self)
 
     @property
     def labelled(self) -> Rows:
@@ -241,26 +275,22 @@ class AuditRun:
     @property
     def raw_vectors(self) -> NDArray[np.float32]:
         """The vectors at their own lengths, shape (n, d), float32; raises as `vectors`."""
-        unit = self.vectors.rows + self.vectors.mean.astype(np.float32)
+        unit = self._unit
         norms = self.store.norms(self.layer)
         norms = norms[np.isfinite(norms) & (norms > 0)]
         return np.asarray(unit * norms[:, None].astype(np.float32))
 
+    @property
+    def _unit(self) -> NDArray[np.float32]:
+        """The unit vectors, not centred, shape (n, d)."""
+        return self.vectors.rows + self.vectors.mean.astype(np.float32)
+
     def describe(self) -> dict[str, Any]:
         """The model, the texts and the settings, for reports: :class:`RunFacts`."""
         manifest = self.store.manifest
-        keys = (
-            "model",
-            "revision",
-            "num_fewshot",
-            "chat_template",
-            "prompt_format",
-            "limit",
-            "created",
-        )
         tasks = {task: None for task in sorted(self.documents["task"].unique())}
         return {
-            **{key: manifest.get(key) for key in keys},
+            **{key: manifest.get(key) for key in _OF_MANIFEST},
             "tasks": manifest.get("tasks") or tasks,
             "layer": self.layer,
             "width": 0 if self.centred is None else int(self.centred.rows.shape[1]),
@@ -271,21 +301,31 @@ class AuditRun:
 
 
 def read_run(
-    run: AuditRun | str | Path,
+    run: AuditRun | str | Path | None,
     layer: str | None = None,
     metric: str | None = None,
     *,
+    demo: bool = False,
     any_range: bool = False,
 ) -> AuditRun:
     """The run in a folder or file, or an AuditRun as it is.
 
-    ``metric`` is the ``[FILTER/]METRIC`` that scores lm-eval's samples; ``any_range`` allows scores outside
-    [0, 1].
+    ``metric`` is the ``[FILTER/]METRIC`` that scores lm-eval's samples; ``demo`` takes the bundled run in
+    place of one, ``any_range`` allows scores outside [0, 1].
 
     Raises:
         StoreError, HarnessError: A bad store, or bad samples.
-        UsageError: ``metric`` is named for a store, which has its scores.
+        UsageError: ``metric`` is named for a store, which has its scores; neither a run nor ``demo``, or
+            both.
     """
+    if demo:
+        if run is not None:
+            raise UsageError(f"expected a RUN, or --demo (demo=True) without any, got both: {run}")
+        run = data_folder("demo_runs") / "sums-30"
+    if run is None:
+        raise UsageError(
+            "expected a RUN, the folder of a finished run; --demo (demo=True) takes a bundled one"
+        )
     if isinstance(run, AuditRun):
         return run
     if is_logged(run):
@@ -314,10 +354,10 @@ def check_labels(run: AuditRun, what: str) -> None:
         raise UsageError(f"{what} labelled documents, and none of these has a label")
     if right in (0, len(rows)):
         side = "correctly" if right else "wrongly"
-        which = f"all {len(rows)}"
-        if not run.finite.all():
-            which += " with finite log-probabilities"
-        raise UsageError(f"{what} right and wrong answers, and {which} were answered {side}")
+        finite = "" if run.finite.all() else " with finite log-probabilities"
+        raise UsageError(
+            f"{what} right and wrong answers, and all {len(rows)}{finite} were answered {side}"
+        )
 
 
 def _notes(run: AuditRun) -> list[str]:
@@ -328,7 +368,8 @@ def _notes(run: AuditRun) -> list[str]:
             f"{run.without_direction} of {n + run.without_direction} documents have a zero or non-finite "
             "vector and are left out."
         )
-    if truncated := int(run.documents["truncated"].sum()):
+    truncated = int(run.documents["truncated"].sum())
+    if truncated:
         notes.append(f"{truncated} prompts were too long for the model and lost their beginning.")
     unlabelled = int((np.isnan(run.score) & run.finite).sum())
     if 0 < unlabelled < n:
@@ -342,29 +383,24 @@ def _notes(run: AuditRun) -> list[str]:
     return notes
 
 
-def likeliest(logprobs: Sequence[Sequence[float]]) -> tuple[Array, Rows]:
-    """Each document's largest choice probability and that choice's place from 0, by its log-probabilities.
+def confidences(logprobs: Sequence[Sequence[float]]) -> Array:
+    """Each document's largest choice probability, by its log-probabilities; shape (documents,).
 
-    The place is -1 with fewer than two choices, or none of finite log-probability; the probability is
-    then NaN, and also where one is NaN or infinity.
+    NaN with fewer than two choices, without a finite log-probability, and with one that is NaN or infinity.
 
-    >>> [values.tolist() for values in likeliest([[0.0, 0.0, -1e9, -1e9], []])]
-    [[0.5, nan], [0, -1]]
+    >>> confidences([[0.0, 0.0, -1e9, -1e9], []]).tolist()
+    [0.5, nan]
     """
-    confidence = np.full(len(logprobs), np.nan)
-    places = np.full(len(logprobs), -1, dtype=np.int64)
-    lengths = np.array([len(values) for values in logprobs], dtype=np.int64)
-    for choices in np.unique(lengths[lengths >= 2]):
-        rows = np.flatnonzero(lengths == choices)
-        values = np.array([logprobs[int(row)] for row in rows], dtype=np.float64)
-        known = np.isfinite(values).any(axis=1)
-        rows, values = rows[known], values[known]
-        places[rows] = np.nanargmax(values, axis=1)
+    values = np.full(len(logprobs), np.nan)
+    for rows, choices in by_length(logprobs):
+        if choices.shape[1] < 2:
+            continue
         # -inf is a probability of 0 and fine; NaN and inf are not log-probabilities.
-        usable = (values < np.inf).all(axis=1)
-        rows, values = rows[usable], values[usable]
-        confidence[rows] = 1 / np.exp(values - values.max(axis=1, keepdims=True)).sum(axis=1)
-    return confidence, places
+        usable = np.isfinite(choices).any(axis=1) & (choices < np.inf).all(axis=1)
+        known = choices[usable]
+        likeliest = known.max(axis=1, keepdims=True)
+        values[rows[usable]] = 1 / np.exp(known - likeliest).sum(axis=1)
+    return values
 
 
 @dataclass(frozen=True)
@@ -394,22 +430,35 @@ class Answers:
     repeated_documents: int
     not_finite: int
     accuracy_as_wrong: float
-    cautions: Sequence[str] = ()
-    warnings: Sequence[str] = ()
+    cautions: Sequence[str]
+    warnings: Sequence[str]
 
 
 def answers_of(run: AuditRun) -> Answers:
     """The model's answers, with cautions where they support no conclusion."""
-    labelled = run.labelled
-    choices = run.choices[labelled]
-    known = labelled[choices >= 2]
-    accuracy = float(run.right[known].mean()) if len(known) else float("nan")
-    chance = float((1 / choices[choices >= 2]).mean()) if len(known) else float("nan")
+    known = run.labelled[run.choices[run.labelled] >= 2]
+    accuracy = math.nan
+    chance = math.nan
+    if len(known):
+        accuracy = float(run.right[known].mean())
+        chance = float((1 / run.choices[known]).mean())
+    low, high = wilson(accuracy, len(known))
+    repeated = repeated_documents(run, np.arange(len(run)))
     logged = run.logged
     commonest = logged.commonest()
     counted = run.counted_as_wrong()
-    low, high = wilson(accuracy, len(known))
-    answers = Answers(
+    doubts = [_sentence(doubt) for doubt in logged.doubts()]
+    warnings = [_sentence(clause) for clause in logged.doubts_by_task()]
+    if counted is not None:
+        nothing_finite = counted.not_finite == counted.documents
+        sentences = doubts if nothing_finite else warnings
+        sentences.insert(0, _sentence(counted.sentence()))
+    if low <= chance <= high:
+        doubts.append(
+            f"The accuracy of {100 * accuracy:.1f} % (95 % {100 * low:.1f} to {100 * high:.1f}) is "
+            f"no better than guessing ({100 * chance:.1f} %): right answers may be luck."
+        )
+    return Answers(
         with_choices=len(known),
         accuracy=accuracy,
         accuracy_low=low,
@@ -420,17 +469,12 @@ def answers_of(run: AuditRun) -> Answers:
         answered_documents=commonest.given,
         commonest_share=commonest.share,
         commonest_accuracy=commonest.accuracy,
-        repeated_documents=repeated_documents(run, np.arange(len(run))),
+        repeated_documents=repeated,
         not_finite=int((~run.finite).sum()),
-        accuracy_as_wrong=float("nan") if counted is None else counted.as_wrong,
+        accuracy_as_wrong=math.nan if counted is None else counted.as_wrong,
+        cautions=[*doubts, *repeats_caution(repeated, len(run))],
+        warnings=warnings,
     )
-    doubts = [_sentence(doubt) for doubt in logged.doubts()]
-    warnings = [_sentence(clause) for clause in logged.doubts_by_task()]
-    if counted is not None:
-        sentence = _sentence(counted.sentence())
-        (doubts if counted.not_finite == counted.documents else warnings).insert(0, sentence)
-    cautions = [*doubts, *_cautions(answers, len(run))]
-    return replace(answers, cautions=cautions, warnings=warnings)
 
 
 def _sentence(clause: str) -> str:
@@ -483,33 +527,22 @@ def _repeats(run: AuditRun, rows: Rows, keys: pd.Series[str]) -> Rows:
     return np.array(repeats, dtype=np.int64)
 
 
-def _cautions(answers: Answers, documents: int) -> Iterator[str]:
-    low, high = answers.accuracy_low, answers.accuracy_high
-    if low <= answers.chance <= high:
-        yield (
-            f"The accuracy of {100 * answers.accuracy:.1f} % (95 % {100 * low:.1f} to {100 * high:.1f}) is "
-            f"no better than guessing ({100 * answers.chance:.1f} %): right answers may be luck."
-        )
-    yield from repeats_caution(answers.repeated_documents, documents)
-
-
-def repeats_caution(repeated: int, documents: int) -> Iterator[str]:
+def repeats_caution(repeated: int, documents: int) -> list[str]:
     """A caution that intervals are too short, if 5 % or more of the documents repeat others."""
-    if repeated >= _REPEATED * documents:
-        yield (
-            f"{repeated} of {documents} documents repeat another one: errors and intervals count them "
-            "as independent and are too short."
-        )
+    if repeated < _REPEATED * documents:
+        return []
+    return [
+        f"{repeated} of {documents} documents repeat another one: errors and intervals count them "
+        "as independent and are too short."
+    ]
 
 
 def rows_where(run: AuditRun, expression: str) -> Rows:
     """Rows that satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it; UsageError if none does."""
     try:
         chosen = np.asarray(run.documents.eval(expression.strip(), engine="python"), dtype=object)
-        if chosen.shape != (len(run.documents),) or not {type(v) for v in chosen} <= {
-            bool,
-            np.bool_,
-        }:
+        kinds = set(map(type, chosen.flat))
+        if chosen.shape != (len(run.documents),) or not kinds <= {bool, np.bool_}:
             raise ValueError("its value is not true or false for every document")
     except Exception as error:
         # pandas raises whatever the values raise; a user's expression must not cause a traceback.

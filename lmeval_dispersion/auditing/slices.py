@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import NormalDist
 from typing import Annotated, Any, NamedTuple
 
@@ -109,30 +110,33 @@ def strata(run: AuditRun) -> dict[str, list[Slice]]:
 def _dividing(run: AuditRun, columns: Sequence[str]) -> dict[str, list[Slice]]:
     """The slices of those columns that divide the documents, each differently."""
     ways: dict[str, list[Slice]] = {}
+    cuts = []
     for name in columns:
         slices = by_value(run.documents[name].tolist())
-        if len(slices) > 1 and all(_cut_differently(slices, other) for other in ways.values()):
+        cut = sorted(part.rows.tolist() for part in slices)
+        if len(slices) > 1 and cut not in cuts:
             ways[name] = slices
+            cuts.append(cut)
     return ways
 
 
 def by_column(run: AuditRun, name: str) -> list[Slice]:
     """Slices by a column (many numbers: bands), ``length``, ``confidence``; UsageError if absent or empty."""
-    empty = UsageError(f"the column {name!r} is empty in this run; choose another")
     if name in _BANDED:
-        if not (bands := by_band(getattr(run, name))):
-            raise empty
-        return bands
-    columns = [column for column in run.documents.columns if column not in _NOT_SLICES]
-    if name not in columns:
-        known = ", ".join([*columns, *_BANDED])
-        raise UsageError(f"there is no column {name!r} to slice by; choose from {known}")
-    values = run.documents[name]
-    if values.isna().all():
-        raise empty
-    if values.dtype.kind in "fiu" and values.nunique() > _DISTINCT:
-        return by_band(values.to_numpy(dtype=np.float64))
-    return by_value(values.tolist())
+        slices = by_band(getattr(run, name))
+    else:
+        columns = run.documents.columns.drop(list(_NOT_SLICES), errors="ignore")
+        if name not in columns:
+            known = ", ".join([*columns, *_BANDED])
+            raise UsageError(f"there is no column {name!r} to slice by; choose from {known}")
+        values = run.documents[name]
+        if values.dtype.kind in "fiu" and values.nunique() > _DISTINCT:
+            slices = by_band(values.to_numpy(dtype=np.float64))
+        else:
+            slices = by_value(values.tolist())
+    if not slices:
+        raise UsageError(f"the column {name!r} is empty in this run; choose another")
+    return slices
 
 
 def by_value(values: Sequence[object]) -> list[Slice]:
@@ -264,44 +268,50 @@ def slice_table(
 ) -> SliceTable:
     """The slices of one slicing as a table; ``raw`` as in :func:`slice_row`."""
     rows = [slice_row(run, part, raw) for part in slices]
-    tasks = run.documents["task"]
-    of_one = [
-        str(names[0]) if len(names := tasks.iloc[part.rows].unique()) == 1 else None
-        for part in slices
-    ]
-    return SliceTable(rows, least_dispersed(rows), association(rows, of_one))
+    tasks = []
+    for part in slices:
+        names = run.documents["task"].iloc[part.rows].unique()
+        tasks.append(str(names[0]) if len(names) == 1 else None)
+    return SliceTable(rows, least_dispersed(rows), association(rows, tasks))
 
 
 def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None) -> SliceRow:
     """One slice's figures; ``raw`` (n, d), the vectors at their own lengths, adds their :class:`Spectrum`."""
-    rows, n = part.rows, len(part.rows)
-    accuracy, labelled = known_mean(run.score[rows]), int((~np.isnan(run.score[rows])).sum())
-    dispersion = error = math.nan
-    reason = "a dispersion needs two documents" if n < 2 else None
-    if run.centred is None:
-        reason = None
-    elif n >= 2:
-        dispersion, error, _ = run.centred.estimate(rows)
-        reason = "an error bar needs three documents" if n == 2 else None
-    values = (
-        part.name,
-        dispersion,
-        error,
-        accuracy,
-        *wilson(accuracy, labelled),
-        known_mean(run.probability[rows]),
-        n,
-        labelled,
-        known_mean(run.perplexity[rows]),
-        known_mean(run.confidence[rows]),
-        known_mean(run.length[rows]),
-        reason,
+    rows = part.rows
+    n = len(rows)
+    accuracy = known_mean(run.score[rows])
+    labelled = int((~np.isnan(run.score[rows])).sum())
+    low, high = wilson(accuracy, labelled)
+    dispersion = math.nan
+    error = math.nan
+    reason = None
+    if run.centred is not None:
+        if n < 2:
+            reason = "a dispersion needs two documents"
+        else:
+            dispersion, error, _ = run.centred.estimate(rows)
+            reason = "an error bar needs three documents" if n == 2 else None
+    row = SliceRow(
+        slice=part.name,
+        dispersion=dispersion,
+        dispersion_se=error,
+        accuracy=accuracy,
+        accuracy_low=low,
+        accuracy_high=high,
+        probability=known_mean(run.probability[rows]),
+        documents=n,
+        labelled=labelled,
+        query_perplexity=known_mean(run.perplexity[rows]),
+        confidence=known_mean(run.confidence[rows]),
+        prompt_tokens=known_mean(run.length[rows]),
+        reason=reason,
     )
     if raw is None:
-        return SliceRow(*values)
-    return SpectrumRow(
-        *values, *(spectrum(raw[rows]) if n >= 3 else [math.nan] * len(Spectrum._fields))
-    )
+        return row
+    figures: dict[str, Any] = dict.fromkeys(Spectrum._fields, math.nan)
+    if n >= 3:
+        figures = spectrum(raw[rows])._asdict()
+    return SpectrumRow(**fields_of(row), **figures)
 
 
 def association(
@@ -315,29 +325,35 @@ def association(
     Where two of ``tasks`` (None for a slice of several) have four slices each, the correlation inside tasks
     is added, with its permutation p-value.
     """
-    usable = [
-        i
-        for i, row in enumerate(rows)
-        if row.documents >= 3 and row.labelled >= 3 and not math.isnan(row.dispersion)
-    ]
-    if len(usable) < 4:
+    points = []
+    of_task = dict[str | None, list[tuple[float, float]]]()
+    for row, task in zip_longest(rows, tasks):
+        if min(row.documents, row.labelled) >= 3 and not math.isnan(row.dispersion):
+            point = (row.dispersion, row.accuracy)
+            points.append(point)
+            of_task.setdefault(task, []).append(point)
+    if len(points) < 4:
         return Missing(
-            f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(usable)}"
+            f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(points)}"
         )
-    x = np.array([rows[i].dispersion for i in usable])
-    y = np.array([rows[i].accuracy for i in usable])
+    x, y = _columns(points)
     rho = float(rank_correlations(x, y[None])[0])
     if np.isnan(rho):
         return Missing("all slices have the same accuracy or the same dispersion")
-    of_task: dict[str, list[int]] = {}
-    for place, i in enumerate(usable):
-        if tasks and (task := tasks[i]) is not None:
-            of_task.setdefault(task, []).append(place)
-    large = [places for places in of_task.values() if len(places) >= _FEWEST_OF_A_TASK]
+    of_task.pop(None, None)
+    large = [part for part in of_task.values() if len(part) >= _FEWEST_OF_A_TASK]
     inside = None
-    if len(large) >= 2 and (agreed := rank_agreement([(x[places], y[places]) for places in large])):
-        inside = InsideTasks(agreed.spearman, agreed.spearman_p, len(large), sum(map(len, large)))
-    return Association(rho, *spearman_bounds(rho, len(usable)), len(usable), inside)
+    if len(large) >= 2:
+        agreed = rank_agreement([_columns(part) for part in large])
+        if agreed is not None:
+            slices = sum(map(len, large))
+            inside = InsideTasks(agreed.spearman, agreed.spearman_p, len(large), slices)
+    return Association(rho, *spearman_bounds(rho, len(points)), len(points), inside)
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
+    x, y = np.array(points).T
+    return x, y
 
 
 def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
@@ -361,12 +377,6 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     return LeastDispersed(lowest.slice, lowest.dispersion, len(usable) - 1, len(usable) - 1 - clear)
 
 
-def _cut_differently(slices: list[Slice], other: list[Slice]) -> bool:
-    """Whether two slicings put the documents into different slices."""
-    first = sorted(tuple(part.rows.tolist()) for part in slices)
-    return first != sorted(tuple(part.rows.tolist()) for part in other)
-
-
 def known_mean(values: Array) -> float:
     """Mean of the finite values; NaN without any."""
     known = values[np.isfinite(values)]
@@ -379,39 +389,42 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
     Bands and numbers keep their order; others begin with the least dispersed, or without vectors the least
     accurate.
     """
-    vectors = not math.isnan(whole.dispersion)
-    key = "dispersion" if vectors else "accuracy"
+    key = "accuracy" if math.isnan(whole.dispersion) else "dispersion"
+    least = {"accuracy": "least accurate first", "dispersion": "least dispersed first"}
+    caption = f"{count(len(rows), 'slice')} by {name}, {least[key]}"
     ordered = sorted(rows, key=lambda row: (math.isnan(getattr(row, key)), getattr(row, key)))
-    caption = f"{count(len(rows), 'slice')} by {name}, least {'dispersed' if vectors else 'accurate'} first"
-    if places := in_order(row.slice for row in rows):
-        ordered = sorted(rows, key=lambda row: places.index(row.slice))
+    places = in_order(row.slice for row in rows)
+    if places:
         caption = f"{count(len(rows), 'slice')} in order of {name}"
-    heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
-    every = [*ordered, whole]
-    lines = [without_nan(row) for row in every]
+        ordered.sort(key=lambda row: places.index(row.slice))
+    headings = {"slice": name.capitalize()}
+    anchor = f"slices-{name}"
     last = len(rows)
+    lines = [
+        {**fields_of(without_nan(row)), "undrawn": row is whole}  # it is not on the axis
+        for row in (*ordered, whole)
+    ]
+    row_type: type = type(whole)
+    columns = columns_of(row_type)
+    every = Table.of(lines, caption, columns=columns, name=anchor, headings=headings)
+    if not rows:
+        return replace(every, marks={last: "control"})
+    brief_lines = []
+    for line, row in zip(lines, (*ordered, whole), strict=True):
+        if key == "dispersion":
+            bounds = dispersion_bounds(row)._asdict()
+            brief_lines.append({**line, **bounds, "accuracy": _accuracy(row)})
+        else:
+            brief_lines.append({**line, "undrawn": False})
     brief = Table.of(
-        [_short_line(row, undrawn=row is whole) for row in every] if vectors else lines,
+        brief_lines,
         caption,
         columns=_SHORT[key],
         name=anchor,
-        headings=heading,
+        headings=headings,
         excerpt=[*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else [],
     )
-    drawn = [
-        fields_of(line) | {"undrawn": i == last} for i, line in enumerate(lines)
-    ]  # not the whole run
-    row_type: type = type(whole)
-    every_line = Table.of(
-        drawn, caption, columns=columns_of(row_type), name=anchor, headings=heading
-    )
-    return replace(every_line, brief=brief if rows else None, marks={last: "control"})
-
-
-def _short_line(row: SliceRow, *, undrawn: bool) -> dict[str, Any]:
-    """A slice in the short table; ``undrawn``: not on the axis."""
-    bounds = dispersion_bounds(row)._asdict()
-    return {**fields_of(without_nan(row)), **bounds, "accuracy": _accuracy(row), "undrawn": undrawn}
+    return replace(every, brief=brief, marks={last: "control"})
 
 
 def dispersion_bounds(row: SliceRow) -> Bounds:
@@ -455,7 +468,8 @@ def association_sentence(order: Association | Missing) -> str:
     if isinstance(order, Missing):
         return f"No correlation with accuracy is given: {order.missing}."
     text = f"Over {order.slices} slices accuracy {ORDER[order.side]} dispersion ({spearman_text(order)})"
-    if (inside := order.inside_tasks) is None:
+    inside = order.inside_tasks
+    if inside is None:
         return f"{text}."
     numbers = f"Spearman {inside.spearman:.2f}, p = {inside.p:.3f}"
     figures = f"{numbers}, {inside.slices} slices of {inside.tasks} tasks"
@@ -463,8 +477,9 @@ def association_sentence(order: Association | Missing) -> str:
         return f"{text}; inside tasks: {figures}."
     if inside.p >= 1 - LEVEL:
         return f"{text}; inside tasks no order is clear ({figures})."
-    same = (inside.spearman > 0) == (order.side > 0)
-    return f"{text}; {'inside tasks too' if same else 'the reverse inside tasks'} ({figures})."
+    if inside.spearman * order.side > 0:
+        return f"{text}; inside tasks too ({figures})."
+    return f"{text}; the reverse inside tasks ({figures})."
 
 
 def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
@@ -480,23 +495,21 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
     return f"The least dispersed {name} is {least.slice} ({least.dispersion:.4f}), {apart}."
 
 
-def slice_chart(name: str, table: SliceTable) -> Chart | None:
-    """Accuracy against dispersion, a point a slice with error bars; None without bars or a clear order."""
+def slice_chart(name: str, table: SliceTable) -> dict[str, Chart]:
+    """``slices``: accuracy against dispersion, a point a slice; none without bars or a clear order."""
     rows = [row for row in table.rows if row.documents >= 3 and row.labelled >= 1]
     order = table.association
-    if (
-        isinstance(order, Missing)
-        or not order.side
-        or any(math.isnan(row.dispersion_se) for row in rows)
-    ):
-        return None
+    if isinstance(order, Missing) or not order.side:
+        return {}
+    if any(math.isnan(row.dispersion_se) for row in rows):
+        return {}
     lowest, *_, highest = sorted(rows, key=lambda row: row.dispersion)
     text = f"{spearman_text(order)}, over {order.slices} slices"
     ends = [
         f"{row.slice}, dispersion {row.dispersion:.4f}, accuracy {100 * row.accuracy:.1f} %"
         for row in (lowest, highest)
     ]
-    return Chart(
+    chart = Chart(
         _points(name, rows),
         f"Accuracy against dispersion by {name}",
         f"{len(rows)} points. {text}. Least dispersed: {ends[0]}; most dispersed: {ends[1]}.",
@@ -505,6 +518,7 @@ def slice_chart(name: str, table: SliceTable) -> Chart | None:
         "so one slice below another is a place to look, not a proof.",
         name="slices",
     )
+    return {"slices": chart}
 
 
 def _points(name: str, rows: Sequence[SliceRow]) -> Spec:

@@ -43,10 +43,12 @@ def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> N
     Raises:
         HarnessError: The backend would leave the adapter out, or load another base.
     """
+    if arguments.get("gguf_file"):
+        return
+    if transformers_loads and int(transformers.__version__.partition(".")[0]) >= 5:
+        return
     folder = Path(str(arguments.get("pretrained", "")))
-    files = [(folder / name).is_file() for name in ("config.json", "adapter_config.json")]
-    loads_both = transformers_loads and int(transformers.__version__.partition(".")[0]) >= 5
-    if all(files) and not loads_both and not arguments.get("gguf_file"):
+    if (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         raise HarnessError(
             "an adapter lies in the folder of whole weights; model hf with transformers 5 or newer loads "
             "both, and this backend does not; install that, merge the adapter (merge_and_unload, "

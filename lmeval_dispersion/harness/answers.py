@@ -36,8 +36,10 @@ from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
+from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.files import write_whole
+from lmeval_dispersion.harness.arguments import AnswerTokens
 from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.harness.seams import build_requests, loaded_tasks
 from lmeval_dispersion.model.loading import chosen_model, loaded_model
@@ -46,10 +48,8 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 MOST_PROMPTS = 100  # most prompts on which a base is run
 _SHOWN = 12  # tokens in a set's first line
-_SOLUTIONS = (
-    "canonical_solution",
-    "code",
-)  # fields of reference solutions: HumanEval and similar, MBPP
+# Fields of reference solutions: HumanEval and similar, MBPP.
+_SOLUTIONS = ("canonical_solution", "code")
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,63 +74,60 @@ class TaskTokens:
         write_whole(Path(path), self.text.encode())
 
 
-def tokens(
-    task: str | None = None,
-    *,
-    base: str | None = None,
-    data: str | Path | None = None,
-    column: str = "text",
-    tokenizer: str | None = None,
-    device: str | None = None,
-    num_fewshot: int | None = None,
-    include_path: str | None = None,
-    apply_chat_template: bool | str = False,
-) -> TaskTokens:
+@takes(AnswerTokens)
+def tokens(asked: AnswerTokens) -> TaskTokens:
     """The answer tokens of a task: counted in its documents, or predicted by a base where answers begin.
-
-    Args:
-        task: lm-eval's ``NAME,NAME`` of tasks and groups.
-        base: Hub id, with @REVISION or without, or folder of a model that is run on prompts; None to count.
-        data: The base's prompts, in place of a task's: a text, JSONL or parquet file, or a Hub data set.
-        column: Their field with the text.
-        tokenizer: Model whose tokens are listed and checked; default: the base.
-        device: The base's: ``cpu``, ``cuda``, ``cuda:1``, ``auto``; default: the first GPU, else the CPU.
-        num_fewshot: Examples before a question, for a base; default: the task's own.
-        include_path: Folder with more tasks.
-        apply_chat_template: Whether a base's prompts are in its chat template.
 
     Raises:
         UsageError: No such task, or it has no answers; or prompts without a base.
         ScreeningError: The answers are running text, or too few or too many tokens.
     """
-    if bool(task) == bool(data) or (data and not base):
+    if bool(asked.tasks) == bool(asked.data) or (asked.data and not asked.base):
         raise UsageError("expected the NAME of a task, or a base with a task or a file of prompts")
-    tasks = [*loaded_tasks(task, include_path=include_path).values()] if task else []
-    name = task.removesuffix(SUFFIX) if task else Path(str(data)).name.split(".")[0]
-    if base is None:
+    if asked.base:
+        return _expected(asked, asked.base)
+    names = str(asked.tasks)
+    tasks = loaded_tasks(names, include_path=asked.include_path)
+    listing = None
+    if asked.tokenizer is not None:
         with sentences():
-            listing = None if tokenizer is None else AutoTokenizer.from_pretrained(tokenizer)
-        return answer_set(counted_set(name, tasks), listing)
-    texts = (
-        [text.text for text in islice(Texts(str(data), column=column), MOST_PROMPTS)]
-        if data
-        else []
-    )
-    if data and not texts:
-        raise UsageError(f"{data} holds no text; check the file and its column")
-    loaded = loaded_model(chosen_model(base, device=device))
-    lm = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
-    if tasks:
-        chat, source = bool(apply_chat_template), f"questions of {task}"
-        prompts = prompts_of(
-            lm, tasks, MOST_PROMPTS, num_fewshot=num_fewshot, apply_chat_template=chat
-        )
-        source += f", {tasks[0].config.num_fewshot or 0} examples"
+            listing = AutoTokenizer.from_pretrained(asked.tokenizer)
+    return answer_set(counted_set(names.removesuffix(SUFFIX), list(tasks.values())), listing)
+
+
+def _expected(asked: AnswerTokens, base: str) -> TaskTokens:
+    """The tokens that a base expects after the prompts of a task, or of a file."""
+    texts: list[str] = []
+    tasks: list[Any] = []
+    if asked.tasks:
+        tasks = list(loaded_tasks(asked.tasks, include_path=asked.include_path).values())
     else:
-        source = f"questions of {Path(str(data)).name}"
-        if apply_chat_template:
-            texts = [lm.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
-        prompts = [lm.tok_encode(text) for text in texts]
+        source = Texts(str(asked.data), column=asked.column)
+        texts = [text.text for text in islice(source, MOST_PROMPTS)]
+        if not texts:
+            raise UsageError(f"{asked.data} holds no text; check the file and its column")
+    loaded = loaded_model(chosen_model(base, device=asked.device))
+    lm = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
+    if asked.tasks:
+        name = asked.tasks.removesuffix(SUFFIX)
+        prompts = prompts_of(
+            lm,
+            tasks,
+            num_fewshot=asked.num_fewshot,
+            apply_chat_template=bool(asked.apply_chat_template),
+        )
+        origin = f"questions of {asked.tasks}, {tasks[0].config.num_fewshot or 0} examples"
+    else:
+        file = Path(str(asked.data)).name
+        name = file.split(".")[0]
+        prompts = []
+        for text in texts:
+            if asked.apply_chat_template:
+                text = lm.apply_chat_template([{"role": "user", "content": text}])
+            prompts.append(lm.tok_encode(text))
+        origin = f"questions of {file}"
+    if asked.apply_chat_template:
+        origin += ", chat template"
     mean = mean_next(lm, prompts)
     ordered = np.argsort(-mean, kind="stable")
     count = int((np.cumsum(mean[ordered]) < COVERED).sum()) + 1
@@ -140,7 +137,7 @@ def tokens(
         "name": name,
         "tasks": [name],
         "documents": len(prompts),
-        "source": source + (", chat template" if apply_chat_template else ""),
+        "source": origin,
         "base": str(loaded.choice),
         "revision": loaded.identity.get("weights"),
         "tokenizer": Vocabulary.of(loaded.tokenizer).digest,
@@ -159,17 +156,19 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
     """
     answers, documents = counted_answers(tasks)
     check_answers(name, answers)
-    config, task_version = tasks[0].config, tasks[0].VERSION
-    known = (
-        f"task version {task_version}, " if task_version != "Yaml" else ""
-    )  # lm-eval's word for none
-    parts = (config.dataset_path, config.dataset_name if len(tasks) == 1 else None)
+    config = tasks[0].config
+    source = [config.dataset_path]
+    if len(tasks) == 1 and config.dataset_name:
+        source.append(config.dataset_name)
+    revision = f"lm-eval {version('lm_eval')}"
+    if tasks[0].VERSION != "Yaml":  # lm-eval's word for none
+        revision = f"task version {tasks[0].VERSION}, {revision}"
     return {
         "name": name,
         "tasks": list(dict.fromkeys([name, *(task.task_name for task in tasks)])),
         "documents": documents,
-        "source": " ".join(str(part) for part in parts if part),
-        "revision": f"{known}lm-eval {version('lm_eval')}",
+        "source": " ".join(map(str, filter(None, source))),
+        "revision": revision,
         "answers": dict(sorted(answers.items(), key=lambda item: (-item[1], item[0]))),
     }
 
@@ -180,29 +179,27 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
     """
-    name, answers, note = fields["name"], fields.get("answers") or {}, ""
+    name = fields["name"]
+    answers = fields.get("answers") or {}
+    note = ""
     shown = [text.strip()[:24] for text in answers]
     head = f"answers of {name}: {len(answers):,} different ones in {fields.get('documents', 0):,} documents"
     if "refused" in fields:
         head = f"{name} has no answer tokens: {fields['refused']}"
     if tokenizer is not None:
-        found = {
-            key: fields[key] for key in ("answers", "pieces", "tokenizer", "base") if key in fields
-        }
+        known = ("answers", "pieces", "tokenizer", "base")
+        answer_set = AnswerSet(name, (), **{key: fields[key] for key in known if key in fields})
         everyday = load_token_set("reference", "reference")
-        tokens, share = resolve_answers(
-            AnswerSet(name, (), **found), Vocabulary.of(tokenizer), everyday
-        )
+        tokens, share = resolve_answers(answer_set, Vocabulary.of(tokenizer), everyday)
         note = left_out_note(name, share)
         shown = [token.text for token in tokens]
-        head = (
-            f"T of {name}: {len(tokens)} tokens in {Path(tokenizer.name_or_path).name}'s tokenizer"
-        )
+        folder = Path(tokenizer.name_or_path).name
+        head = f"T of {name}: {len(tokens)} tokens in {folder}'s tokenizer"
     if shown:
+        texts = []
+        for text in shown[:_SHOWN]:
+            texts.append(" ".join(repr(text)[1:-1].split()).replace("\\\\", "\\"))
         more = ", …" if len(shown) > _SHOWN else ""
-        texts = [
-            " ".join(repr(text)[1:-1].split()).replace("\\\\", "\\") for text in shown[:_SHOWN]
-        ]
         head += f": {', '.join(texts)}{more}"
     content = {"schema": 1, "name": name, "role": "answers", **fields}
     body = yaml.safe_dump(
@@ -247,23 +244,28 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
         before = str(doc.get("prompt", "")) if field == _SOLUTIONS[0] else ""
         yield from dict.fromkeys(words_of_code(before, doc[field]))
         return
-    steps = [step for entry in task.config.filter_list or () for step in entry["filter"]]
-    regex = next((step for step in steps if step["function"] == "regex"), None)
+    regex = _regex(task)
     targets = task.doc_to_target(doc)
     for target in targets if isinstance(targets, list) else [targets]:
         if not isinstance(target, str):
             raise UsageError(f"{task.task_name}: expected answers that are texts, got {target!r}")
-        taken = None
-        if regex:
-            # lm-eval 0.5 keeps them apart.
-            options = regex.get("kwargs") or {
-                key: v for key, v in regex.items() if key != "function"
-            }
-            [[taken]] = RegexFilter(**options).apply([[target]], [doc])
-        if taken and (at := target.rfind(taken)) >= 0:
-            yield f"{' ' if target[:at].endswith(' ') else ''}{taken}"
-        else:
+        [[taken]] = regex.apply([[target]], [doc]) if regex else [[None]]
+        place = target.rfind(taken) if taken else -1
+        if place < 0:
             yield f"{task.config.target_delimiter}{target}"
+        else:
+            space = " " if target[:place].endswith(" ") else ""
+            yield f"{space}{taken}"
+
+
+def _regex(task: Any) -> RegexFilter | None:
+    """The first expression by which a task's filters take the answer out of a text."""
+    for entry in task.config.filter_list or ():
+        for step in entry["filter"]:
+            if step["function"] == "regex":
+                options = {key: value for key, value in step.items() if key != "function"}
+                return RegexFilter(**options.pop("kwargs", options))  # 0.5 keeps them apart
+    return None
 
 
 def words_of_code(before: str, code: str) -> Iterator[str]:
@@ -276,14 +278,15 @@ def words_of_code(before: str, code: str) -> Iterator[str]:
     """
     inside = 0  # number of open f-strings
     for token in tokenize.generate_tokens(io.StringIO(before + code).readline):
-        kind, text, (row, column) = tokenize.tok_name[token.type], token.string, token.start
+        kind = tokenize.tok_name[token.type]
+        text = token.string
+        row, column = token.start
         inside += (kind == "FSTRING_START") - (kind == "FSTRING_END")
         if inside or row <= before.count("\n"):
             continue
         space = " " if column and token.line[column - 1] == " " else ""
-        if kind == "NUMBER" or (
-            kind == "NAME" and (not keyword.iskeyword(text) or text in ("None", "True", "False"))
-        ):
+        is_name = not keyword.iskeyword(text) or text in ("None", "True", "False")
+        if kind == "NUMBER" or (kind == "NAME" and is_name):
             yield space + text
         elif kind == "STRING" and "f" not in text[: text.index(text[-1])].lower():
             literal = ast.literal_eval(text)
@@ -292,9 +295,9 @@ def words_of_code(before: str, code: str) -> Iterator[str]:
 
 
 def prompts_of(
-    lm: HFLM, tasks: Sequence[Any], most: int, *, num_fewshot: int | None, apply_chat_template: bool
+    lm: HFLM, tasks: Sequence[Any], *, num_fewshot: int | None, apply_chat_template: bool
 ) -> list[list[int]]:
-    """Up to ``most`` prompts of the tasks as tokens, without answers; UsageError if choices are in them."""
+    """Up to 100 prompts of the tasks as tokens, without answers; UsageError if choices are in them."""
     prompts: list[list[int]] = []
     for task in tasks:
         if getattr(task, "multiple_input", False):
@@ -306,18 +309,17 @@ def prompts_of(
         task.set_fewshot_seed(seed=1234)  # lm-eval's default
         build_requests(
             task,
-            limit=-(-most // len(tasks)),
+            limit=-(-MOST_PROMPTS // len(tasks)),
             apply_chat_template=apply_chat_template,
             chat_template=lm.apply_chat_template if apply_chat_template else None,
             tokenizer_name=lm.tokenizer_name if apply_chat_template else "",
         )
         for instance in {instance.doc_id: instance for instance in task.instances}.values():
-            prompts.append(
-                lm.tok_encode(instance.args[0].rstrip(" "))
-            )  # the answer's pieces have the space
-    return (
-        [prompts[i * len(prompts) // most] for i in range(most)] if len(prompts) > most else prompts
-    )
+            # The answer's pieces have the space.
+            prompts.append(lm.tok_encode(instance.args[0].rstrip(" ")))
+    if len(prompts) <= MOST_PROMPTS:
+        return prompts
+    return [prompts[i * len(prompts) // MOST_PROMPTS] for i in range(MOST_PROMPTS)]
 
 
 @torch.inference_mode()

@@ -5,32 +5,30 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from lmeval_dispersion.arguments import add_options
-from lmeval_dispersion.asking import Judge, LmEval
+from lmeval_dispersion.asking import Judge
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.harness.arguments import AnswerTokens, Embedding
 from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.model_args import key_values
-from lmeval_dispersion.options import (
-    Command,
-    add_column,
-    add_data,
-    add_device,
-    add_examples,
-    add_model_args,
-    add_quiet,
-    add_tasks,
-)
+from lmeval_dispersion.options import Command, add_examples, add_quiet
 from lmeval_dispersion.output import Output
+
+_OF_TEXTS = ("layer", "tasks", "column", "model_args", "device")
 
 
 def _enable_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "on (the default) and off: write the tasks, remove them; status: whether the stock lm_eval finds "
-    about += "them; path: write nothing there, print a folder for lm_eval's --include_path"
     parser.add_argument(
-        "action", nargs="?", default="on", choices=("on", "off", "status", "path"), help=about
+        "action",
+        nargs="?",
+        default="on",
+        choices=("on", "off", "status", "path"),
+        help="on (the default) and off: write the tasks, remove them; status: whether the stock lm_eval finds "
+        "them; path: write nothing there, print a folder for lm_eval's --include_path",
     )
     add_examples(
         parser,
@@ -46,29 +44,32 @@ def _enable(args: argparse.Namespace) -> int:
         return 0
     before = install.status()
     if args.action == "status":
-        states = {
-            "enabled": "enabled: {0.files} task files in {0.folder}",
-            "out of date": "out of date: {0.folder} was written by another version; run `dispersion enable`",
-            "disabled": "disabled: `dispersion enable` would write {0.files} task files to {0.folder}",
-        }
-        print(states[before.state].format(before))
+        print(_state(before))
     elif args.action == "off":
         install.disable()
-        print(
-            "already disabled"
-            if before.state == "disabled"
-            else f"disabled: removed {before.folder}"
-        )
+        was_off = before.state == "disabled"
+        print("already disabled" if was_off else f"disabled: removed {before.folder}")
     else:
         install.enable()
         done = "already enabled" if before.state == "enabled" else "enabled"
         print(f"{done}: {before.files} task files in {before.folder}")
-        print("before uninstalling: dispersion enable off", file=sys.stderr)
         print(
+            "before uninstalling: dispersion enable off\n"
             "try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion",
             file=sys.stderr,
         )
     return 0
+
+
+def _state(status: install.Status) -> str:
+    """Whether the stock lm_eval finds the tasks, in a sentence."""
+    if status.state == "enabled":
+        return f"enabled: {status.files} task files in {status.folder}"
+    if status.state == "out of date":
+        return (
+            f"out of date: {status.folder} was written by another version; run `dispersion enable`"
+        )
+    return f"disabled: `dispersion enable` would write {status.files} task files to {status.folder}"
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,15 +136,7 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="FOLDER", help="folder of the store to write"
     )
-    layers = "layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated (default: last)"
-    parser.add_argument("--layer", action="append", metavar="LAYER", help=layers)
-    add_tasks(
-        parser,
-        "name of the data; a calibrator holds for one; with --from-samples only these tasks "
-        "(default: the file's; all)",
-    )
-    add_model_args(parser)
-    add_column(parser)
+    add_options(parser, Embedding, *_OF_TEXTS, dashed=False)
     add_quiet(parser)
     group = parser.add_argument_group("from samples of lm-eval, of any backend")
     group.add_argument(
@@ -169,21 +162,21 @@ def _embed(args: argparse.Namespace) -> int:
     if args.model is None or (args.texts is None) == (args.from_samples is None):
         raise UsageError("expected a model, and either a file of texts or --from-samples RESULTS")
     if args.from_samples is None:
-        from lmeval_dispersion.harness.text_run import embed
+        from lmeval_dispersion.harness.embedding.texts import embed
 
-        of = {name: getattr(args, name) for name in ("column", "model_args", "device")} | {
-            "task": args.tasks
-        }
-        folder = embed(args.model, args.texts, args.output, layer="+".join(args.layer or []), **of)
+        options = {name: getattr(args, name) for name in _OF_TEXTS}
+        folder = embed(args.model, args.texts, args.output, **options)
     else:
-        from lmeval_dispersion.harness.from_samples import stores_from_samples
+        from lmeval_dispersion.harness.embedding.samples import stores_from_samples
 
-        device = {} if args.device is None else {"device": args.device}
+        arguments = {"pretrained": args.model, "dtype": "auto", **key_values(args.model_args)}
+        if args.device is not None:
+            arguments.setdefault("device", args.device)
         folder = stores_from_samples(
             args.from_samples,
-            {"pretrained": args.model, "dtype": "auto", **device, **key_values(args.model_args)},
+            arguments,
             args.output,
-            layers="+".join(args.layer or []),
+            layers=args.layer,
             tasks=args.tasks.split(",") if args.tasks else None,
             judge=args.metric,
             force=args.force,
@@ -195,21 +188,18 @@ def _embed(args: argparse.Namespace) -> int:
 
 
 def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", nargs="?", metavar="NAME,NAME", help="lm-eval's tasks and groups")
+    parser.add_argument("tasks", nargs="?", metavar="NAME,NAME", help="lm-eval's tasks and groups")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
     )
-    about = "list the tokens of MODEL's tokenizer (default: the base's)"
-    parser.add_argument("--tokenizer", metavar="MODEL", help=about)
+    add_options(parser, AnswerTokens, "tokenizer")
     parser.set_defaults(format="table")
     add_quiet(parser)
     base = parser.add_argument_group("from a base model, run on 100 prompts without answers")
-    about = "Hub id or folder, with @REVISION where it is not the main one (default: count the task's answers)"
-    base.add_argument("--base", metavar="MODEL", help=about)
-    add_data(base, "prompts: text, JSONL or parquet, or a Hub data set (default: the task's)")
-    add_device(base)
-    prompts = ("num_fewshot", "include_path", "apply_chat_template")
-    add_options(parser.add_argument_group("as for lm_eval"), LmEval, *prompts, dashed=False)
+    add_options(base, AnswerTokens, "base", "data", "column", "device")
+    prompts = parser.add_argument_group("as for lm_eval")
+    names = ("num_fewshot", "include_path", "apply_chat_template")
+    add_options(prompts, AnswerTokens, *names, dashed=False)
     add_examples(
         parser,
         "gsm8k --tokenizer Qwen/Qwen2.5-0.5B",
@@ -220,20 +210,19 @@ def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _tokens(args: argparse.Namespace) -> int:
     output = Output.of(args)
-    if args.task:
-        output.say(f"dispersion tokens: asking lm-eval for {args.task} and its documents …")
-        logging.getLogger("lm_eval").setLevel(
-            logging.ERROR
-        )  # hints at options that count for no answer
+    if args.tasks:
+        output.say(f"dispersion tokens: asking lm-eval for {args.tasks} and its documents …")
+        # It hints at options that count for no answer.
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lmeval_dispersion.harness.answers import tokens
 
-    ours = ("output", "quiet", "format", "command")
-    found = tokens(**{name: value for name, value in vars(args).items() if name not in ours})
-    output.write_text(found.text)
-    if found.note:
-        output.say(f"note: {found.note}")
+    options = {field.name: getattr(args, field.name) for field in fields(AnswerTokens)}
+    answer_tokens = tokens(**options)
+    output.write_text(answer_tokens.text)
+    if answer_tokens.note:
+        output.say(f"note: {answer_tokens.note}")
     if args.output:
-        print(found.head)
+        print(answer_tokens.head)
         output.say(f"next: `screen-checkpoints CHECKPOINT… --task {args.output}`")
     return 0
 

@@ -23,35 +23,22 @@ def sentences() -> Iterator[None]:
     except DispersionError:
         raise
     except Exception as error:
-        if (sentence := failure_sentence(error)) and not os.environ.get("DISPERSION_DEBUG"):
-            raise DispersionError(sentence) from error
-        raise
+        sentence = failure_sentence(error)
+        if sentence is None or os.environ.get("DISPERSION_DEBUG"):
+            raise
+        raise DispersionError(sentence) from error
 
 
 def failure_sentence(error: Exception) -> str | None:
     """One sentence for a common failure; None for a defect, which needs its traceback."""
     text = str(error).strip()
-    first = text.splitlines()[0].rstrip(".") if text else type(error).__name__
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if (
-        "OutOfMemoryError" in kinds
-        or "out of memory" in text.lower()
-        or isinstance(error, MemoryError)
-    ):
+    first = _first_line(error)
+    is_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    if is_torch or isinstance(error, MemoryError) or "out of memory" in text.lower():
         return f"out of memory: {first}; lower batch_size, or try batch_size auto"
     if text.startswith("Tasks not found"):
         names = first.partition(": ")[2].split(",")
-        near = [
-            n
-            for name in names
-            for n in difflib.get_close_matches(name.strip(), install.task_names())
-        ]
-        hint = (
-            f"did you mean {', '.join(near[:3])}?"
-            if near
-            else "`dispersion run ls tasks` lists them"
-        )
-        return f"{first}; {hint}"
+        return f"{first}; {near_tasks(names, install.task_names())}"
     if text.startswith("Duplicate task"):
         return f"{first}; name it once"
     if text.startswith("Attempted to load model"):
@@ -74,6 +61,21 @@ def failure_sentence(error: Exception) -> str | None:
     return None
 
 
+def near_tasks(names: Sequence[str], known: Sequence[str]) -> str:
+    """What to do about tasks that do not exist: those of similar names, else the command that lists all."""
+    near = list[str]()
+    for name in names:
+        near += difflib.get_close_matches(name.strip(), known)
+    return (
+        f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
 def _digits_alone(error: Exception) -> tuple[str, str] | None:
     """The field of a task's configuration, and its text of digits alone that lm-eval could not use; or None.
 
@@ -92,11 +94,12 @@ def _digits_alone(error: Exception) -> tuple[str, str] | None:
 
 def as_their_base(labels: Sequence[str]) -> list[str]:
     """A note naming adapters that answer as their base; empty without any."""
-    one = len(labels) == 1
-    why = f"untrained, or {'its' if one else 'their'} weights did not reach it"
-    return [
-        f"{listed(labels)} {'answers as its' if one else 'answer as their'} base: {why}."
-    ] * bool(labels)
+    if not labels:
+        return []
+    if len(labels) == 1:
+        return [f"{labels[0]} answers as its base: untrained, or its weights did not reach it."]
+    names = listed(labels)
+    return [f"{names} answer as their base: untrained, or their weights did not reach it."]
 
 
 def checkpoint_failure(error: Exception) -> str:

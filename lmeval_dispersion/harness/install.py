@@ -22,6 +22,7 @@ from lmeval_dispersion.installation import cache_folder, data_folder
 
 FOLDER = "lmeval_dispersion"
 _PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
+_INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )\.\./\.\./(\S+)$", re.MULTILINE)
 
 State = Literal["enabled", "out of date", "disabled"]
 
@@ -44,24 +45,22 @@ def task_files() -> dict[str, str]:
     root = data_folder("task_configs")
     files: dict[str, str] = {}
     for path in sorted(root.rglob("*.yaml")):
-        place, text = path.relative_to(root).as_posix(), path.read_text("utf-8")
+        place = path.relative_to(root).as_posix()
+        text = path.read_text("utf-8")
         body = _PATTERN.sub("", text)
-        for names, category in _PATTERN.findall(text):
-            filled = body.replace("CATEGORY", category)
-            files |= {
-                place.replace("NAME", name): filled.replace("NAME", name) for name in names.split()
-            }
         if body == text:
             files[place] = text
+        for names, category in _PATTERN.findall(text):
+            filled = body.replace("CATEGORY", category)
+            for name in names.split():
+                files[place.replace("NAME", name)] = filled.replace("NAME", name)
     return dict(sorted(files.items()))
 
 
 def task_names() -> list[str]:
     """Names of all dispersion tasks and groups in this version of the package, sorted."""
-    names = (
-        re.search(r"^(?:task|group): (\S+)$", text, re.MULTILINE) for text in task_files().values()
-    )
-    return sorted(match[1] for match in names if match)
+    texts = "\n".join(task_files().values())
+    return sorted(re.findall(r"^(?:task|group): (\S+)$", texts, re.MULTILINE))
 
 
 def harness_tasks() -> Path:
@@ -82,23 +81,27 @@ def status() -> Status:
         path.relative_to(folder).as_posix(): path.read_text("utf-8")
         for path in folder.rglob("*.yaml")
     }
-    state: State = "disabled" if not there else "enabled" if there == wanted else "out of date"
+    state: State = "out of date"
+    if not there:
+        state = "disabled"
+    elif there == wanted:
+        state = "enabled"
     return Status(state, folder, len(wanted))
 
 
 def enable() -> None:
     """Write the configurations into lm-eval's tasks folder, if not there; UsageError if not writable."""
-    before = status()
-    if before.state == "enabled":
+    folder = harness_tasks() / FOLDER
+    if status().state == "enabled":
         return
     try:
-        _remove(before.folder)
-        _write(before.folder, task_files())
+        _remove(folder)
+        _write(folder, task_files())
     except OSError as error:
         with suppress(OSError):
-            _remove(before.folder)
+            _remove(folder)
         raise UsageError(
-            f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
+            f"{folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
             '`lm_eval`, or `--include_path "$(dispersion enable path)"`'
         ) from error
 
@@ -119,13 +122,10 @@ def tasks_path() -> Path:
 
     It is created in the user's cache, once for each version and each lm-eval; UsageError if it cannot be.
     """
-    theirs, include = harness_tasks(), r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$"
-    files = {
-        name: re.sub(
-            include, lambda m: f"{m[1]}{theirs.as_posix()}/{m[3]}", text, flags=re.MULTILINE
-        )
-        for name, text in task_files().items()
-    }
+    theirs = harness_tasks().as_posix()
+    files = {}
+    for name, text in task_files().items():
+        files[name] = _INCLUDE.sub(lambda match: f"{match[1]}{theirs}/{match[2]}", text)
     key = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_folder(f"tasks-{key}")
     root = folder.parent
@@ -158,7 +158,6 @@ def _remove(folder: Path) -> None:
     """Remove the YAML files of our folder, and folders left empty; other files stay."""
     for path in folder.rglob("*.yaml"):
         path.unlink()
-    inside = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
-    for inner in [*inside, folder]:
+    for inner in [*sorted(folder.rglob("*"), reverse=True), folder]:
         if inner.is_dir() and not any(inner.iterdir()):
             inner.rmdir()

@@ -41,16 +41,16 @@ class DocState:
     vectors: dict[str, Vectors]  # layer -> states (m, d) float32, the reported layer first
     prompt_tokens: list[int]  # tokens of the prompt before any truncation
     truncated: list[bool]  # whether tokens were cut on the left, beyond the context
-    perplexity: list[
-        float
-    ]  # perplexity of the query's own tokens, or of the segment's; NaN: not known
+    perplexity: list[float]  # of the query's own tokens, or of the segment's; NaN: not known
 
 
 def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
     """Write states, each with a JSON value; raises DispersionError."""
-    tensors, rest = dict[str, Vectors](), list[Any]()
+    tensors = dict[str, Vectors]()
+    rest = list[Any]()
     for i, (state, more) in enumerate(states):
-        tensors |= {f"{i} {layer}": rows for layer, rows in state.vectors.items()}
+        for layer, rows in state.vectors.items():
+            tensors[f"{i} {layer}"] = rows
         rest.append(({**vars(state), "vectors": [*state.vectors]}, more))
     write_whole(file, save(tensors, {"states": json.dumps(rest)}))
 
@@ -73,9 +73,8 @@ class Prompt:
     dispersion_layers: tuple[str, ...] = ()
     idx: int = 0  # first of its document, whose state is kept
     dispersion_state: Any = None  # a DocState once it has run
-    answer: float | str | None = (
-        None  # the model's own log-probability or first token; None: not requested
-    )
+    # The model's own log-probability or first token; None: not requested.
+    answer: float | str | None = None
 
     @property
     def key(self) -> str:
@@ -129,17 +128,17 @@ class AggregatedMetric:
 def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:
     """The documents with a state, each once, by index; an empty text has no segment and no state."""
     records_by_id = {record.doc_id: record for record in records if record.state.prompt_tokens}
-    return [records_by_id[doc_id] for doc_id in sorted(records_by_id)]
+    return [record for _, record in sorted(records_by_id.items())]
 
 
 def records_of(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
     """The documents that ``metric`` counts: all, the correct or the incorrect."""
-    which = METRICS[metric]
-    if which == "all":
-        return tuple(records)
     # A task without labels has no correct and no incorrect documents.
-    judged = [r for r in records if not math.isnan(r.correct)]
-    return tuple(r for r in judged if (r.correct > CORRECT_ABOVE) == (which == "correct"))
+    if metric == "dispersion_correct":
+        return tuple(record for record in records if record.correct > CORRECT_ABOVE)
+    if metric == "dispersion_incorrect":
+        return tuple(record for record in records if record.correct <= CORRECT_ABOVE)
+    return tuple(records)
 
 
 @lru_cache(maxsize=1)  # lm-eval asks for a value and then for its error
@@ -148,11 +147,15 @@ def estimate(records: tuple[DocRecord, ...], layer: str | None = None) -> Estima
 
     NaN below two states with a direction; the error is NaN below three.
     """
-    states = (record.state.vectors for record in records)
-    parts = [s[layer] if layer else next(iter(s.values())) for s in states]
-    parts = [rows[valid_rows(rows)] for rows in parts]
+    parts = []
+    for record in records:
+        vectors = record.state.vectors
+        rows = vectors[layer] if layer else next(iter(vectors.values()))
+        parts.append(rows[valid_rows(rows)])
     n = sum(map(len, parts))
-    return dispersion_estimate(np.concatenate(parts)) if n > 1 else Estimate(math.nan, math.nan, n)
+    if n < 2:
+        return Estimate(math.nan, math.nan, n)
+    return dispersion_estimate(np.concatenate(parts))
 
 
 class TaskMetrics:
@@ -164,13 +167,12 @@ class TaskMetrics:
         if not self.records:
             raise HarnessError(f"{task}: no document has a state, as all texts are empty")
         self.layers = list(self.records[0].state.vectors)
-        self.vectors = {
-            layer: np.concatenate([record.state.vectors[layer] for record in self.records])
-            for layer in self.layers
-        }
-        self.without_direction = {
-            layer: int((~valid_rows(rows)).sum()) for layer, rows in self.vectors.items()
-        }
+        self.vectors = dict[str, Vectors]()
+        self.without_direction = dict[str, int]()
+        for layer in self.layers:
+            rows = np.concatenate([record.state.vectors[layer] for record in self.records])
+            self.vectors[layer] = rows
+            self.without_direction[layer] = int((~valid_rows(rows)).sum())
         self.truncated = sum(any(record.state.truncated) for record in self.records)
 
     def remarks(self) -> list[tuple[str, str]]:
@@ -194,8 +196,9 @@ class TaskMetrics:
 
     def summary(self) -> dict[str, Any]:
         """Every layer's metrics for lm-eval's results JSON; NaN is null."""
-        layers: dict[str, dict[str, float | None]] = {layer: {} for layer in self.layers}
-        for layer, figures in layers.items():
+        layers: dict[str, dict[str, float | None]] = {}
+        for layer in self.layers:
+            figures = layers[layer] = {}
             for metric in METRICS:
                 mean, error, n = estimate(records_of(metric, self.records), layer)
                 figures[metric] = None if math.isnan(mean) else mean

@@ -44,9 +44,8 @@ written: list[Path] = []
 remarks: dict[str, dict[str, str]] = {}  # shared sentence -> task -> its own sentence
 
 log = logging.getLogger(__name__)
-_stamps: weakref.WeakKeyDictionary[Any, str] = (
-    weakref.WeakKeyDictionary()
-)  # tracker -> date of its stores
+# lm-eval's tracker of an evaluation -> the date of its stores.
+_stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,9 @@ def begin(
 ) -> TaskRun:
     """Start a run: mark its store's folder as unfinished; UsageError as :func:`begin_store`."""
     # torchrun on CPUs runs all processes as rank 0: each machine's first writes.
-    writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(evaluation.lm, "rank", 0) == 0
-    folder = _store_folder(task, metadata, evaluation) if writes else None
+    folder = None
+    if os.environ.get("LOCAL_RANK", "0") == "0" and getattr(evaluation.lm, "rank", 0) == 0:
+        folder = _store_folder(task, metadata, evaluation)
     if folder is not None:
         if evaluation.use_cache:
             _say_unfinished(folder.parent)
@@ -81,7 +81,9 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
     A store that could not be written is logged, and ``store`` is None. Under lm-eval's command
     :func:`report_at_exit` prints warnings and folders, for all tasks together.
     """
-    name, evaluation, options = task.task_name, run.evaluation, run.options
+    name = task.task_name
+    evaluation = run.evaluation
+    options = run.options
     for shared, sentence in metrics.remarks():
         if evaluation.command_line:
             remarks.setdefault(shared, {})[name] = sentence
@@ -94,9 +96,7 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
         prompts = prompt_manifest(
             vars(task.config),
             fewshot_seed=evaluation.fewshot_seed,
-            chat_template=_chat_template(evaluation.lm)
-            if options.get("apply_chat_template")
-            else None,
+            chat_template=_chat_template(evaluation.lm, options),
             multiturn=bool(options.get("fewshot_as_multiturn")),
             system=options.get("system_instruction"),
         )
@@ -141,14 +141,12 @@ def report_at_exit() -> None:
         if len(tasks) == 1:
             print(f"warning: {tasks[0]}: {sentences[tasks[0]]}", file=sys.stderr)
         else:
-            named = ", ".join(tasks[:3]) + (", …" if len(tasks) > 3 else "")
-            print(f"warning: {len(tasks)} tasks ({named}): {shared}", file=sys.stderr)
+            names = ", ".join([*tasks[:3], *(["…"] if len(tasks) > 3 else [])])
+            print(f"warning: {len(tasks)} tasks ({names}): {shared}", file=sys.stderr)
     if written:
-        folder = Path(os.path.commonpath(written))
+        folder = os.path.commonpath(written)
         kept = f"vectors of {len(written)} tasks" if len(written) > 1 else "vectors"
-        print(
-            f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(str(folder))}", file=sys.stderr
-        )
+        print(f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(folder)}", file=sys.stderr)
 
 
 def _store_folder(
@@ -186,22 +184,22 @@ def _say_unfinished(root: Path) -> None:
 def _document_table(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:
     import pandas as pd
 
-    rows = [
-        {
-            **record.columns,
-            "doc_id": record.doc_id,
-            "task": task,
-            "subject": record.columns["subject"] or task,
-            "category": category,
-            "correct": record.correct,
-            "query_perplexity": record.state.perplexity[i],
-            "prompt_tokens": tokens,
-            "truncated": record.state.truncated[i],
-            "segment": i,
-        }
-        for record in records
-        for i, tokens in enumerate(record.state.prompt_tokens)
-    ]
+    rows = []
+    for record in records:
+        for i, tokens in enumerate(record.state.prompt_tokens):
+            row = {
+                **record.columns,
+                "doc_id": record.doc_id,
+                "task": task,
+                "subject": record.columns["subject"] or task,
+                "category": category,
+                "correct": record.correct,
+                "query_perplexity": record.state.perplexity[i],
+                "prompt_tokens": tokens,
+                "truncated": record.state.truncated[i],
+                "segment": i,
+            }
+            rows.append(row)
     frame = pd.DataFrame(rows)
     if frame["segment"].max() == 0:
         return frame.drop(columns="segment")
@@ -216,12 +214,17 @@ def manifest_of(
 
     ``arguments`` are ``--model_args``, as a dict or as the given text.
     """
+    config = getattr(getattr(lm, "model", None), "config", None)
     name = getattr(lm, "pretrained", None)
-    loaded = getattr(getattr(lm, "model", None), "config", None)
+    revision = None
+    if isinstance(name, str):
+        revision = commit_of(name, lm, arguments)
+    else:  # a model in memory
+        name = getattr(config, "_name_or_path", "")
     return {
-        "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
-        "revision": commit_of(name, lm, arguments) if isinstance(name, str) else None,
-        "depth": None if loaded is None else depth(loaded),
+        "model": name,
+        "revision": revision,
+        "depth": None if config is None else depth(config),
         "versions": {package: version(package) for package in ("lm_eval", "transformers", "torch")},
         "model_args": _public(arguments),
         "tasks": dict(tasks),
@@ -240,20 +243,25 @@ def _public(arguments: Any) -> Any:
 
 def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
     """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.loading`."""
-    name, adapter, delta = (getattr(lm, key, None) for key in ("pretrained", "peft", "delta"))
+    name = getattr(lm, "pretrained", None)
+    adapter = getattr(lm, "peft", None)
+    delta = getattr(lm, "delta", None)
     gguf = _argument(arguments, "gguf_file")
-    tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)
-    identity: dict[str, str | None] = {
-        "weights": weights_identity(name, commit_of(name, lm, arguments), gguf)
-        if isinstance(name, str)
-        else None,
-        "gguf": gguf,
-        "adapter": adapter_identity(adapter) or str(adapter) if adapter else None,
-        "delta": weights_identity(delta) or str(delta) if delta else None,
-        "tokenizer": tokenizer if tokenizer != name else None,
-        "add_bos_token": None if starts is None else str(starts).lower(),
-        **settings_identity(getattr(lm, "model", None)),
-    }
+    tokenizer = _argument(arguments, "tokenizer")
+    starts = getattr(lm, "add_bos_token", None)
+    identity = dict[str, str | None]()
+    if isinstance(name, str):
+        identity["weights"] = weights_identity(name, commit_of(name, lm, arguments), gguf)
+    identity["gguf"] = gguf
+    if adapter:
+        identity["adapter"] = adapter_identity(adapter) or str(adapter)
+    if delta:
+        identity["delta"] = weights_identity(delta) or str(delta)
+    if tokenizer != name:
+        identity["tokenizer"] = tokenizer
+    if starts is not None:
+        identity["add_bos_token"] = str(starts).lower()
+    identity |= settings_identity(getattr(lm, "model", None))
     return {key: value for key, value in identity.items() if value is not None}
 
 
@@ -269,12 +277,16 @@ def commit_of(name: str, lm: Any, arguments: Any) -> str | None:
     """The Hub model's commit, by transformers or the Hub's cache, else its revision; None for a folder."""
     if os.path.isdir(name):
         return None
+    config = getattr(getattr(lm, "model", None), "config", None)
+    commit = getattr(config, "_commit_hash", None)
     revision = getattr(lm, "revision", None)
-    noted = getattr(getattr(getattr(lm, "model", None), "config", None), "_commit_hash", None)
-    return noted or cached_commit(name, revision, _argument(arguments, "gguf_file")) or revision
+    return commit or cached_commit(name, revision, _argument(arguments, "gguf_file")) or revision
 
 
-def _chat_template(lm: Any) -> str | None:
+def _chat_template(lm: Any, options: Mapping[str, Any]) -> str | None:
+    """The digest of the template that prompts are in, if any."""
+    if not options.get("apply_chat_template"):
+        return None
     try:
         template = lm.chat_template(True)
     except (AttributeError, ValueError):

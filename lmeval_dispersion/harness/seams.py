@@ -40,7 +40,6 @@ The rest of the harness does not ask which lm-eval is installed.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import json
 import logging
@@ -77,7 +76,7 @@ from transformers.utils.logging import disable_progress_bar
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError, require_extra
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.adapters import check_beside, downloaded
-from lmeval_dispersion.harness.failures import sentences
+from lmeval_dispersion.harness.failures import near_tasks, sentences
 from lmeval_dispersion.model.load_report import watched_loads
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.store.groups import TaskGroup
@@ -85,10 +84,10 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 Parts = tuple[Any, ...]
 
-# lm-eval's metrics over all documents together, which a single document does not have.
 # Keys of --model_args whose values stay text, such as a branch 1000.
 _NAMES = ("pretrained", "revision", "model", "peft", "delta", "tokenizer", "subfolder", "gguf_file")
-_POOLED = [
+# lm-eval's metrics over all documents together, which a single document does not have.
+_POOLED = (
     "perplexity",
     "weighted_perplexity",
     "bits_per_byte",
@@ -96,12 +95,14 @@ _POOLED = [
     "matthews_corrcoef",
     "bleu",
     "chrf",
-]
-_POOLED += ["chrf++", "ter", "brier_score"]
-_LONGEST, _LETTERS = (
-    16,
-    4,
-)  # texts whose tokens are counted to find the longest; letters per token, about
+    "chrf++",
+    "ter",
+    "brier_score",
+)
+# Arguments of `simple_evaluate` that tasks ask for, as given.
+_GIVEN = ("model_args", "limit", "tasks", "predict_only", "apply_chat_template", "use_cache")
+_LONGEST = 16  # texts whose tokens are counted to find the longest
+_LETTERS = 4  # per token, about
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,8 @@ class RunningEvaluation:
         path = Path(str(output))
         if path.suffix == ".json":
             return path.parent
-        model = getattr(
-            getattr(self.tracker, "general_config_tracker", None), "model_name_sanitized", None
-        )
-        return path / str(model) if model else path
+        settings = getattr(self.tracker, "general_config_tracker", None)
+        return path / (getattr(settings, "model_name_sanitized", None) or "")
 
 
 def running_evaluation() -> RunningEvaluation:
@@ -165,15 +164,7 @@ def running_evaluation() -> RunningEvaluation:
             elif frame.f_code.co_name == "simple_evaluate" and "tracker" not in known:
                 known["tracker"] = scope.get("evaluation_tracker")
                 known["fewshot_seed"] = scope.get("fewshot_random_seed")
-                given = (
-                    "model_args",
-                    "limit",
-                    "tasks",
-                    "predict_only",
-                    "apply_chat_template",
-                    "use_cache",
-                )
-                known |= {name: scope.get(name) for name in given}
+                known |= {name: scope.get(name) for name in _GIVEN}
                 if "lm" in scope:
                     known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
         elif module == "lmeval_dispersion.cli":
@@ -196,15 +187,11 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
     Both follow from lm-eval's position in the task's ``doc_iterator``, requested once per filter.
     """
 
-    _selected: Sequence[
-        int
-    ] = ()  # documents of --samples, ascending; instances have their places in it
+    # Documents of --samples, ascending; instances have their places in it.
+    _selected: Sequence[int] = ()
     _filters_left: Iterator[str] = iter(())
-    _place: tuple[int, Any, str | None] = (
-        -1,
-        None,
-        None,
-    )  # the document's number, itself, the filter
+    # The document's number, itself, and the filter.
+    _place: tuple[int, Any, str | None] = (-1, None, None)
 
     @property
     def only_predicts(self) -> bool:
@@ -258,8 +245,9 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
     def dump_config(self) -> dict[str, Any]:
         """As lm-eval's, without the error that it adds to our errors."""
         metrics = running_evaluation().metrics or {}
-        for key in [key for key in metrics if "_stderr_stderr," in key]:
-            del metrics[key]
+        for key in list(metrics):
+            if "_stderr_stderr," in key:
+                del metrics[key]
         return super().dump_config()  # type: ignore[no-any-return]
 
 
@@ -273,9 +261,8 @@ class _Task05(Task):  # type: ignore[misc]
         """An object of lm-eval's class for the configuration's output type, with this class before it."""
         kind = Task._registry.get((config or {}).get("output_type"))
         if kind is not None and not issubclass(cls, kind):
-            cls = type(
-                cls.__name__, (cls, kind), {"__module__": cls.__module__, "__doc__": cls.__doc__}
-            )
+            about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+            cls = type(cls.__name__, (cls, kind), about)
         return super().__new__(cls)
 
     @property
@@ -299,7 +286,9 @@ class _Task05(Task):  # type: ignore[misc]
             results = {}
             for doc_id, scored in scorer.raw_docs.items():
                 instances = of_document[doc_id]
-                answers = [answer for i in instances for answer in i.filtered_resps[scorer.name]]
+                answers = list[Any]()
+                for instance in instances:
+                    answers += instance.filtered_resps[scorer.name]
                 ours = self.judged(instances, answers, scorer.reduced_docs[doc_id], scorer.name)
                 scores = {name: [value] for name, value in ours.items()}
                 results[doc_id] = replace(scored, scores={**scored.scores, **scores})
@@ -309,21 +298,22 @@ class _Task05(Task):  # type: ignore[misc]
         """As lm-eval's, which bootstraps metrics other than means: ours bring their own errors."""
         if self.only_predicts:
             return super().aggregate(bootstrap_iters)  # type: ignore[no-any-return]
-        functions, documents = self.aggregation(), 0
+        functions = self.aggregation()
+        documents = 0
         figures: dict[str, Any] = {}
         for scorer in self._scorers:
-            for ours, draws in ((False, bootstrap_iters), (True, 0)):
-                scores = {
-                    doc_id: {
-                        name: v
-                        for name, v in of_document.items()
-                        if (name in self.our_metrics) is ours
-                    }
-                    for doc_id, of_document in scorer.reduced_docs.items()
-                }
-                aggregated, count = scorer.aggregate(scores, draws, functions)
-                figures |= {key: v for key, v in aggregated.items() if "_stderr_stderr," not in key}
+            theirs = dict[int, dict[str, Any]]()
+            ours = dict[int, dict[str, Any]]()
+            for doc_id, scores in scorer.reduced_docs.items():
+                for name, value in scores.items():
+                    part = ours if name in self.our_metrics else theirs
+                    part.setdefault(doc_id, {})[name] = value
+            for part, draws in ((theirs, bootstrap_iters), (ours, 0)):
+                aggregated, count = scorer.aggregate(part, draws, functions)
                 documents = max(documents, count)
+                for key, value in aggregated.items():
+                    if "_stderr_stderr," not in key:
+                        figures[key] = value
         return figures, documents
 
 
@@ -337,15 +327,14 @@ else:
 
 def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
     """Add methods to lm-eval's HFLM, also again; HarnessError if lm-eval lacks one of those ``needed``."""
-    missing = [f"HFLM.{name}" for name in needed if not hasattr(HFLM, name)]
-    missing += [
-        f"Group.{name}" for name in ("aggregate", "get_all_tasks") if not hasattr(Group, name)
-    ]
-    if missing:
-        raise HarnessError(
-            f"lm-eval {version('lm_eval')} has no {missing[0]}, which dispersion tasks need; "
-            "install lm-eval 0.4.13 or a newer lmeval-dispersion"
-        )
+    wanted = [(HFLM, name) for name in needed]
+    wanted += [(Group, "aggregate"), (Group, "get_all_tasks")]
+    for kind, name in wanted:
+        if not hasattr(kind, name):
+            raise HarnessError(
+                f"lm-eval {version('lm_eval')} has no {kind.__name__}.{name}, which dispersion tasks need; "
+                "install lm-eval 0.4.13 or a newer lmeval-dispersion"
+            )
     for name, method in methods.items():
         setattr(HFLM, name, method)
 
@@ -371,22 +360,9 @@ def compile_templates_once() -> None:
         environment.from_string = lru_cache(maxsize=256)(environment.from_string)
 
 
-def loaded_tasks(
-    names: str,
-    num_fewshot: int | None = None,
-    include_path: str | Sequence[str] | None = None,
-    *,
-    stock: bool = True,
-) -> dict[str, Any]:
-    """lm-eval's tasks for ``NAME,NAME`` (tasks or groups), by name.
-
-    ``num_fewshot`` as in lm-eval: None keeps a task's own number, and a task with 0 keeps 0. A dispersion
-    task's name gives the stock task, unless ``stock`` is False. ``category`` is its group's alias, or None.
-
-    Raises:
-        UsageError: lm-eval has no such task.
-    """
-    return loaded_suite(names, num_fewshot, include_path, stock=stock)[0]
+def loaded_tasks(names: str, include_path: str | None = None) -> dict[str, Any]:
+    """The stock tasks of :func:`loaded_suite`, by name; raises the same."""
+    return loaded_suite(names, include_path=include_path)[0]
 
 
 def loaded_suite(
@@ -396,7 +372,15 @@ def loaded_suite(
     *,
     stock: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """:func:`loaded_tasks`, and lm-eval's groups among the names and inside of them, by name; so raised."""
+    """lm-eval's tasks for ``NAME,NAME`` (tasks or groups), and the groups among and inside them, by name.
+
+    ``num_fewshot`` as in lm-eval: None keeps a task's own number, and a task with 0 keeps 0. A dispersion
+    task's name gives the stock task, unless ``stock`` is False. A task's ``category`` is its group's alias,
+    or None.
+
+    Raises:
+        UsageError: lm-eval has no such task.
+    """
     from lm_eval.tasks import TaskManager
 
     disable_progress_bar()
@@ -407,33 +391,29 @@ def loaded_suite(
     manager = TaskManager(include_path=[*ours, *theirs])
     _seed()  # tasks such as gpqa shuffle choices as they are loaded
     wanted = [name.strip() for name in names.split(",")]
-    wanted = [name.removesuffix(SUFFIX) for name in wanted] if stock else wanted
+    if stock:
+        wanted = [name.removesuffix(SUFFIX) for name in wanted]
     for name in wanted:
-        if name not in manager.all_tasks:
-            plain = name.removesuffix(SUFFIX)
-            near = [plain] if plain in manager.all_tasks else []
-            near = near or difflib.get_close_matches(name, manager.all_tasks, n=3)
-            hint = (
-                f"did you mean {', '.join(near)}?"
-                if near
-                else "`dispersion run ls tasks` lists them"
-            )
-            if not theirs and near != [plain]:
+        if name in manager.all_tasks:
+            continue
+        plain = name.removesuffix(SUFFIX)
+        if plain in manager.all_tasks:
+            hint = f"did you mean {plain}?"
+        else:
+            hint = near_tasks([name], manager.all_tasks)
+            if not theirs:
                 hint += " (a task of your own needs include_path, its folder)"
-            raise UsageError(f"lm-eval has no task {name!r}; {hint}")
+        raise UsageError(f"lm-eval has no task {name!r}; {hint}")
     with sentences():
         loaded = manager.load(wanted)
-    tasks, groups = loaded["tasks"], RunningEvaluation(groups=loaded["groups"])
-    for task in tasks.values():
+    groups = RunningEvaluation(groups=loaded["groups"])
+    for task in loaded["tasks"].values():
         task.category = groups.category(task.task_name)
-        # A task configured without examples keeps none.
-        number = (
-            task.config.num_fewshot
-            if num_fewshot is None or task.config.num_fewshot == 0
-            else num_fewshot
-        )
-        task.config.num_fewshot = number or 0
-    return tasks, loaded["groups"]
+        own = task.config.num_fewshot
+        if num_fewshot is not None and own != 0:  # a task configured without examples keeps none
+            own = num_fewshot
+        task.config.num_fewshot = own or 0
+    return loaded["tasks"], loaded["groups"]
 
 
 def task_groups(
@@ -446,19 +426,26 @@ def task_groups(
     it, which decides where a group weighs its metrics unlike.
     """
     inner = {id(child) for group in groups.values() for child in group}
-    waiting = [group for group in reversed(list(groups.values())) if id(group) not in inner]
+    waiting = []
+    for group in reversed(list(groups.values())):
+        if id(group) not in inner:
+            waiting.append(group)
     chosen = dict[str, TaskGroup]()
     taken = set[str]()
     while waiting:
         group = waiting.pop()
         figures = [each for each in group.aggregate_metric_list or () if _has_figure(group, each)]
         if not figures:
-            waiting += reversed([child for child in group if isinstance(child, Group)])
+            waiting += filter(_is_group, reversed(list(group)))
             continue
-        names = dict.fromkeys(_name_of(task) for task in group.get_all_tasks())
-        members = [name for name in names if name not in taken]
-        taken.update(members)
-        scoring = {judges.get(name) for name in members}
+        members = []
+        scoring = set()
+        for task in group.get_all_tasks():
+            name = _name_of(task)
+            if name not in taken:
+                taken.add(name)
+                members.append(name)
+                scoring.add(judges.get(name))
         figures.sort(key=lambda figure: figure.metric not in scoring)
         chosen[group.name] = {"tasks": members, "by_size": figures[0].weight_by_size}
     return chosen
@@ -477,11 +464,12 @@ def group_entries(groups: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]
     """Group -> its alias, and the names of its members, as lm-eval's results have them."""
     entries = dict[str, tuple[str, list[str]]]()
     for name, group in groups.items():
-        members = [
-            _name_of(child) if hasattr(child, "task_name") else child.name for child in group
-        ]
-        entries[name] = (str(group.alias or name), members)
+        entries[name] = (str(group.alias or name), [_name_of(child) for child in group])
     return entries
+
+
+def _is_group(child: Any) -> bool:
+    return isinstance(child, Group)
 
 
 def _has_figure(group: Any, figure: Any) -> bool:
@@ -496,8 +484,9 @@ def _has_figure(group: Any, figure: Any) -> bool:
 
 
 def _name_of(task: Any) -> str:
-    """A task's name in lm-eval's results: 0.5 puts a group's before its tasks'."""
-    return str(getattr(task, "_qualified_name", None) or task.task_name)
+    """A task's, or a group's, name in lm-eval's results: 0.5 puts a group's before its tasks'."""
+    name = getattr(task, "_qualified_name", None) or getattr(task, "task_name", None)
+    return str(name or task.name)
 
 
 def drawn_questions(
@@ -514,8 +503,10 @@ def drawn_questions(
     Raises:
         UsageError: ``count`` is less than the number of units.
     """
+    every = list[tuple[str, int]]()
     with sentences():  # a task may load its data here
-        every = [(name, i) for name, task in tasks.items() for i in range(len(task.eval_docs))]
+        for name, task in tasks.items():
+            every += [(name, i) for i in range(len(task.eval_docs))]
     order = np.random.default_rng(seed).permutation(len(every))
     if count is not None and units and len(units) > 1:
         if count < len(units):
@@ -524,7 +515,9 @@ def drawn_questions(
                 "weigh questions, not units",
                 argument="limit",
             )
-        number = {task: k for k, members in enumerate(units.values()) for task in members}
+        number = dict[str, int]()
+        for k, members in enumerate(units.values()):
+            number |= dict.fromkeys(members, k)
         unit = np.array([number[name] for name, _ in every])[order]
         shares = equal_shares(np.bincount(unit, minlength=len(units)).tolist(), count)
         first = [np.flatnonzero(unit == k)[:share] for k, share in enumerate(shares)]
@@ -565,14 +558,18 @@ def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)
     # Examples as separate turns, lm_eval's default.
-    template = getattr(lm, "apply_chat_template", None)
-    options = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": template}
-    every = len(chosen) == len(task.eval_docs)  # a selection is searched once per document
-    build_requests(task, samples=None if every else chosen, **(options if lm else {}))
+    options: dict[str, Any] = {"samples": chosen}
+    if len(chosen) == len(task.eval_docs):
+        options["samples"] = None  # a selection is searched once per document
+    if lm:
+        options["apply_chat_template"] = True
+        options["fewshot_as_multiturn"] = True
+        options["chat_template"] = getattr(lm, "apply_chat_template", None)
+    build_requests(task, **options)
     requests = _requests_by_document(task.instances)
-    return {
-        doc_id if _is_later(task) else chosen[doc_id]: found for doc_id, found in requests.items()
-    }
+    if _is_later(task):
+        return requests
+    return {chosen[place]: of_document for place, of_document in requests.items()}
 
 
 def _is_later(task: Any) -> bool:
@@ -600,12 +597,18 @@ def evaluated(
     samples: dict[str, list[int]] = {}
     with ExitStack() as stack:
         for name, of_document in requests.items():
-            task, chosen = tasks[name], sorted(of_document)
-            samples[name] = _Index(chosen) if _is_later(task) else chosen
-            numbers = chosen if _is_later(task) else range(len(chosen))
-            numbered = [(number, of_document[i]) for number, i in zip(numbers, chosen, strict=True)]
-            task._instances = [_fresh(request, n) for n, found in numbered for request in found]
-            documents = [(number, found[0].doc) for number, found in numbered]
+            task = tasks[name]
+            chosen = sorted(of_document)
+            samples[name] = chosen
+            numbers: Sequence[int] = range(len(chosen))
+            if _is_later(task):
+                samples[name] = _Index(chosen)
+                numbers = chosen
+            task._instances = []
+            documents = []
+            for number, i in zip(numbers, chosen, strict=True):
+                task._instances += [_fresh(request, number) for request in of_document[i]]
+                documents.append((number, of_document[i][0].doc))
             if isinstance(task, _Task04):
                 task._selected = chosen
             replaced: dict[str, Callable[..., Any]] = {
@@ -641,32 +644,40 @@ def _documents(
 
 def _fresh(request: Any, number: int) -> Any:
     """A request without answers, of the document with lm-eval's number."""
-    request = copy(request)
-    request.resps, request.filtered_resps, request.doc_id = [], {}, number
-    return request
+    fresh = copy(request)
+    fresh.resps = []
+    fresh.filtered_resps = {}
+    fresh.doc_id = number
+    return fresh
 
 
 def logged_lines(results: Mapping[str, Any]) -> dict[str, str]:
     """The samples of :func:`evaluated` by task, as the lines of ``--log_samples``."""
-    return {
-        name: "".join(map(logged_line, samples)) for name, samples in results["samples"].items()
-    }
+    lines = {}
+    for name, samples in results["samples"].items():
+        lines[name] = "".join(map(logged_line, samples))
+    return lines
 
 
 def logged_line(sample: Mapping[str, Any]) -> str:
     """One sample as JSON with a line's end."""
-    arguments = {
-        f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(parts)}
-        for i, parts in enumerate(sample["arguments"])
+    arguments = {}
+    for i, parts in enumerate(sample["arguments"]):
+        arguments[f"gen_args_{i}"] = {f"arg_{j}": part for j, part in enumerate(parts)}
+    logged = {
+        **sample,
+        "resps": sanitize_list(sample["resps"]),
+        "filtered_resps": sanitize_list(sample["filtered_resps"]),
+        "arguments": arguments,
+        "target": str(sample["target"]),
     }
-    texts = {key: sanitize_list(sample[key]) for key in ("resps", "filtered_resps")}
-    logged = {**sample, **texts, "arguments": arguments, "target": str(sample["target"])}
     return json.dumps(logged, default=handle_non_serializable, ensure_ascii=False) + "\n"
 
 
 def filters_of(task: Any) -> list[str]:
     """Names of a task's filters."""
-    return [part.name for part in (task._scorers if _is_later(task) else task._filters)]
+    filters = task._scorers if _is_later(task) else task._filters
+    return [each.name for each in filters]
 
 
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
@@ -677,17 +688,16 @@ def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
     pooled = [registry.get_aggregation(name) for name in _POOLED]
     better = task.higher_is_better()
     ours = getattr(task, "our_metrics", ())
-    usable = {
-        name: function not in pooled and better.get(name) is not False
-        for name, function in task.aggregation().items()
-        if name not in ours
-    }
+    usable = {}
+    for name, function in task.aggregation().items():
+        if name not in ours:
+            usable[name] = function not in pooled and better.get(name) is not False
     return usable, _is_later(task) or _may_add_metrics(task)
 
 
 def _may_add_metrics(task: Any) -> bool:
     """Whether a function scores answers, which may give metrics of other names."""
-    return any(callable(m["metric"]) for m in task.config.metric_list or ())
+    return any(callable(entry["metric"]) for entry in task.config.metric_list or ())
 
 
 def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
@@ -699,13 +709,14 @@ def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
         return
     texts: dict[str, int] = {}  # text -> number of tokens that may follow
     for request in requests:
-        text = "".join(part for part in request.args if isinstance(part, str))
-        given = [
-            part.get("max_gen_toks", lm.max_gen_toks)
-            for part in request.args
-            if isinstance(part, dict)
-        ]
-        texts[text] = max(given, default=0)
+        text = ""
+        following = 0
+        for part in request.args:
+            if isinstance(part, str):
+                text += part
+            elif isinstance(part, dict):
+                following = part.get("max_gen_toks", lm.max_gen_toks)
+        texts[text] = following
     longest = sorted(texts, key=lambda text: len(text) + _LETTERS * texts[text])[-_LONGEST:]
     tokens = max(len(lm.tok_encode(text)) + texts[text] for text in longest)
     lm.max_batch_size = min(lm.max_batch_size, most)
@@ -737,19 +748,27 @@ def judges_by_own_rule(task: Any) -> bool:
         return False
     if getattr(task.config, "process_results", None) is not None:
         return True
-    places = [cls.__module__ for cls in type(task).__mro__ if "process_results" in vars(cls)]
-    return not all(place.startswith(("lm_eval.api.", "lmeval_dispersion.")) for place in places)
+    ours_and_theirs = ("lm_eval.api.", "lmeval_dispersion.")
+    for kind in type(task).__mro__:
+        if "process_results" in vars(kind) and not kind.__module__.startswith(ours_and_theirs):
+            return True
+    return False
 
 
 def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
     """Indices of a document's right choices below ``count``, by its first request; empty without a label."""
     if judges_by_own_rule(task):
         return ()
-    doc, target = request.doc, getattr(request, "target", None)
-    if not hasattr(request, "target"):  # 0.4
-        target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-    if isinstance(target, str) and target in (choices := task.doc_to_choice(doc)):
-        target = choices.index(target)
+    doc = request.doc
+    if hasattr(request, "target"):
+        target = request.target
+    elif task.multiple_input:  # 0.4
+        target = task.doc_to_text(doc)
+    else:
+        target = task.doc_to_target(doc)
+    if isinstance(target, str):
+        choices = task.doc_to_choice(doc)
+        target = choices.index(target) if target in choices else target
     places = target if isinstance(target, list) else [target]
     return tuple(place for place in places if isinstance(place, int) and 0 <= place < count)
 
@@ -778,7 +797,8 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 @contextmanager
 def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
     """Let ``check`` refuse the model's class before lm-eval creates it, then the model with its tokenizer."""
-    get_model, tokenizer = registry.get_model, HFLM._create_tokenizer
+    get_model = registry.get_model
+    tokenizer = HFLM._create_tokenizer
 
     def checked_class(name: str) -> Any:
         try:
@@ -794,10 +814,12 @@ def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[
         check(self, running_evaluation())
 
     try:
-        registry.get_model, HFLM._create_tokenizer = checked_class, checked_model
+        registry.get_model = checked_class
+        HFLM._create_tokenizer = checked_model
         yield
     finally:
-        registry.get_model, HFLM._create_tokenizer = get_model, tokenizer
+        registry.get_model = get_model
+        HFLM._create_tokenizer = tokenizer
 
 
 def backend(name: str) -> type:
@@ -813,10 +835,11 @@ def backend(name: str) -> type:
 def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
     """Parsed ``--model_args``: names as text, others as by lm-eval; UsageError for a text that is not K=V."""
     given = key_values(model_args) if isinstance(model_args, str) else model_args
-    return {
-        key: handle_arg_string(value) if isinstance(value, str) and key not in _NAMES else value
-        for key, value in given.items()
-    }
+    parsed = dict[str, Any](given)
+    for key, value in given.items():
+        if isinstance(value, str) and key not in _NAMES:
+            parsed[key] = handle_arg_string(value)
+    return parsed
 
 
 def loaded_lm(
@@ -830,11 +853,8 @@ def loaded_lm(
         DispersionError: A tensor's shape in the files is not the model's.
     """
     disable_progress_bar()
-    kind, arguments = backend(name), downloaded(arguments)
-
-    def checked(lm: Any, _: Any) -> None:
-        check(lm)
-
+    kind = backend(name)
+    arguments = downloaded(arguments)
     adapter = "peft" in arguments
     if adapter:
         require_extra("models", "loading an adapter")
@@ -847,7 +867,11 @@ def loaded_lm(
         check_beside(arguments, transformers_loads=issubclass(kind, HFLM))
     if settings.get("device") is None and issubclass(kind, HFLM) and not torch.cuda.is_available():
         settings["device"] = "cpu"  # lm-eval's default is a GPU
-    with before_weights(checked), refused_loads(adapter=adapter), warnings.catch_warnings():
+    with (
+        before_weights(lambda lm, _: check(lm)),
+        refused_loads(adapter=adapter),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
         return kind.create_from_arg_obj({**arguments}, settings)  # type: ignore[attr-defined]
 
@@ -933,7 +957,8 @@ class Pooled(float):
     def of(cls, parts: Parts, measure: Callable[[Parts], float]) -> Pooled:
         """``measure(parts)``, which remembers both."""
         figure = cls(measure(parts))
-        figure.parts, figure.measure = parts, measure
+        figure.parts = parts
+        figure.measure = measure
         return figure
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -949,23 +974,24 @@ def pool_groups() -> None:
     @wraps(original)
     def aggregate(self: Any, task_metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         # Without our errors, for which lm-eval would divide by zero if tasks have one document.
-        others = {
-            name: {
-                key: v
-                for key, v in metrics.items()
-                if "_stderr" not in key or not isinstance(v, Pooled)
-            }
-            for name, metrics in task_metrics.items()
-        }
+        others = dict[str, dict[str, Any]]()
+        for name, metrics in task_metrics.items():
+            others[name] = dict(metrics)
+            for key, value in metrics.items():
+                if "_stderr" in key and isinstance(value, Pooled):
+                    del others[name][key]
         combined: dict[str, Any] = original(self, others)
         names = [_name_of(task) for task in self.get_all_tasks()]
         for key in combined:
-            figures = [task_metrics[name].get(key) for name in names if name in task_metrics]
-            pooled = [figure for figure in figures if isinstance(figure, Pooled)]
-            if pooled:
-                combined[key] = pooled[0].measure(
-                    tuple(part for figure in pooled for part in figure.parts)
-                )
+            parts: Parts = ()
+            measure = None
+            for name in names:
+                figure = task_metrics.get(name, {}).get(key)
+                if isinstance(figure, Pooled):
+                    parts += figure.parts
+                    measure = measure or figure.measure
+            if measure:
+                combined[key] = measure(parts)
         if (self.metadata or {}).get("average_over") == "members":
             combined |= _means_over_members(self, combined, task_metrics)
         return combined
@@ -981,10 +1007,7 @@ def _means_over_members(
     lm-eval's own mean is over the tasks of all groups within: MMLU's 57 would outweigh nine benchmarks. NaN
     where a member has no such figure; the error is that of a mean of independent figures.
     """
-    members = []
-    for child in group:
-        name = getattr(child, "_qualified_name", None) or getattr(child, "task_name", None)
-        members.append(metrics.get(name or child.name, {}))
+    members = [metrics.get(_name_of(child), {}) for child in group]
     means: dict[str, Any] = {}
     for entry in group.aggregate_metric_list or ():
         for key in combined:

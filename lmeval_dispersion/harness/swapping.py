@@ -39,14 +39,16 @@ class SharedBase:
 
     def __init__(self) -> None:
         self._lm: Any = None
-        self._key, self._names = "", count()
+        self._key = ""
+        self._names = count(1)
         self._rank = _LEAST_RANK
         self._modules = set(_MODULES)
 
     def release(self) -> None:
         """Free the held model's memory."""
         if self._lm is not None:
-            self._lm, self._key = None, ""
+            self._lm = None
+            self._key = ""
             seams.free_memory()
 
     def loaded(
@@ -57,11 +59,8 @@ class SharedBase:
         plain = {key: value for key, value in given.items() if key != "peft"}
         if name == "vllm" and "peft" in given:
             return self._engine(plain, given["peft"], check, settings)
-        if (
-            "peft" not in given
-            or seams.backend(name) is not seams.backend("hf")
-            or not _leaves_the_base(given["peft"])
-        ):
+        is_ours = "peft" in given and seams.backend(name) is seams.backend("hf")
+        if not is_ours or not _leaves_the_base(given["peft"]):
             return self._load("", name, given if given.get("peft") else plain, check, settings)
         key = _key(plain, settings)
         try:
@@ -131,14 +130,15 @@ class SharedBase:
                     "this vLLM takes no lora_target_modules, without which it gives adapters wrong "
                     "log-likelihoods; pip install -U vllm (0.32 does), or use the model hf"
                 ) from error
-        number = next(self._names) + 1  # by which vLLM knows what it has loaded
+        number = next(self._names)  # by which vLLM knows what it has loaded
         self._lm.lora_request = LoRARequest(adapter, number, adapter) if adapter else None
         return self._lm
 
     def _put_on(self, adapter: str) -> None:
         from peft import PeftModel
 
-        lm, model = self._lm, self._lm._model
+        lm = self._lm
+        model = lm._model
         lm.peft = adapter or None  # also of one that is refused: it has replaced the last
         if isinstance(model, PeftModel) and not adapter:
             lm._model = model.unload()
@@ -158,15 +158,16 @@ def _rank(adapter: str) -> int:
     """The power of two that holds an adapter's ranks; vLLM takes no other."""
     if not adapter:
         return _LEAST_RANK
-    settings = json.loads((Path(adapter) / "adapter_config.json").read_text("utf-8"))
+    settings = _settings(adapter)
     most: int = max([settings.get("r", 1), *settings.get("rank_pattern", {}).values()])
     return max(_LEAST_RANK, 1 << (most - 1).bit_length())
 
 
 def _modules(adapter: str) -> set[str]:
     """The last parts of the names of the modules that a LoRA changes."""
-    names = _tensors(adapter) if adapter else []
-    return {name.partition(".lora_")[0].rpartition(".")[2] for name in names}
+    if not adapter:
+        return set()
+    return {name.partition(".lora_")[0].rpartition(".")[2] for name in _tensors(adapter)}
 
 
 def _leaves_the_base(folder: str) -> bool:
@@ -174,12 +175,17 @@ def _leaves_the_base(folder: str) -> bool:
     if not folder:
         return True
     try:
-        settings = json.loads((Path(folder) / "adapter_config.json").read_text("utf-8"))
+        settings = _settings(folder)
         own = all("lora_" in name for name in _tensors(folder))
     except Exception:  # loading it says why
         return False
     plain = settings.get("peft_type") == "LORA" and settings.get("bias", "none") == "none"
     return own and plain and not any(settings.get(name) for name in _CHANGING)
+
+
+def _settings(folder: str) -> Any:
+    """An adapter's configuration."""
+    return json.loads((Path(folder) / "adapter_config.json").read_text("utf-8"))
 
 
 def _tensors(folder: str) -> list[str]:
@@ -196,7 +202,8 @@ def _key(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     if "tokenizer" in arguments and folder.is_dir():
         digest = hashlib.sha256()
         for name in _TOKENIZER:
-            digest.update((folder / name).read_bytes() if (folder / name).is_file() else b"none")
+            file = folder / name
+            digest.update(file.read_bytes() if file.is_file() else b"none")
         arguments = {**arguments, "tokenizer": digest.hexdigest()}
     return json.dumps([arguments, settings], sort_keys=True, default=str)
 

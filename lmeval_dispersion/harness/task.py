@@ -87,7 +87,9 @@ class DispersionTask(TaskBase):
         if evaluation.lm is not None:
             recording.check_model(evaluation.lm, self.task_name)
             resolve(evaluation.lm.model, self._layers)
-        self._records, self._summary, self._correct_by = {}, {}, None
+        self._records = {}
+        self._summary = {}
+        self._correct_by = None
         if self.saves:
             self._run = saving.begin(self.task_name, metadata, evaluation, options)
 
@@ -98,12 +100,12 @@ class DispersionTask(TaskBase):
             return built
         query = self.doc_to_text(doc)
         for request in built if isinstance(built, list) else [built]:
-            if request.request_type not in recording.REQUEST_TYPES:
+            kind = request.request_type
+            if kind not in recording.REQUEST_TYPES:
                 raise HarnessError(
-                    f"{self.task_name} sends {request.request_type} requests, which have no states; run the "
-                    "stock task"
+                    f"{self.task_name} sends {kind} requests, which have no states; run the stock task"
                 )
-            request.request_type = recording.REQUEST_TYPES[request.request_type]
+            request.request_type = recording.REQUEST_TYPES[kind]
             request.query = query if isinstance(query, str) else None
         return built
 
@@ -122,12 +124,15 @@ class DispersionTask(TaskBase):
         named = split_judge(self._judge)[1]
         by, correct = correctness(metrics, named if named in metrics else None)
         self._correct_by = by or self._correct_by
-        first, rolling = instances[0], self.OUTPUT_TYPE == "loglikelihood_rolling"
+        first = instances[0]
+        target = None
+        if self.OUTPUT_TYPE != "loglikelihood_rolling":  # whose target is the whole text
+            target = self.doc_to_target(first.doc)
         columns = document_columns(
             first.doc,
             first.args[0],
             answers,
-            target=None if rolling else self.doc_to_target(first.doc),  # rolling: the whole text
+            target=target,
             options=options_of([instance.args for instance in instances], self.OUTPUT_TYPE),
             alias=self.config.task_alias,
             encode=handle_non_serializable,
@@ -168,9 +173,12 @@ class DispersionTask(TaskBase):
         """Hand over the evaluated records, and the metric that scored them; the task drops the records."""
         # With several filters, use the judge's filter, else the first.
         chosen = split_judge(self._judge)[0] or next(iter(self._records), "")
-        several = self._correct_by is not None and len(self.filter_names) > 1
-        records, self._records = [*self._records.get(chosen, {}).values()], {}
-        return records, f"{chosen}/{self._correct_by}" if several else self._correct_by
+        records = list(self._records.get(chosen, {}).values())
+        self._records = {}
+        metric = self._correct_by
+        if metric is not None and len(self.filter_names) > 1:
+            metric = f"{chosen}/{metric}"
+        return records, metric
 
     @property
     def _judge(self) -> str | None:

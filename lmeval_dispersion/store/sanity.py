@@ -48,7 +48,7 @@ def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
     [True, False, False, False, True]
     """
     answers = np.ones(len(log_probabilities), dtype=bool)
-    for rows, values in _by_length(log_probabilities):
+    for rows, values in by_length(log_probabilities):
         is_number = (values < np.inf).all(axis=1)  # NaN is not below infinity
         answers[rows] = is_number & np.isfinite(values).any(axis=1)
     return answers
@@ -217,7 +217,7 @@ class Logged:
         answered = [self.predictions[row] for row in np.flatnonzero(finite).tolist()]
         words = Counter(word for word in answered if isinstance(word, str))
         places = Counter[str]()
-        for rows, values in _by_length(self.log_probabilities):
+        for rows, values in by_length(self.log_probabilities):
             if values.shape[1] > 1:
                 likeliest = values[finite[rows]].argmax(axis=1)
                 places.update(f"choice {place + 1}" for place in likeliest.tolist())
@@ -248,7 +248,7 @@ class Logged:
         documents = 0
         tied = 0
         zero = 0
-        for _, values in _by_length(self.log_probabilities):
+        for _, values in by_length(self.log_probabilities):
             documents += len(values)
             same = (values == values[:, :1]).all(axis=1) & np.isfinite(values[:, 0])
             if values.shape[1] == 1:
@@ -355,7 +355,7 @@ class Fingerprints:
         codes = np.zeros(count, dtype=np.int64)
         telling = np.zeros(count, dtype=bool)
         fine = np.zeros(count, dtype=bool)
-        for rows, values in _by_length(log_probabilities):
+        for rows, values in by_length(log_probabilities):
             codes[rows] = [hash(row.tobytes()) for row in values]
             telling[rows] = np.isfinite(values).any(axis=1) & (values != 0).any(axis=1)
             fine[rows] = _beyond_half_precision(values)
@@ -427,7 +427,7 @@ def _beyond_half_precision(values: Array) -> Flags:
     return np.asarray((np.isfinite(values) & ((bits & _HALF_PRECISION) != 0)).any(axis=1))
 
 
-def _by_length(rows: Sequence[Sequence[float]]) -> Iterator[tuple[NDArray[np.int64], Array]]:
+def by_length(rows: Sequence[Sequence[float]]) -> Iterator[tuple[NDArray[np.int64], Array]]:
     """The places and values of the rows of each length above 0: (k,), (k, length)."""
     lengths = np.array([len(values) for values in rows], dtype=np.int64)
     for length in np.unique(lengths[lengths > 0]):

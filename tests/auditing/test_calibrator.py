@@ -132,7 +132,7 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
 def test_documents_of_no_slice_are_one_sentence(tmp_path, law):
     run = read_run(planted_store(tmp_path, n=300, category=["a"] * 20 + [None] * 280))
     with pytest.raises(UsageError, match="no document to estimate has a value of 'category'"):
-        predict(law[1], run, by="category", where="doc_id >= 20")
+        predict(law[1], run, slice="category", where="doc_id >= 20")
 
 
 def test_small_slices_have_a_reason(law):
@@ -281,7 +281,7 @@ def test_halves_of_real_runs_whose_answers_are_luck_are_refused(store, by):
         rng = np.random.default_rng(seed)
         luck = replace(run, score=rng.permutation(run.score))
         half = np.flatnonzero(run.documents[by].isin(rng.permutation(values)[: len(values) // 2]))
-        made = {"by": "cluster"} if by == "subject" else {}  # half of the subjects are too few
+        made = {"slice": "cluster"} if by == "subject" else {}  # half of the subjects are too few
         better += calibrate(labels_of(luck, half), **made).calibrator.beats_trivial
     assert better == 0
 
@@ -297,7 +297,7 @@ def test_halves_of_real_runs_whose_answers_are_luck_are_refused(store, by):
 def test_too_few_labels_or_slices_are_one_sentence(law, options, message):
     labels = options.get("labels", np.arange(1000))
     with pytest.raises(UsageError, match=message):
-        calibrate(labels_of(law[0], labels), by=options.get("by"))
+        calibrate(labels_of(law[0], labels), slice=options.get("by"))
 
 
 @pytest.mark.parametrize(

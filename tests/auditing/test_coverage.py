@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from lmeval_dispersion.auditing.best import best_of
-from lmeval_dispersion.auditing.paired import SharedAnswers, paired_scores
+from lmeval_dispersion.auditing.paired import SharedAnswers, best_of, paired_scores
 from lmeval_dispersion.store.groups import document_weights
 
 Array = NDArray[np.float64]
@@ -173,7 +172,7 @@ def test_a_best_run_is_seldom_shown_worse(shares: list[float], draws: int, partl
     wrong = 0
     missed = 0
     for _ in range(draws):
-        found = best_of(names, _runs(rng, shares, 150, partly=partly))
+        found = best_of(dict(zip(names, _runs(rng, shares, 150, partly=partly), strict=True)))
         assert found is not None
         wrong += bool(tied & {*found.worse})
         missed += len({*names} - tied - {*found.worse})
@@ -192,7 +191,7 @@ def test_looking_for_the_best_among_many_is_allowed_for() -> None:
         scores = [run.score.mean() for run in runs]
         pair = paired_scores(runs[int(np.argmin(scores))].score, runs[int(np.argmax(scores))].score)
         naive += pair.p < 0.05
-        found = best_of(names, runs)
+        found = best_of(dict(zip(names, runs, strict=True)))
         wrong += found is None or bool(found.worse)
     assert naive > 8
     assert wrong <= 3

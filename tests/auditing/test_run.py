@@ -6,23 +6,20 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store, written
 
-from lmeval_dispersion.auditing.run import likeliest, read_run, rows_where
+from lmeval_dispersion.auditing.run import confidences, read_run, rows_where
 from lmeval_dispersion.errors import StoreError, UsageError
 from lmeval_dispersion.store import write_store
 
 
-def test_confidences_and_likeliest_choices_by_hand():
+def test_confidences_by_hand():
     odd = [[-math.inf, -2.0], [-math.inf] * 2, [math.nan, 0]]
-    found, places = likeliest([[-1.0, -2.0, -3.0], [-5.0, -5.0], [], [-1.0], *odd])
+    found = confidences([[-1.0, -2.0, -3.0], [-5.0, -5.0], [], [-1.0], *odd])
     p = [math.exp(-k) / sum(math.exp(-j) for j in (1, 2, 3)) for k in (1, 2, 3)]
     np.testing.assert_allclose(found, [p[0], 0.5, *[math.nan] * 2, 1.0, *[math.nan] * 2])
-    assert places.tolist() == [0, 0, -1, -1, 1, -1, 1]
     values = np.random.default_rng(0).normal(size=(50, 4)) * 5
-    for each, moved in zip(
-        likeliest(values.tolist()), likeliest((values - 800).tolist()), strict=True
-    ):
-        np.testing.assert_allclose(each, moved)
-    assert len(likeliest([])[0]) == 0
+    moved = confidences((values - 800).tolist())
+    np.testing.assert_allclose(confidences(values.tolist()), moved)
+    assert len(confidences([])) == 0
 
 
 def test_stores_that_cannot_be_audited_are_one_sentence(tmp_path):

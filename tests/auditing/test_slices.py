@@ -147,7 +147,7 @@ def test_slices_with_an_order_keep_it_and_the_whole_run_is_not_on_their_axis(tmp
     # The higher the level, the less its documents spread.
     x = np.eye(1, 16) + rng.normal(size=(400, 16)) / (level[:, None] - 6) ** 2
     written(tmp_path, frame, x, {"model": "m"})
-    found = audit(tmp_path, slices=["level", "kind"], short=True)
+    found = audit(tmp_path, slice=["level", "kind"], short=True)
     tables = found.tables()
     names = [row["slice"] for row in tables["slices-level"].brief.rows]
     assert names == ["8", "9", "10", "11", "all documents"]

@@ -131,7 +131,7 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
 
 
 def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_path, monkeypatch):
-    from lmeval_dispersion.harness import text_run
+    from lmeval_dispersion.harness.embedding import texts as text_run
 
     monkeypatch.setattr(text_run, "_TOKENS", 32)
     forward, done = text_run._forward, []
@@ -177,7 +177,7 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
             ["calibrate", "STORE", "--from", "absent.json"],
             "expected a calibrator (dispersion-calibrator/3), but absent.json does",
         ),
-        (["audit", "STORE", "--worst", "0"], "expected --worst to be 1 or more"),
+        (["audit", "STORE", "--worst", "0"], "--worst: expected 1 or more"),
         (["audit"], "expected a RUN"),
         (["calibrate", "STORE", "--from", "TEXTS"], "expected a calibrator"),
         (["calibrate", "STORE", "--from", "c.json", "--layer", "last"], "leave out --layer"),

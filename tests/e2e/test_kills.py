@@ -38,7 +38,7 @@ MODULES = (
         "peft",
     ),
     *("lmeval_dispersion.racing.commands", "lmeval_dispersion.racing.evaluation", "datasets"),
-    *("lmeval_dispersion.harness.from_samples", "lmeval_dispersion.laboratory.study"),
+    *("lmeval_dispersion.harness.embedding.samples", "lmeval_dispersion.laboratory.study"),
     *("lmeval_screener.cli", "lmeval_screener.screening.run"),
 )
 KILLED = {-signal.SIGKILL, -signal.SIGPROF}

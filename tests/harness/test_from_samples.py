@@ -9,8 +9,8 @@ import transformers
 from harness_world import tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import from_samples as module
 from lmeval_dispersion.harness import recording
+from lmeval_dispersion.harness.embedding import samples as module
 from lmeval_dispersion.logs.runs import LoggedRun
 
 

@@ -24,7 +24,7 @@ def results() -> dict[str, Report]:
         "comparison": compare([BEFORE, AFTER]),
         "calibration": calibrator,
         "predictions": predict(replace(calibrator.calibrator, beats_trivial=True), BEFORE),
-        "worst": rank(BEFORE, count=3),
+        "worst": rank(BEFORE, worst=3),
     }
 
 

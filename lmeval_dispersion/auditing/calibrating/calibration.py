@@ -32,7 +32,6 @@ from lmeval_dispersion.auditing.run import (
     Array,
     AuditRun,
     Rows,
-    answers_of,
     check_labels,
     labels_of,
     read_run,
@@ -157,16 +156,15 @@ class Calibration(RunReport):
         if self.cautions:
             return {}
         ours, trivial = self.calibrator.errors
-        return {
-            "points": Chart(
-                predicted_against_true(self.points),
-                "Accuracy estimated without a slice's labels against its true accuracy",
-                f"{len(self.points)} slices, each estimated by a fit to the others: {ours:.1f} points off on "
-                f"average, the {TRIVIAL} {trivial:.1f}.",
-                "On the dashed line the estimate is right. An upright line is the labelled accuracy "
-                "for every slice. True accuracies scatter by sampling, most in small slices.",
-            ),
-        }
+        chart = Chart(
+            predicted_against_true(self.points),
+            "Accuracy estimated without a slice's labels against its true accuracy",
+            f"{len(self.points)} slices, each estimated by a fit to the others: {ours:.1f} points off on "
+            f"average, the {TRIVIAL} {trivial:.1f}.",
+            "On the dashed line the estimate is right. An upright line is the labelled accuracy "
+            "for every slice. True accuracies scatter by sampling, most in small slices.",
+        )
+        return {"points": chart}
 
     @property
     def where(self) -> str:
@@ -177,9 +175,17 @@ class Calibration(RunReport):
 
     def context(self) -> dict[str, Any]:
         """Template values: our estimator, the labelled accuracy's, a better one or None, and the refusal."""
-        ours, *others, alone = self.estimators
-        other = next((row for row in others if row.better), None)
-        return {"ours": ours, "alone": alone, "other": other, "no_gain": no_gain(self._calibrator)}
+        return {
+            "ours": self.estimators[0],
+            "alone": self.estimators[-1],
+            "other": self.better_one,
+            "no_gain": no_gain(self._calibrator),
+        }
+
+    @property
+    def better_one(self) -> Estimator | None:
+        """The first estimator that beats the labelled accuracy alone; None if none does."""
+        return next((row for row in self.estimators if row.better), None)
 
 
 @takes(Calibrating)
@@ -197,11 +203,12 @@ def calibrate(asked: Calibrating) -> Calibration:
     if asked.where is not None:
         run = labels_of(run, rows_where(run, asked.where))
     run = run.judged
-    calibrator, estimators = _fitted(run, asked.by, asked.seed)
-    answers = asked.answers or answers_of(run)
+    calibrator, estimators = _fitted(run, asked.slice, asked.seed)
     pairs = calibrator.pairs
-    _, held_out = calibrator.held_out
     typical = calibrator.applied(pairs.dispersion[:1], pairs.documents.mean(keepdims=True))
+    points = []
+    for part, estimate in zip(calibrator.slices, calibrator.held_out[1].tolist(), strict=True):
+        points.append(HeldOut(part.slice, part.documents, estimate, part.accuracy))
     return Calibration(
         model=calibrator.model,
         revision=calibrator.revision,
@@ -215,13 +222,10 @@ def calibrate(asked: Calibrating) -> Calibration:
         better=calibrator.beats_trivial,
         level=calibrator.level,
         half_width=float(typical.half_width[0]),
-        cautions=answers.cautions,
+        cautions=run.answers.cautions,
         estimators=estimators,
         enough_for_five_points=labels_enough(run.score[run.labelled]),
-        points=[
-            HeldOut(part.slice, part.documents, float(estimate), part.accuracy)
-            for part, estimate in zip(calibrator.slices, held_out, strict=True)
-        ],
+        points=points,
         _calibrator=calibrator,
     )
 
@@ -230,33 +234,34 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
     """The calibrator of a run's labelled slices, and all estimators: its own first, the trivial one last."""
     check_labels(run, "calibration needs")
     made_by, parts = labelled_slices(run, by, seed=seed)
-    scores = [run.score[part.rows] for part in parts]
     dispersions = run.vectors.dispersions([part.rows for part in parts])
-    slices = [
-        FittedSlice(
-            part.name, len(values), float(values.mean()), float(values.var(ddof=1)), float(apart)
+    slices = []
+    for part, dispersion in zip(parts, dispersions.tolist(), strict=True):
+        scores = run.score[part.rows]
+        variance = float(scores.var(ddof=1))
+        slices.append(
+            FittedSlice(part.name, len(scores), float(scores.mean()), variance, dispersion)
         )
-        for part, values, apart in zip(parts, scores, dispersions, strict=True)
-    ]
     pairs = Pairs.of(slices)
     if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
         raise UsageError("every slice has the same dispersion; slice by another column")
     ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
+    estimators = [ours]
+    others = {**_uncalibrated(run, [part.rows for part in parts]), TRIVIAL: pairs.trivial}
+    for name, estimate in others.items():
+        estimators.append(Estimator.of(name, pairs, estimate, seed=seed))
     about = run.describe()
     rows = run.labelled
+    accuracy = float(run.score[rows].mean())
     calibrator = Calibrator(
         **{key: about[key] for key in (*NAMES, *MUST_AGREE, "tasks")},
         identity=run.store.manifest.get("identity"),
         by=made_by,
-        labelled=Labelled(
-            len(rows), float(run.score[rows].mean()), document_ids(run, rows), documents_digest(run)
-        ),
+        labelled=Labelled(len(rows), accuracy, document_ids(run, rows), documents_digest(run)),
         beats_trivial=ours.better,
         slices=slices,
         seed=seed,
     )
-    others = {**_uncalibrated(run, [part.rows for part in parts]), TRIVIAL: pairs.trivial}
-    estimators = [ours, *(Estimator.of(name, pairs, x, seed=seed) for name, x in others.items())]
     return calibrator, estimators
 
 
@@ -265,13 +270,13 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
     confidence = run.confidence
     if np.isnan(confidence[run.labelled]).any():
         return {}
-    # The threshold of each slice is that of the other slices.
-    others = [np.concatenate([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts))]
-    above = [
-        (confidence[part] > confidence_threshold(confidence[rest], run.score[rest].mean())).mean()
-        for part, rest in zip(parts, others, strict=True)
-    ]
-    means = [confidence[part].mean() for part in parts]
+    means = []
+    above = []
+    for part in parts:
+        rest = np.concatenate([other for other in parts if other is not part])
+        threshold = confidence_threshold(confidence[rest], float(run.score[rest].mean()))
+        means.append(confidence[part].mean())
+        above.append((confidence[part] > threshold).mean())
     return {"mean confidence, as it is": np.array(means), "ATC, as it is": np.array(above)}
 
 

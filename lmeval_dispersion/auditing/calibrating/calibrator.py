@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from lmeval_dispersion.auditing.ranking import clustered
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows
@@ -46,7 +45,8 @@ CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column gives 
 FEWEST_SLICES = 8
 FEWEST_DOCUMENTS = 5  # fewest labelled documents in a fitted slice
 
-_CLUSTER, _MOST_CLUSTERS = 25, 40  # documents per cluster; most clusters in a calibration
+_CLUSTER = 25  # documents per cluster
+_MOST_CLUSTERS = 40  # in a calibration
 _MARGIN = 0.25  # share of the fitted range, on either side
 _SHIFT = 0.01  # chance that similar slices are called different
 
@@ -77,31 +77,36 @@ def labelled_slices(
     :data:`FEWEST_SLICES` slices of :data:`FEWEST_DOCUMENTS` or more; UsageError with fewer.
     """
     rows = run.labelled
-    for name in (by,) if by else ("subject", "category", "task"):
-        if name == CLUSTERS:
-            break
+    columns = ["subject", "category", "task"]
+    if by:
+        columns = [] if by == CLUSTERS else [by]
+    for name in columns:
         parts = by_column(run, name) if by else by_value(run.documents[name].tolist())
-        large = [part for part in among(parts, rows) if len(part.rows) >= FEWEST_DOCUMENTS]
+        large = _large(cut_to(parts, rows))
         if len(large) >= FEWEST_SLICES:
             return name, large
         if by:
             raise UsageError(
                 f"{name!r} makes {len(large)} slices of at least {FEWEST_DOCUMENTS} labelled documents, and "
                 f"{FEWEST_SLICES} are needed; label more, or slice by {CLUSTERS!r}, which cuts by vectors",
-                argument="by",
+                argument="slice",
             )
     count = min(len(rows) // _CLUSTER, _MOST_CLUSTERS)
-    parts = vector_clusters(run, rows, count, seed=seed) if count >= FEWEST_SLICES else []
-    large = [part for part in parts if len(part.rows) >= FEWEST_DOCUMENTS]
-    if len(large) < FEWEST_SLICES:
-        raise UsageError(
-            f"the {len(rows)} labelled documents make fewer than {FEWEST_SLICES} slices or clusters of at "
-            f"least {FEWEST_DOCUMENTS}; label {FEWEST_SLICES * _CLUSTER} documents or more"
-        )
-    return CLUSTERS, large
+    if count >= FEWEST_SLICES:
+        large = _large(vector_clusters(run, rows, count, seed=seed))
+        if len(large) >= FEWEST_SLICES:
+            return CLUSTERS, large
+    raise UsageError(
+        f"the {len(rows)} labelled documents make fewer than {FEWEST_SLICES} slices or clusters of at "
+        f"least {FEWEST_DOCUMENTS}; label {FEWEST_SLICES * _CLUSTER} documents or more"
+    )
 
 
-def among(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
+def _large(slices: Sequence[Slice]) -> list[Slice]:
+    return [part for part in slices if len(part.rows) >= FEWEST_DOCUMENTS]
+
+
+def cut_to(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
     """The slices cut to the documents of ``rows``; empty slices are left out."""
     parts = [Slice(part.name, np.intersect1d(part.rows, rows)) for part in slices]
     return [part for part in parts if len(part.rows)]
@@ -175,13 +180,14 @@ def isotonic(
 
 def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
     """For every slice the fit to the other slices, and its estimate by that fit, shape (S,)."""
-    others = ~np.eye(len(pairs.accuracy), dtype=bool)
-    fits = [
-        isotonic(pairs.dispersion[rest], pairs.accuracy[rest], pairs.documents[rest])
-        for rest in others
-    ]
-    own = zip(fits, pairs.dispersion, strict=True)
-    return fits, np.array([fit.predict([x])[0] for fit, x in own])
+    fits = []
+    estimates = []
+    for i, own in enumerate(pairs.dispersion):
+        rest = np.arange(len(pairs.dispersion)) != i
+        fit = isotonic(pairs.dispersion[rest], pairs.accuracy[rest], pairs.documents[rest])
+        fits.append(fit)
+        estimates.append(fit.predict([own])[0])
+    return fits, np.array(estimates)
 
 
 def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
@@ -208,7 +214,8 @@ def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Ar
     """
     n = len(centres)
     rank = conformal_rank(n, level)
-    low, high = np.sort(centres - half, axis=0)[n - rank], np.sort(centres + half, axis=0)[rank - 1]
+    low = np.sort(centres - half, axis=0)[n - rank]
+    high = np.sort(centres + half, axis=0)[rank - 1]
     return np.maximum(low, 0.0), np.minimum(high, 1.0)
 
 
@@ -287,11 +294,10 @@ class Calibrator:
     @property
     def errors(self) -> tuple[float, float]:
         """Held-out mean absolute errors in points: the calibrator's, and the labelled accuracy's."""
-        both = (self.held_out[1], self.pairs.trivial)
-        ours, trivial = (
-            100 * float(np.abs(values - self.pairs.accuracy).mean()) for values in both
-        )
-        return ours, trivial
+        accuracy = self.pairs.accuracy
+        ours = np.abs(self.held_out[1] - accuracy).mean()
+        trivial = np.abs(self.pairs.trivial - accuracy).mean()
+        return 100 * float(ours), 100 * float(trivial)
 
     @property
     def documents_a_slice(self) -> list[int]:
@@ -302,13 +308,16 @@ class Calibrator:
     @property
     def level(self) -> float:
         """Level of the intervals: 0.95 from 19 slices on; S / (S + 1) with fewer."""
-        return LEVEL if len(self.slices) >= 19 else len(self.slices) / (len(self.slices) + 1)
+        slices = len(self.slices)
+        return LEVEL if slices >= 19 else slices / (slices + 1)
 
     @property
     def range(self) -> Bounds:
         """Dispersions that get an estimate: the labelled slices' range, a quarter wider on either side."""
-        low, high = self.pairs.dispersion.min(), self.pairs.dispersion.max()
-        return Bounds(float(low - _MARGIN * (high - low)), float(high + _MARGIN * (high - low)))
+        low = float(self.pairs.dispersion.min())
+        high = float(self.pairs.dispersion.max())
+        margin = _MARGIN * (high - low)
+        return Bounds(low - margin, high + margin)
 
     def differs(self, dispersions: Array) -> bool:
         """Whether slices with these dispersions (s,) differ from the labelled ones.
@@ -317,10 +326,10 @@ class Calibrator:
         """
         from scipy.stats import ks_2samp
 
-        ours = self.pairs.dispersion
-        return bool(
-            len(dispersions) and ks_2samp(ours, dispersions, method="asymp").pvalue < _SHIFT
-        )
+        if not len(dispersions):
+            return False
+        test = ks_2samp(self.pairs.dispersion, dispersions, method="asymp")
+        return bool(test.pvalue < _SHIFT)
 
     def applied(self, dispersions: Array, documents: Array) -> Applied:
         """Estimates for slices with these dispersions and numbers of documents, (s,) each."""
@@ -376,11 +385,9 @@ def documents_digest(run: AuditRun) -> str:
 
 def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
     """Ids of the documents ``rows`` by task, as ranges such as ``0-99,120``."""
-    ids = pd.Series(run.documents["doc_id"].to_numpy()[rows])
-    return {
-        str(task): _ranges(np.unique(numbers.to_numpy(dtype=np.int64)))
-        for task, numbers in ids.groupby(run.documents["task"].astype(str).to_numpy()[rows])
-    }
+    documents = run.documents.iloc[rows]
+    ids = documents["doc_id"].groupby(documents["task"].astype(str))
+    return {str(task): _ranges(np.unique(numbers.to_numpy(np.int64))) for task, numbers in ids}
 
 
 def rows_of_ids(run: AuditRun, ids: Mapping[str, str]) -> Rows:
@@ -396,8 +403,10 @@ def rows_of_ids(run: AuditRun, ids: Mapping[str, str]) -> Rows:
 
 
 def _ranges(ids: Rows) -> str:
-    runs = np.split(ids, np.flatnonzero(np.diff(ids) > 1) + 1)
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    ranges = []
+    for run in np.split(ids, np.flatnonzero(np.diff(ids) > 1) + 1):
+        ranges.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ",".join(ranges)
 
 
 # --- its refusals ------------------------------------------------------------------------------------------
@@ -409,8 +418,10 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     Raises:
         UsageError: The model, the layer, the prompts, a task or its version differs.
     """
-    about, notes = run.describe(), []
-    ours, theirs = calibrator.identity, run.store.manifest.get("identity")
+    about = run.describe()
+    notes = []
+    ours = calibrator.identity
+    theirs = run.store.manifest.get("identity")
     compared = dict(MUST_AGREE)
     if ours is None or theirs is None:
         compared = {**NAMES, **MUST_AGREE}
@@ -418,24 +429,23 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
             f"{'The calibrator' if ours is None else 'The run'} does not record its weights, adapter or "
             "quantisation: only the model's name and revision were compared."
         )
-    elif different := _different(
-        ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator.tasks)
-    ):
-        changes = ", ".join(
-            f"{key} {ours.get(key)!r}, now {theirs.get(key)!r}" for key in different
-        )
-        raise fitted_elsewhere(f"on another model: {changes}")
+    else:
+        same_tasks = set(about["tasks"]) == set(calibrator.tasks)
+        changes = _changes(ours, theirs, same_tasks=same_tasks)
+        if changes:
+            raise fitted_elsewhere(f"on another model: {', '.join(changes)}")
     for key, name in compared.items():
-        if (ours := getattr(calibrator, key)) != about[key]:
-            raise fitted_elsewhere(f"for {name} {ours!r}, and the run has {about[key]!r}")
+        fitted = getattr(calibrator, key)
+        if fitted != about[key]:
+            raise fitted_elsewhere(f"for {name} {fitted!r}, and the run has {about[key]!r}")
     for task, version in about["tasks"].items():
         if task not in calibrator.tasks:
             raise fitted_elsewhere(
                 f"on {', '.join(calibrator.tasks)}, and the run has task {task!r}"
             )
-        if (fitted_on := calibrator.tasks[task]) != version:
+        if calibrator.tasks[task] != version:
             raise fitted_elsewhere(
-                f"on version {fitted_on} of task {task!r}, and the run has version {version}"
+                f"on version {calibrator.tasks[task]} of task {task!r}, and the run has version {version}"
             )
     return notes
 
@@ -448,19 +458,15 @@ def fitted_elsewhere(reason: str) -> UsageError:
     )
 
 
-def _different(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: bool
-) -> list[str]:
-    """Keys of two identities whose values differ."""
-    return [
-        key
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key)
-        and (
-            same_tasks
-            or not any(str(side.get(key)).startswith("several:") for side in (ours, theirs))
-        )
-    ]
+def _changes(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: bool) -> list[str]:
+    """The keys of two identities whose values differ, with both; a digest of several tasks needs the same."""
+    changes = []
+    for key in sorted({*ours, *theirs}):
+        values = (ours.get(key), theirs.get(key))
+        of_several = any(str(value).startswith("several:") for value in values)
+        if values[0] != values[1] and (same_tasks or not of_several):
+            changes.append(f"{key} {values[0]!r}, now {values[1]!r}")
+    return changes
 
 
 def check_worth(calibrator: Calibrator, name: str | Path) -> None:

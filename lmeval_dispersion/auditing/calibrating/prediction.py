@@ -17,9 +17,9 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
     Applied,
     Calibrator,
-    among,
     check_fits,
     check_worth,
+    cut_to,
     documents_digest,
     fitted_elsewhere,
     rows_of_ids,
@@ -27,7 +27,7 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
 )
 from lmeval_dispersion.auditing.figures import RunReport, both_ends
 from lmeval_dispersion.auditing.run import AuditRun, Rows, rows_where
-from lmeval_dispersion.auditing.slices import Slice, by_column
+from lmeval_dispersion.auditing.slices import Slice, by_column, known_mean
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Table
 from lmeval_dispersion.statistics import student_quantile
@@ -86,9 +86,13 @@ class Predictions(RunReport):
 
     def context(self) -> dict[str, Any]:
         """Template values: the level in words, slices of known accuracy, and those inside their interval."""
-        known = [row for row in self.slices if row.true is not None and row.reason is None]
-        inside = sum((row.low or 0) <= (row.true or 0) <= (row.high or 0) for row in known)
-        return {"level": f"{100 * self.level:.0f} %", "known": len(known), "inside": inside}
+        known = 0
+        inside = 0
+        for row in self.slices:
+            if row.true is not None and row.low is not None and row.high is not None:
+                known += 1
+                inside += row.low <= row.true <= row.high
+        return {"level": f"{100 * self.level:.0f} %", "known": known, "inside": inside}
 
 
 @dataclass(frozen=True)
@@ -131,17 +135,17 @@ def predict(asked: Predicting) -> Predictions:
         notes.append(
             f"{fitted} documents of this run were labelled for the calibrator and are left out."
         )
-    by = asked.by or calibrator.by
+    by = asked.slice or calibrator.by
     parts = _slices(calibrator, run, rows, by)
     if not parts:
         raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
     blank = [_without_estimate(run, part) for part in parts]
-    dispersions = np.array(
-        [row.dispersion if row.dispersion is not None else math.nan for row in blank]
+    known = [row.dispersion for row in blank if row.dispersion is not None]
+    shifted = calibrator.differs(np.array(known))
+    applied = calibrator.applied(
+        np.array([row.dispersion or 0.0 for row in blank]),
+        np.array([row.documents for row in blank]),
     )
-    shifted = calibrator.differs(dispersions[~np.isnan(dispersions)])
-    documents = np.array([row.documents for row in blank])
-    applied = calibrator.applied(np.nan_to_num(dispersions), documents)
     slices = []
     for i, row in enumerate(blank):
         if shifted:
@@ -193,19 +197,21 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
 
 def _slices(calibrator: Calibrator, run: AuditRun, rows: Rows, by: str) -> list[Slice]:
     if by != CLUSTERS:
-        return among(by_column(run, by), rows)
+        return cut_to(by_column(run, by), rows)
     a_slice = float(np.mean([part.documents for part in calibrator.slices]))
     return vector_clusters(run, rows, round(len(rows) / a_slice), seed=calibrator.seed)
 
 
 def _without_estimate(run: AuditRun, part: Slice) -> Prediction:
-    known = run.score[part.rows]
-    known = known[~np.isnan(known)]
+    true = known_mean(run.score[part.rows])
+    dispersion = None
+    if len(part.rows) > 1:
+        dispersion = float(run.vectors.dispersions([part.rows])[0])
     return Prediction(
         part.name,
         len(part.rows),
-        true=float(known.mean()) if known.size else None,
-        dispersion=float(run.vectors.dispersions([part.rows])[0]) if len(part.rows) > 1 else None,
+        true=None if math.isnan(true) else true,
+        dispersion=dispersion,
     )
 
 
@@ -234,10 +240,11 @@ def _whole(
     if len(slices) == 1:
         return replace(slices[0], slice="all documents")
     used = [i for i, row in enumerate(slices) if row.reason is None]
-    rows = np.sort(np.concatenate([parts[i].rows for i in used or range(len(parts))]))
-    name = (
-        "all documents" if len(used) in (0, len(slices)) else f"{len(used)} of {len(slices)} slices"
-    )
+    everything = range(len(parts))
+    name = "all documents"
+    if 0 < len(used) < len(slices):
+        name = f"{len(used)} of {len(slices)} slices"
+    rows = np.sort(np.concatenate([parts[i].rows for i in used or everything]))
     whole = _without_estimate(run, Slice(name, rows))
     if not used:
         return replace(whole, reason="no slice can be estimated")
@@ -245,11 +252,9 @@ def _whole(
     weight = documents / documents.sum()
     estimate = float(weight @ applied.value[used])
     shared = applied.folds[:, used] @ weight
-    variance = float(np.square(weight * applied.size[used]).sum()) + (len(shared) - 1) * float(
-        shared.var()
-    )
+    own = float(np.square(weight * applied.size[used]).sum())
+    variance = own + (len(shared) - 1) * float(shared.var())
     # A sum cannot have a higher level than its slices.
     half = student_quantile((1 + calibrator.level) / 2, len(shared) - 1) * math.sqrt(variance)
-    return replace(
-        whole, predicted=estimate, low=max(estimate - half, 0.0), high=min(estimate + half, 1.0)
-    )
+    low = max(estimate - half, 0.0)
+    return replace(whole, predicted=estimate, low=low, high=min(estimate + half, 1.0))

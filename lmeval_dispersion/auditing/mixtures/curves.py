@@ -234,27 +234,25 @@ class Mixtures:
     def tables(self) -> dict[str, Table]:
         """``mixtures``: the curves over target accuracies."""
         points = [without_nan(point) for point in self.curve]
-        return {
-            "mixtures": Table.of(
-                points, "The curves, mean ± standard error over draws", name="mixtures"
-            )
-        }
+        caption = "The curves, mean ± standard error over draws"
+        return {"mixtures": Table.of(points, caption, name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
         """``mixtures``: dispersion over the share of correct documents; no chart without a trend."""
         trend = self.dispersion_trend
         if isinstance(trend, Missing):
             return {}
-        rows = [
-            {
-                "series": "all documents",
-                "target": point.target_accuracy,
-                "value": point.dispersion,
-                "low": point.dispersion - point.dispersion_se,
-                "high": point.dispersion + point.dispersion_se,
-            }
-            for point in self.curve
-        ]
+        rows = []
+        for point in self.curve:
+            rows.append(
+                {
+                    "series": "all documents",
+                    "target": point.target_accuracy,
+                    "value": point.dispersion,
+                    "low": point.dispersion - point.dispersion_se,
+                    "high": point.dispersion + point.dispersion_se,
+                }
+            )
         first, *_, last = self.curve
         share = numeric("target", "correct documents (%)", axis={"values": list(range(0, 101, 20))})
         chart = Chart(
@@ -275,17 +273,22 @@ def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)
     used = mixture_size(pool.smaller)
-    # Shares are multiples of 10 %, and sizes multiples of ten: every count is whole.
-    counts = {target: round(target * used / 100) for target in TARGETS}
-    reached = [target for target in TARGETS if pool.reaches(used, counts[target])]
-    drawn = [
-        pool.draw(np.random.default_rng([seed, draw, target]), used, counts[target])
-        for target in reached
-        for draw in range(SEEDS)
-    ]
-    shape = (len(reached), SEEDS)
-    dispersions = run.vectors.dispersions(drawn).reshape(shape)
-    perplexities = np.array([known_mean(run.perplexity[rows]) for rows in drawn]).reshape(shape)
+    curve = []
+    for target in TARGETS:
+        # Shares are multiples of 10 %, and sizes multiples of ten: every count is whole.
+        correct = round(target * used / 100)
+        if not pool.reaches(used, correct):
+            continue
+        draws = [
+            pool.draw(np.random.default_rng([seed, draw, target]), used, correct)
+            for draw in range(SEEDS)
+        ]
+        dispersions = run.vectors.dispersions(draws)
+        perplexities = np.array([known_mean(run.perplexity[rows]) for rows in draws])
+        curve.append(
+            CurvePoint(target, *_mean_and_error(dispersions), *_mean_and_error(perplexities))
+        )
+    reached = [point.target_accuracy for point in curve]
     return Mixtures(
         documents_per_mixture=used,
         asked_documents_per_mixture=SIZE,
@@ -294,15 +297,10 @@ def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
         incorrect_documents=len(pool.incorrect),
         share_of_smaller_pool=min(used / pool.smaller, 1.0),
         unreachable_targets=[target for target in TARGETS if target not in reached],
-        pools=PoolContrast.of(*(_dispersion(run, rows) for rows in pool)),
-        curve=[
-            CurvePoint(target, *_mean_and_error(dispersion), *_mean_and_error(perplexity))
-            for target, dispersion, perplexity in zip(
-                reached, dispersions, perplexities, strict=True
-            )
-        ],
-        dispersion_trend=trend(reached, dispersions.mean(axis=1)),
-        query_perplexity_trend=trend(reached, perplexities.mean(axis=1)),
+        pools=PoolContrast.of(_dispersion(run, pool.correct), _dispersion(run, pool.incorrect)),
+        curve=curve,
+        dispersion_trend=trend(reached, [point.dispersion for point in curve]),
+        query_perplexity_trend=trend(reached, [point.query_perplexity for point in curve]),
         inside={name: _inside(run, parts) for name, parts in strata(run).items()},
     )
 
@@ -317,18 +315,18 @@ def _mean_and_error(values: Array) -> tuple[float, float]:
 
 def _inside(run: AuditRun, parts: list[Slice]) -> Inside | Missing:
     """A part counts the smaller of its numbers of right and wrong documents, at least two."""
-    kept = [pool for pool in (pools(run, part.rows) for part in parts) if pool.smaller > 1]
+    divided = [pools(run, part.rows) for part in parts]
+    kept = [pool for pool in divided if pool.smaller > 1]
     smaller = np.array([pool.smaller for pool in kept], dtype=np.int64)
     total = int(smaller.sum())
     if total < SMALLEST:
         return Missing(
             f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed"
         )
-    sides = zip(*kept, strict=True)
-    correct, incorrect = (run.vectors.composed(list(side), smaller / total) for side in sides)
-    return Inside(
-        len(kept), len(parts), correct.n, incorrect.n, PoolContrast.of(correct, incorrect)
-    )
+    correct = run.vectors.composed([pool.correct for pool in kept], smaller / total)
+    incorrect = run.vectors.composed([pool.incorrect for pool in kept], smaller / total)
+    contrast = PoolContrast.of(correct, incorrect)
+    return Inside(len(kept), len(parts), correct.n, incorrect.n, contrast)
 
 
 def _trend_sentence(name: str, trend: Trend | Missing) -> str:
@@ -357,14 +355,13 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
             f"Whether right answers are more dispersed is not clear with {mixtures.correct_documents} "
             f"right and {mixtures.incorrect_documents} wrong documents: {FEWEST} of each are needed."
         )
-    known = [
-        (f"{name}s", part) for name, part in mixtures.inside.items() if isinstance(part, Inside)
-    ]
     parts = ""
     inside = None
-    if known:
-        parts, part = known[0]
-        inside = part.pools.figure
+    for name, part in mixtures.inside.items():
+        if isinstance(part, Inside):
+            parts = f"{name}s"
+            inside = part.pools.figure
+            break
     word = "more" if figure.side(0) > 0 else "less"
     claim = Claim(
         "Right and wrong answers do not differ clearly in dispersion",

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing.calibrating.calibrator import confidence_threshold, isotonic
 from lmeval_dispersion.auditing.mixtures.curves import SEEDS, mixture_size, pools
@@ -50,6 +52,8 @@ class Batches(NamedTuple):
 
 
 Predictor = Callable[[Batches], Array]  # gives every batch's estimated accuracy
+# Kind of test batch and estimator -> the errors of each split, in points.
+Errors = dict[tuple[str, str], list[Array]]
 
 
 @dataclass(frozen=True)
@@ -82,14 +86,16 @@ class PaperVerdict:
     @property
     def sentence(self) -> str:
         """The verdict in words."""
+        better = "no better"
         apart = ""
         if self.better:
+            better = "better"
             apart = f" by {-self.difference:.2f} points"
         elif self.difference_low > 0:
             apart = f": worse by {self.difference:.2f} points"
         return (
-            f"{KINDS[self.kind]}: dispersion is {'better' if self.better else 'no better'} than the "
-            f"{self.rival} predictor{apart}; best: {self.winner}."
+            f"{KINDS[self.kind]}: dispersion is {better} than the {self.rival} predictor{apart}; best: "
+            f"{self.winner}."
         )
 
 
@@ -132,13 +138,16 @@ def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> Paper
     check_labels(run, "calibration needs")
     # 0.8: parts are random, and some hold less than their share of the rarer kind.
     size = mixture_size(int(0.8 * VALIDATION * pools(run, run.labelled).smaller))
-    splits = [_split_errors(run, size, k, np.random.default_rng([seed, k])) for k in range(seeds)]
-    chosen = [best for best, _ in splits]
-    errors = {
-        key: [of_split[key] for _, of_split in splits]
-        for key in splits[0][1]
-        if all(key in of_split for _, of_split in splits)
-    }
+    chosen = []
+    splits = []
+    for k in range(seeds):
+        best, errors_of_split = _split_errors(run, size, k, np.random.default_rng([seed, k]))
+        chosen.append(best)
+        splits.append(errors_of_split)
+    errors: Errors = {}
+    for key in splits[0]:
+        if all(key in split for split in splits):
+            errors[key] = [split[key] for split in splits]
     return PaperProtocol(
         documents_per_batch=size,
         seeds=seeds,
@@ -169,17 +178,18 @@ def _split_errors(
         "mixtures": mixture_batches(run, test, size, repeats=REPEATS // 2, step=10, rng=rng),
     }
     fits = {kind: _read_off(fit) for kind, fit in fit_all(calibration, seed=k).items()}
-    errors = {}
-    for kind, fit in fits.items():
-        errors[kind] = np.abs(fit(validation) - validation.accuracy).mean()
-    best = min(errors, key=lambda kind: errors[kind])
+
+    def error(kind: str) -> float:
+        return float(np.abs(fits[kind](validation) - validation.accuracy).mean())
+
+    best = min(fits, key=error)
     estimators = _estimators(run, labelled, calibration, fits, best)
-    return best, {
-        (kind, name): 100 * (estimate(batches) - batches.accuracy)
-        for kind, batches in tests.items()
-        for name, estimate in estimators.items()
-        if len(batches.rows) and (name != CONSTANT or kind == "mixtures")
-    }
+    errors = {}
+    for kind, batches in tests.items():
+        for name, estimate in estimators.items():
+            if len(batches.rows) and (name != CONSTANT or kind == "mixtures"):
+                errors[kind, name] = 100 * (estimate(batches) - batches.accuracy)
+    return best, errors
 
 
 def mixture_batches(
@@ -193,13 +203,10 @@ def mixture_batches(
 ) -> Batches:
     """Mixtures of ``size`` documents of these rows at every reachable target accuracy in ``step`` % steps."""
     pool = pools(run, rows)
-    counts = sorted({round(target * size / 100) for target in range(0, 101, step)})
-    drawn = [
-        pool.draw(rng, size, count)
-        for count in counts
-        if pool.reaches(size, count)
-        for _ in range(repeats)
-    ]
+    drawn = []
+    for correct in np.unique(np.round(np.arange(0, 101, step) * size / 100).astype(int)).tolist():
+        if pool.reaches(size, correct):
+            drawn += [pool.draw(rng, size, correct) for _ in range(repeats)]
     return _measured(run, drawn)
 
 
@@ -267,12 +274,19 @@ def _estimators(
         TRIVIAL: lambda batches: np.full(len(batches.rows), accuracy),
         CONSTANT: lambda batches: np.full(len(batches.rows), middle),
     }
-    top = run.confidence
-    if not np.isnan(top[run.labelled]).any():
-        threshold = confidence_threshold(top[labelled], accuracy)
-        estimators["mean confidence"] = lambda b: np.array([top[rows].mean() for rows in b.rows])
-        estimators["ATC"] = lambda b: np.array([(top[rows] > threshold).mean() for rows in b.rows])
-    return estimators | {f"{DISPERSION}, {kind}": fit for kind, fit in fits.items()}
+    confidence = run.confidence
+    if not np.isnan(confidence[run.labelled]).any():
+        above = confidence > confidence_threshold(confidence[labelled], accuracy)
+        estimators["mean confidence"] = partial(_means, confidence)
+        estimators["ATC"] = partial(_means, above)
+    for kind, fit in fits.items():
+        estimators[f"{DISPERSION}, {kind}"] = fit
+    return estimators
+
+
+def _means(values: NDArray[Any], batches: Batches) -> Array:
+    """Each batch's mean of ``values`` (n,), those of all documents."""
+    return np.array([values[rows].mean() for rows in batches.rows])
 
 
 def _paper_error(kind: str, name: str, splits: Sequence[Array]) -> PaperError:
@@ -281,17 +295,16 @@ def _paper_error(kind: str, name: str, splits: Sequence[Array]) -> PaperError:
     return PaperError(kind, name, float(np.mean(sizes)), *student_interval(sizes), bias)
 
 
-def _verdict(kind: str, errors: Mapping[tuple[str, str], Sequence[Array]]) -> PaperVerdict:
+def _verdict(kind: str, errors: Errors) -> PaperVerdict:
     """The best estimator, and whether dispersion beats a blind guess."""
-    sizes = {
-        name: np.array([np.abs(values).mean() for values in splits])
-        for (of, name), splits in errors.items()
-        if of == kind and not name.startswith(f"{DISPERSION},")  # one regression alone
-    }
+    sizes = dict[str, Array]()
+    for (kind_of_batch, name), splits in errors.items():
+        is_one_regression = name.startswith(f"{DISPERSION},")
+        if kind_of_batch == kind and not is_one_regression:
+            sizes[name] = np.array([np.abs(values).mean() for values in splits])
     # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
-    rival = min(
-        (name for name in (TRIVIAL, CONSTANT) if name in sizes), key=lambda name: sizes[name].mean()
-    )
+    rivals = [name for name in (TRIVIAL, CONSTANT) if name in sizes]
+    rival = min(rivals, key=lambda name: sizes[name].mean())
     difference = sizes[DISPERSION] - sizes[rival]
     low, high = student_interval(difference)
     winner = min(sizes, key=lambda name: sizes[name].mean())

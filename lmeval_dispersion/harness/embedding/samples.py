@@ -42,9 +42,10 @@ from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.samples import JudgedTask, check_named, judged_task, stock_name
 
 _PART = 1024  # prompts whose states are written together; a killed run loses at most these
-_DIFFERENT = (
-    0.5  # median difference in nats of one answer (of one token, for whole texts): another model
-)
+# Median difference in nats of one answer (of one token, for whole texts): another model.
+_DIFFERENT = 0.5
+# How the source of a function begins, in a configuration.
+_CODE = re.compile(r"\s*(?:@|def |<|functools\.|\S+ = lambda|lambda )")
 _AGREEING = 0.5  # share of greedy generations that begin like ours
 
 
@@ -88,11 +89,11 @@ def stores_from_samples(
             "name samples of lm-eval"
         )
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]
-    unknown = [task for task in chosen if task not in run.samples]
-    if unknown:
-        raise UsageError(
-            f"{run.file} has no samples of {unknown[0]!r}; it has {', '.join(run.samples)}"
-        )
+    for task in chosen:
+        if task not in run.samples:
+            raise UsageError(
+                f"{run.file} has no samples of {task!r}; it has {', '.join(run.samples)}"
+            )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(
             "several processes were launched and each would run all prompts; launch one"
@@ -100,18 +101,19 @@ def stores_from_samples(
     check_named(run, chosen, judge)
     judged = {task: judged_task(run, task, judge, allow_holes=force) for task in chosen}
     lm = _model(run, arguments)
+    sites = resolve(lm.model, split_names(layers))
     job = _Job(
         run=run,
         lm=lm,
         arguments=dict(arguments),
         output=Path(output).expanduser(),
-        layers=tuple(dict.fromkeys(site.name for site in resolve(lm.model, split_names(layers)))),
+        layers=tuple(dict.fromkeys(site.name for site in sites)),
         judge=judge,
         force=force,
         notes=_model_notes(run, lm, arguments),
     )
-    for name, task in judged.items():
-        _store_task(job, name, task)
+    for name, task_samples in judged.items():
+        _store_task(job, name, task_samples)
     return job.output
 
 
@@ -125,18 +127,21 @@ class _Document(NamedTuple):
 
 def _documents(name: str, task: JudgedTask) -> tuple[list[_Document], list[str]]:
     """A task's documents in the order of their index, and notes on them."""
-    text, documents, notes = task.config.get("doc_to_text"), [], list(task.notes)
+    template = task.config.get("doc_to_text")
+    notes = list(task.notes)
     # A function's source is logged, and is not run.
-    is_code = r"\s*(?:@|def |<|functools\.|\S+ = lambda|lambda )"
-    template = None if not isinstance(text, str) or re.match(is_code, text) else text
-    if template is None and text is not None:
-        notes.insert(
-            0,
-            "the prompts come from a function of the task: the query's part is unknown, and the perplexity "
-            "is that of the whole prompt",
-        )
+    if not isinstance(template, str) or _CODE.match(template):
+        if template is not None:
+            notes.insert(
+                0,
+                "the prompts come from a function of the task: the query's part is unknown, and the "
+                "perplexity is that of the whole prompt",
+            )
+        template = None
+    documents = []
     for doc_id, sample in task.samples.items():
-        query, doc = None, sample.doc
+        query = None
+        doc = sample.doc
         if template is not None and isinstance(doc, Mapping):
             query = doc[template] if template in doc else apply_template(template, doc)
         prompt = Prompt(sample.arguments[0], query if isinstance(query, str) else None, name)
@@ -169,21 +174,20 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
 
 def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[str]:
     """Compare the results' model and tokenizer with those at hand: refuse or note differences."""
-    results, tokenizer, notes = run.results, lm.tokenizer, []
+    results = run.results
+    notes = []
     tokenizer_known = False
     for kind in ("eos", "bos"):
         logged = results.get(f"tokenizer_{kind}_token")
         if not isinstance(logged, list) or len(logged) != 2 or logged[0] in (None, "None"):
             continue
         tokenizer_known = True
-        token = [
-            str(getattr(tokenizer, f"{kind}_token")),
-            str(getattr(tokenizer, f"{kind}_token_id")),
-        ]
-        if [str(value) for value in logged] != token:
+        token = str(getattr(lm.tokenizer, f"{kind}_token"))
+        number = str(getattr(lm.tokenizer, f"{kind}_token_id"))
+        if [str(value) for value in logged] != [token, number]:
             raise HarnessError(
                 f"the samples come from another tokenizer: its {kind} token is {logged}, and "
-                f"{arguments['pretrained']} has {token}; name the model that gave the answers"
+                f"{arguments['pretrained']} has {[token, number]}; name the model that gave the answers"
             )
     if not tokenizer_known:
         notes.append("the results do not name the tokenizer; the model's is assumed token")
@@ -192,15 +196,12 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
             f"the results lack the backend's context length; prompts are cut at {lm.max_length} tokens"
         )
     config = section(results, "config")
-    commit = config.get("model_sha")
+    commit = str(config.get("model_sha") or "")
     identity = model_identity(lm, dict(arguments))
-    if (
-        commit
-        and "@" in identity.get("weights", "")
-        and not identity["weights"].endswith(str(commit))
-    ):
+    weights = identity.get("weights", "")
+    if "@" in weights and not weights.endswith(commit):
         raise HarnessError(
-            f"the samples come from commit {commit}, but the model is {identity['weights']}; "
+            f"the samples come from commit {commit}, but the model is {weights}; "
             f"pass revision={commit}",
             argument="model_args",
         )
@@ -219,8 +220,8 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
 
 def _store_task(job: _Job, name: str, task: JudgedTask) -> None:
     """Fill one task's store, unless it exists."""
-    store_name, kind = stock_name(name) + SUFFIX, str(task.config["output_type"])
-    kind = "loglikelihood" if kind == "multiple_choice" else kind
+    store_name = stock_name(name) + SUFFIX
+    kind = str(task.config["output_type"]).replace("multiple_choice", "loglikelihood")
     folder = job.output / store_name
     source = {
         "results": job.run.file.name,
@@ -236,31 +237,31 @@ def _store_task(job: _Job, name: str, task: JudgedTask) -> None:
         return
     begin_store(folder)
     documents, notes = _documents(name, task)
-    prompts = [document.prompt for document in documents]
-    for prompt in prompts:
-        prompt.dispersion_layers = job.layers
-    unique = {prompt.key: prompt for prompt in prompts}
+    unique = dict[str, Prompt]()
+    for document in documents:
+        document.prompt.dispersion_layers = job.layers
+        unique[document.prompt.key] = document.prompt
     run_key = json.dumps([source, manifest["identity"], job.layers], sort_keys=True)
     _run_parts(job, kind, unique, run_key, folder / PARTS)
-    for prompt in prompts:
-        answered = unique[prompt.key]
-        prompt.dispersion_state = answered.dispersion_state
-        prompt.answer = prompt.answer if answered.answer is None else answered.answer
-    agreement, far = _agreement(name, kind, documents, job.force)
+    records = []
     for document in documents:
-        document.record.state = document.prompt.dispersion_state
-    records = [document.record for document in documents]
+        answered = unique[document.prompt.key]
+        if answered.answer is not None:
+            document.prompt.answer = answered.answer
+        document.prompt.dispersion_state = answered.dispersion_state
+        document.record.state = answered.dispersion_state
+        records.append(document.record)
+    agreement, far = _agreement(name, kind, documents, job.force)
     metrics = TaskMetrics(store_name, records)
     notes += [*job.notes, *far]
     manifest["figures"] = {**metrics.summary(), "correct_by": task.correct_by}
     manifest["samples"] = {**source, **agreement, "notes": notes}
     write(folder, metrics, task.category, manifest)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
-    print(
-        f"{name}: {len(records)} documents, {len(unique)} prompts run"
-        + "".join(f"; {key.replace('_', ' ')} {value:.3g}" for key, value in agreement.items()),
-        file=sys.stderr,
-    )
+    line = f"{name}: {len(records)} documents, {len(unique)} prompts run"
+    for key, value in agreement.items():
+        line += f"; {key.replace('_', ' ')} {value:.3g}"
+    print(line, file=sys.stderr)
     for note in [*notes, *(sentence for _, sentence in metrics.remarks())]:
         print(f"{name}: note: {note}", file=sys.stderr)
 
@@ -275,9 +276,8 @@ def _is_done(
     stored = manifest.get("samples") or {}
     same = all(stored.get(key) == value for key, value in source.items())
     if same and manifest.get("identity") == identity and set(manifest["layers"]) == set(layers):
-        shutil.rmtree(
-            folder / PARTS, ignore_errors=True
-        )  # of a run that was killed at its very end
+        # Of a run that was killed at its very end.
+        shutil.rmtree(folder / PARTS, ignore_errors=True)
         return True
     raise UsageError(
         f"{folder} holds a finished store of other samples, another model or other layers; remove it or "
@@ -299,7 +299,8 @@ def _run_parts(
         file = parts / f"{digest[:24]}.states.safetensors"
         if file.exists():
             for prompt, (state, answer) in zip(chunk, load_states(file), strict=True):
-                prompt.dispersion_state, prompt.answer = state, answer
+                prompt.dispersion_state = state
+                prompt.answer = answer
         else:
             recording.prefill(job.lm, kind, chunk)
             save_states(file, [(prompt.dispersion_state, prompt.answer) for prompt in chunk])
@@ -309,40 +310,45 @@ def _agreement(
     name: str, kind: str, documents: Sequence[_Document], force: bool
 ) -> tuple[dict[str, float], list[str]]:
     """Compare the model's own answers with the logged ones; refuse another model's."""
-    pairs = [(d, d.prompt.answer) for d in documents if d.prompt.answer is not None]
-    if not pairs:
-        return {}, []
+    answered = [document for document in documents if document.prompt.answer is not None]
     if kind == "generate_until":
-        greedy = [
-            (d.logged, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")
-        ]
-        if not greedy:
+        greedy = [each for each in answered if not each.prompt.args[1].get("do_sample")]
+        if answered and not greedy:
             return {}, [
                 "answers were drawn at random, so it was not checked that this model gave them"
             ]
-        same = [str(logged).lstrip().startswith(str(answer).strip()) for logged, answer in greedy]
+        same = [
+            str(each.logged).lstrip().startswith(str(each.prompt.answer).strip()) for each in greedy
+        ]
+        if not same:
+            return {}, []
         share = float(np.mean(same))
-        far, figures = share < _AGREEING, {"first_token_agreement": share}
+        is_far = share < _AGREEING
+        figures = {"first_token_agreement": share}
         difference = f"{share:.0%} of the answers begin like the model's own"
     else:
-        tokens = [sum(d.prompt.dispersion_state.prompt_tokens) for d, _ in pairs]
-        rolling = kind == "loglikelihood_rolling"  # compared by token; an empty text has none
-        gaps = [
-            abs(float(answer) - float(d.logged)) / (n if rolling else 1)
-            for (d, answer), n in zip(pairs, tokens, strict=True)
-            if n
-        ]
+        gaps = list[float]()
+        for document in answered:
+            gap = abs(float(document.prompt.answer or 0) - float(document.logged))
+            tokens = sum(document.prompt.dispersion_state.prompt_tokens)
+            if tokens:  # an empty text has none
+                gaps.append(gap / tokens if kind == "loglikelihood_rolling" else gap)
         if not gaps:
             return {}, []
-        median, largest = float(np.median(gaps)), float(np.max(gaps))
-        far = median > _DIFFERENT
-        figures = {"logprob_difference_median": median, "logprob_difference_max": largest}
+        median = float(np.median(gaps))
+        is_far = median > _DIFFERENT
+        figures = {
+            "logprob_difference_median": median,
+            "logprob_difference_max": float(np.max(gaps)),
+        }
         difference = (
             f"log-probabilities differ from the logged ones by {median:.2f} nats at the median"
         )
-    if far and not force:
+    if not is_far:
+        return figures, []
+    if not force:
         raise HarnessError(
             f"{name}: {difference}: the samples come from another model, tokenizer or prompt template; "
             "name the model that gave the answers, or force it"
         )
-    return figures, [f"{difference}: another model, tokenizer or precision"] if far else []
+    return figures, [f"{difference}: another model, tokenizer or precision"]
