@@ -34,11 +34,11 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.resolution import load_domain, resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
+from lmeval_screener.weights.files.safetensors import parse_header
+from lmeval_screener.weights.files.zip_archive import locate
 from lmeval_screener.weights.projection import find_projection, read_rows
 from lmeval_screener.weights.rows import WeightFiles
-from lmeval_screener.weights.safetensors import parse_header
 from lmeval_screener.weights.tensors import WeightFile
-from lmeval_screener.weights.zip_archive import locate
 from safetensors import SafetensorError, deserialize, safe_open
 from token_cases import TINY
 from tokenizers import Tokenizer

@@ -19,8 +19,8 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.architectures import norm_of_type
+from lmeval_screener.weights.files.safetensors import parse_header
 from lmeval_screener.weights.rows import WeightFiles
-from lmeval_screener.weights.safetensors import parse_header
 from token_cases import TINY, own_set
 
 from lmeval_dispersion.errors import LONGEST_MESSAGE, UsageError, brief, sentence

@@ -68,7 +68,7 @@ class WeightFiles:
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
         """A stored tensor as a Matrix; one that has not two dimensions becomes a column."""
         if tensor.entry is not None:
-            from lmeval_screener.weights import zip_archive
+            from lmeval_screener.weights.files import zip_archive
 
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
             tensor = await file.understood(zip_archive.locate(file, tensor, *tensor.entry))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.safetensors import parse_header, parse_length, read_header
+from lmeval_screener.weights.files.safetensors import parse_header, parse_length, read_header
 from lmeval_screener.weights.tensors import WeightFile, decode_rows
 
 GOOD = {

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError, cannot
 from lmeval_screener.formats import ADAPTERS, own_weights
-from lmeval_screener.weights.adapter_names import PREFIX, BaseModules, module_of, words_of
-from lmeval_screener.weights.adapter_patterns import UnknownPattern, first_match
+from lmeval_screener.weights.adapters.names import PREFIX, BaseModules, module_of, words_of
+from lmeval_screener.weights.adapters.patterns import UnknownPattern, first_match
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     FINAL_NORMS,

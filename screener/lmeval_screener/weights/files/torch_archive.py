@@ -29,8 +29,8 @@ from lmeval_screener.budgets import (
     in_steps,
 )
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.files.zip_archive import broken, content, entries_of, least_start
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile
-from lmeval_screener.weights.zip_archive import broken, content, entries_of, least_start
 
 #: torch's names of element types -> those of safetensors.
 DTYPES = {
