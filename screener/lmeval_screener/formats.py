@@ -21,7 +21,7 @@ class Format:
 
     Attributes:
         suffix: End of its files' names.
-        module: Name in ``weights`` of the module that reads its headers, imported for the first file.
+        module: Name in ``weights.files`` of the module that reads its headers, imported for the first file.
         single: Name of the file that holds a whole model in transformers' layout; empty for a format whose
             every file is a model with its own configuration and tokenizer.
         index: Name of the index of its shards in that layout; empty for none.
@@ -34,7 +34,7 @@ class Format:
 
     async def read_header(self, file: WeightFile) -> Header:
         """Read a file's header with the format's module; ScreeningError for a broken or refused file."""
-        module = importlib.import_module(f"lmeval_screener.weights.{self.module}")
+        module = importlib.import_module(f"lmeval_screener.weights.files.{self.module}")
         header: Header = await module.read_header(file)
         return header
 

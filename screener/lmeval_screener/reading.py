@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.weights.adapters import Adapter
+    from lmeval_screener.weights.adapters.adapter import Adapter
 
 #: Returns the known reading of an opened checkpoint (an adapter with its base), or None.
 Known = Callable[[Target, Snapshot, Snapshot | None], Reading | None]
@@ -128,7 +128,7 @@ class Reader:
         """An opened checkpoint, and if it is an adapter, with its base."""
         on_weights = await adapter_on_weights(snapshot, target)
         if on_weights is not None:
-            from lmeval_screener.weights.adapters import adapted_projection
+            from lmeval_screener.weights.adapters.adapter import adapted_projection
 
             find = partial(adapted_projection, on_weights, snapshot)
             return _Opened(target, snapshot, find, snapshot.base, on_weights)
@@ -148,7 +148,7 @@ class Reader:
         target = opened.target
         snapshot = opened.snapshot
         if opened.base is None and _is_gguf(snapshot, target):
-            from lmeval_screener.weights.gguf import read_gguf
+            from lmeval_screener.weights.files.gguf import read_gguf
 
             model = await read_gguf(snapshot, await _gguf_files(snapshot, target))
             projection = model.projection
@@ -247,7 +247,7 @@ class Reader:
 
     async def _on_base(self, adapter: Adapter, base: Snapshot) -> OutputProjection:
         """The projection of an adapter on its base; ScreeningError."""
-        from lmeval_screener.weights.adapters import BaseError, adapted_projection
+        from lmeval_screener.weights.adapters.adapter import BaseError, adapted_projection
 
         try:
             return await adapted_projection(adapter, base)
@@ -329,7 +329,7 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
 
 async def _gguf_files(snapshot: Snapshot, target: Target) -> tuple[str, ...]:
     """The GGUF file that the target names, or the only one of a model, in its parts."""
-    from lmeval_screener.weights.gguf import choose_files, models_among
+    from lmeval_screener.weights.files.gguf import choose_files, models_among
 
     files = list(snapshot.files) if target.file is not None else await models_among(snapshot)
     return choose_files(files, target.file, snapshot.repo)
@@ -343,7 +343,7 @@ async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Targe
     """
     if target.file is not None or "adapter_config.json" not in snapshot.files:
         return None
-    from lmeval_screener.weights.adapters import holds_adapter, is_adapter, read_adapter
+    from lmeval_screener.weights.adapters.adapter import holds_adapter, is_adapter, read_adapter
 
     counts = holds_adapter if target.on_hub else is_adapter
     if not counts(snapshot):
@@ -360,7 +360,7 @@ async def adapter_on_weights(snapshot: Snapshot, target: Target) -> Adapter | No
     """
     if target.file is not None or target.on_hub or "adapter_config.json" not in snapshot.files:
         return None
-    from lmeval_screener.weights.adapters import holds_both, read_adapter
+    from lmeval_screener.weights.adapters.adapter import holds_both, read_adapter
 
     return await read_adapter(snapshot, has_base=True) if holds_both(snapshot) else None
 

@@ -34,11 +34,11 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.resolution import load_domain, resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
+from lmeval_screener.weights.files.safetensors import parse_header
+from lmeval_screener.weights.files.zip_archive import locate
 from lmeval_screener.weights.projection import find_projection, read_rows
 from lmeval_screener.weights.rows import WeightFiles
-from lmeval_screener.weights.safetensors import parse_header
 from lmeval_screener.weights.tensors import WeightFile
-from lmeval_screener.weights.zip_archive import locate
 from safetensors import SafetensorError, deserialize, safe_open
 from token_cases import TINY
 from tokenizers import Tokenizer
@@ -196,7 +196,7 @@ def test_safetensors_headers(count):
         if rng.random() < 0.3:
             body = damaged_bytes(body, rng)
         whole = struct.pack("<Q", len(body)) + body + DATA
-        found = parse_header(body, len(whole), "a file").tensors
+        found = parse_header(body, len(whole)).tensors
         with suppress(SafetensorError, ValueError):
             theirs = dict(deserialize(whole))
             assert theirs.keys() == found.keys()

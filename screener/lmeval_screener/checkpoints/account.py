@@ -22,7 +22,8 @@ FIRST_BACKOFF = 0.25
 #: Attempts after answers that contradict the request, until a range of the same file is correct.
 CONTRADICTIONS = 3
 #: Ranges of one checkpoint at a time: alone, and the minimum when several are read.
-RANGES, FEWEST_RANGES = 64, 16
+RANGES = 64
+FEWEST_RANGES = 16
 
 
 class RetryError(Exception):
@@ -32,7 +33,9 @@ class RetryError(Exception):
         self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS
     ) -> None:
         super().__init__(str(error))
-        self.error, self.wait, self.attempts = error, wait, attempts
+        self.error = error
+        self.wait = wait
+        self.attempts = attempts
         self.progressed = False  # whether it got further than the attempt before
 
 
@@ -162,5 +165,6 @@ class Account:
             await asyncio.sleep(wait)
 
     def _elapsed(self) -> float:
-        running = 0.0 if self._since is None or self._pauses else time.monotonic() - self._since
-        return self._spent + running
+        if self._since is None or self._pauses:
+            return self._spent
+        return self._spent + time.monotonic() - self._since

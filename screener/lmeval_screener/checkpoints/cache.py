@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 # Unique names of files being written, even if processes share the folder over a network.
-_TOKEN, _NUMBERS = os.urandom(4).hex(), itertools.count()
+_TOKEN = os.urandom(4).hex()
+_NUMBERS = itertools.count()
 
 
 def usual_cache() -> Cache:
@@ -56,11 +57,14 @@ class Cache:
             return None
         if not newline or not isinstance(entry, dict) or entry.get("key") != key:
             return None
-        return content if entry.get("sha256") == hashlib.sha256(content).hexdigest() else None
+        if entry.get("sha256") != hashlib.sha256(content).hexdigest():
+            return None
+        return content
 
     def write(self, kind: str, key: str, *content: bytes) -> None:
         """Write an entry, its content in one piece or several; a full or read-only disk is ignored."""
-        (folder, name), digest = self._place(kind, key), hashlib.sha256()
+        folder, name = self._place(kind, key)
+        digest = hashlib.sha256()
         for piece in content:
             digest.update(piece)
         head = json.dumps({"key": key, "sha256": digest.hexdigest()}).encode()

@@ -172,7 +172,8 @@ class Transport:
         notice: Notice | None = None,
         networks: Networks | None = None,
     ) -> None:
-        self.token, self._notice = token, notice
+        self.token = token
+        self._notice = notice
         self.networks = networks or Networks(endpoint)
         self._origin = url_of(endpoint).origin()
         self._opened: aiohttp.ClientSession | None = None
@@ -213,10 +214,10 @@ class Transport:
     def quota(self, url: URL) -> Quota:
         """The quota that counts requests to ``url``."""
         origin = url.origin()
-        kind = "" if origin != self._origin else _kind(url.raw_path)
-        if (quota := self._quotas.get((origin, kind))) is None:
-            quota = self._quotas[origin, kind] = Quota(kind or url.host or "", self._notice)
-        return quota
+        kind = _kind(url.raw_path) if origin == self._origin else ""
+        if (origin, kind) not in self._quotas:
+            self._quotas[origin, kind] = Quota(kind or url.host or "", self._notice)
+        return self._quotas[origin, kind]
 
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
@@ -243,10 +244,10 @@ class Transport:
             answered = response.headers
             return response
         except _broken() as error:
-            hub = "HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded" * self.is_hub(
-                url
-            )
-            raise _unreachable(error, url, hub or "the address") from error
+            check = "the address"
+            if self.is_hub(url):
+                check = "HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded"
+            raise _unreachable(error, url, check) from error
         finally:
             quota.release(answered)
 
@@ -327,21 +328,23 @@ class Transport:
 
     def raise_if_transient(self, response: aiohttp.ClientResponse) -> None:
         """Raise RetryError for 408, 5xx and 429 (throttles its quota); ScreeningError for a long wait."""
-        status, host = response.status, response.url.host
+        status = response.status
+        host = response.url.host
+        wait = retry_after(response.headers) if status in (429, 503) else None
         if status == 429:
-            wait = retry_after(response.headers)
+            error = rate_limited(host, wait)
+            if wait is None:
+                raise RetryError(error)
             if wait:
                 self.quota(response.url).throttle(wait)
-                if wait > LONGEST_WAIT:
-                    raise rate_limited(host, wait)
-            raise RetryError(rate_limited(host, wait), wait=None if wait is None else 0.0)
+            if wait > LONGEST_WAIT:
+                raise error
+            raise RetryError(error, wait=0.0)
         if status == 408 or status >= 500:
-            raise RetryError(
-                ScreeningError(
-                    "ServerError", f"{host} answered {status} repeatedly; try again later"
-                ),
-                wait=retry_after(response.headers) if status == 503 else None,
+            error = ScreeningError(
+                "ServerError", f"{host} answered {status} repeatedly; try again later"
             )
+            raise RetryError(error, wait=wait)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -391,11 +394,13 @@ def _unreachable(error: Exception, url: URL, check: str = "the address") -> Exce
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return untrusted(url.host, f" ({error.certificate_error})")
     # aiohttp's own text of a refused connection contains the repr of its TLS context.
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)
-    text = re.sub(
-        r"\?\S*", "", " ".join(text.split())[:200]
-    )  # one line, and no signature of an address
+    text = str(error)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        text = str(error.os_error)
+    elif isinstance(error, aiohttp.ClientResponseError):
+        text = error.message
+    # One line, and no signature of an address.
+    text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])
     reason = f"{type(error).__name__}: {text}".rstrip(": ")
     what = f"the connection to {url.host} failed ({reason}); check the network and {check}"
     return RetryError(ScreeningError("Unreachable", what))
@@ -414,7 +419,8 @@ async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
 async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: int) -> bytes:
     """A response's whole body, decompressed; RetryError if it breaks, or above ``limit`` bytes."""
     coding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
-    place, body = response.url.with_query(None), bytearray()
+    place = response.url.with_query(None)
+    body = bytearray()
     opened = zlib.decompressobj(16 + zlib.MAX_WBITS) if coding in ("gzip", "x-gzip") else None
     try:
         if opened is None and coding != "identity":
@@ -444,11 +450,8 @@ def environment_proxy(url: URL) -> str | None:
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     host = url.host or ""
-    if (
-        not proxy
-        or urllib.request.proxy_bypass(f"{host}:{url.port}")
-        or _in_a_block(host, proxies.get("no"))
-    ):
+    is_bypassed = urllib.request.proxy_bypass(f"{host}:{url.port}")
+    if not proxy or is_bypassed or _in_a_block(host, proxies.get("no", "")):
         return None
     scheme, mark, _ = proxy.partition("://")
     if mark and scheme not in ("http", "https"):
@@ -460,13 +463,12 @@ def environment_proxy(url: URL) -> str | None:
     return proxy if mark else f"http://{proxy}"
 
 
-def _in_a_block(host: str, excluded: str | None) -> bool:
+def _in_a_block(host: str, excluded: str) -> bool:
     """Whether a host is an address in one of NO_PROXY's blocks, such as ``10.0.0.0/8``."""
-    for entry in (excluded or "").split(","):
+    for entry in excluded.split(","):
         with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(host) in ipaddress.ip_network(
-                entry.strip().strip("[]"), strict=False
-            ):
+            block = ipaddress.ip_network(entry.strip().strip("[]"), strict=False)
+            if ipaddress.ip_address(host) in block:
                 return True
     return False
 
@@ -479,9 +481,11 @@ def _tls_context() -> ssl.SSLContext:
     places = {name: Path(os.environ[name]) for name in _CERTIFICATES if os.environ.get(name)}
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for name, place in (places or {"certifi": Path(certifi.where())}).items():
-        file, folder = (None, place) if place.is_dir() else (place, None)
         try:
-            context.load_verify_locations(file, folder)
+            if place.is_dir():
+                context.load_verify_locations(capath=place)
+            else:
+                context.load_verify_locations(place)
         except OSError as error:  # includes ssl.SSLError
             raise ScreeningError(
                 "Unreachable",

@@ -45,9 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Control characters, and halves of characters, which JSON can state and nothing can store.
-_NOT_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_LONGEST_TEXT = 1024
+#: No control characters, nor halves of characters, which JSON can state and nothing can store.
+_TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,1024}")
 #: Bytes or parameters that a server may state.
 _MOST = 2**60
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -150,7 +149,9 @@ class Hub:
     def token_mark(self) -> str:
         """A mark that identifies the requests' token without revealing it; empty for none."""
         token = self.transport.token if self.transport else None
-        return hashlib.sha256(f"{self.endpoint} {token}".encode()).hexdigest()[:16] if token else ""
+        if not token:
+            return ""
+        return hashlib.sha256(f"{self.endpoint} {token}".encode()).hexdigest()[:16]
 
     async def snapshot(
         self, repo: str, revision: str | None, account: Account, listed: Listed | None = None
@@ -163,10 +164,10 @@ class Hub:
         asked = listed.commit if listed else revision or "main"
         listing = self._kept(repo, asked)
         if listing is None:
-            if self.transport is None and (
-                downloaded := open_download(self.downloads, repo, asked)
-            ):
-                return downloaded
+            if self.transport is None:
+                downloaded = open_download(self.downloads, repo, asked)
+                if downloaded is not None:
+                    return downloaded
             self.online(f"{repo} at revision {asked}")
             if listed is None:
                 listing = await self._listing(repo, asked, account)
@@ -189,7 +190,9 @@ class Hub:
             key = str(url_of(address).with_user(None))
         else:
             address = f"{self.endpoint}{address}"
-        if self.transport is None and (kept := self.account.cache.read("pages", key)) is not None:
+        cache = self.account.cache
+        kept = cache.read("pages", key) if self.transport is None else None
+        if kept is not None:
             following, content = json.loads(kept)
             return parse(content), following
         self.online(f"the list {address}")
@@ -197,7 +200,7 @@ class Hub:
             address, what, "main", account, lambda content: (parse(content), content)
         )
         following = self._next(response, what)
-        self.account.cache.write("pages", key, json.dumps([following, content]).encode())
+        cache.write("pages", key, json.dumps([following, content]).encode())
         return page, following
 
     async def revisions(self, repo: str, pattern: str, account: Account) -> list[str]:
@@ -206,12 +209,12 @@ class Hub:
         names, _ = await self.page(address, repo, parse_references, account)
         matches = matching(names, pattern)
         if not matches:
-            some = (", ".join(sorted(names, key=step_key)[:6]) or "none") + (
-                ", …" if len(names) > 6 else ""
-            )
+            first_names = ", ".join(sorted(names, key=step_key)[:6]) or "none"
+            if len(names) > 6:
+                first_names += ", …"
             raise ScreeningError(
                 "RevisionNotFound",
-                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {some}",
+                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {first_names}",
             )
         return matches
 
@@ -219,7 +222,8 @@ class Hub:
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
         """Request an API address: ``parse`` of its JSON, and the response; ScreeningError if retries fail."""
-        transport, url = self.online(address), url_of(address)
+        transport = self.online(address)
+        url = url_of(address)
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:
             body, response = await transport.body(
@@ -240,11 +244,10 @@ class Hub:
         The Hub names its reasons in ``X-Error-Code``; without that, 401 means a repository that is
         missing or private (it does not say which).
         """
-        status, code, host = (
-            response.status,
-            response.headers.get("X-Error-Code", ""),
-            response.url.host,
-        )
+        status = response.status
+        host = response.url.host
+        code = response.headers.get("X-Error-Code", "")
+        message = response.headers.get("X-Error-Message", "")
         if code == "GatedRepo":
             return self._gated(repo)
         if code == "RevisionNotFound":
@@ -256,17 +259,11 @@ class Hub:
             return ScreeningError(
                 "FileNotFound", f"{response.url.path} is not in {repo}; choose another revision"
             )
-        if (
-            status == 401
-            and self.has_token()
-            and not code
-            and "X-Error-Message" in response.headers
-        ):
+        if status == 401 and message and not code and self.has_token():
             # With a valid token, the Hub answers 404 for missing repositories.
-            reason = response.headers["X-Error-Message"][:200]
             return ScreeningError(
                 "BadToken",
-                f"{host} does not accept the token ({reason}); log in again (hf auth login), "
+                f"{host} does not accept the token ({message[:200]}); log in again (hf auth login), "
                 "correct HF_TOKEN, or unset it for public repositories",
             )
         if code == "RepoNotFound" or status in (401, 404):
@@ -274,7 +271,7 @@ class Hub:
                 "RepoNotFound",
                 f"{repo} is not on {self.endpoint}, or it is private; check the name, or {self._login}",
             )
-        if status == 403 and "disabled" in response.headers.get("X-Error-Message", ""):
+        if status == 403 and "disabled" in message:
             return ScreeningError(
                 "AccessDenied",
                 f"{repo} is disabled on {self.endpoint}; screen another repository instead",
@@ -304,7 +301,8 @@ class Hub:
         """The address of a list's next page."""
         why = "has an invalid address"
         with contextlib.suppress(ValueError):
-            if (following := response.links.get("next")) is None:
+            following = response.links.get("next")
+            if following is None:
                 return None
             url = url_of(str(following["url"]))
             if self.transport and self.transport.is_hub(url):
@@ -332,8 +330,10 @@ class Hub:
     def _kept(self, repo: str, revision: str) -> RepoFiles | None:
         """The kept listing of a revision: its commit's, which knows more about the files."""
         kept = self.account.cache.read("listings", f"{self.mark} {repo}@{revision}")
-        listing = None if kept is None else RepoFiles.from_json(kept)
-        if listing is None or listing.commit == revision:
+        if kept is None:
+            return None
+        listing = RepoFiles.from_json(kept)
+        if listing.commit == revision:
             return listing
         return self._kept(listing.repo, listing.commit) or listing
 
@@ -360,17 +360,20 @@ class HubSnapshot(RemoteSnapshot):
     _redirects = True
 
     def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
-        folder = f"{hub.endpoint}/{listing.repo}/resolve/{listing.commit}"
-
-        def url(path: str) -> URL:
-            return url_of(f"{folder}/{quote(path)}")
-
-        refused = partial(hub.refusal, repo=listing.repo, revision=listing.commit)
-        super().__init__(listing.repo, listing.files, account, hub.online, url, refused)
-        self._hub, self.revision = hub, listing.commit
-        self.parameters, self.base, self._listing = listing.parameters, listing.base, listing
+        super().__init__(listing.repo, listing.files, account, hub.online)
+        self.revision = listing.commit
+        self.parameters = listing.parameters
+        self.base = listing.base
         self.private = listing.private
         self.cache = account.cache  # files of a commit never change, with or without a digest
+        self._hub = hub
+        self._listing = listing
+
+    def _url(self, path: str) -> URL:
+        return url_of(f"{self._hub.endpoint}/{self.repo}/resolve/{self.revision}/{quote(path)}")
+
+    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+        return self._hub.refusal(response, self.repo, self._listing.commit)
 
     def content_key(self, path: str) -> str:
         """A file's cache key; see `Snapshot.content_key`.
@@ -378,7 +381,9 @@ class HubSnapshot(RemoteSnapshot):
         Another endpoint has keys of its own: it states digests, and sends ranges that nothing checks.
         """
         key = super().content_key(path)
-        return key if self._hub.mark == _THE_HUB else f"{self._hub.mark} {key}"
+        if self._hub.mark != _THE_HUB:
+            key = f"{self._hub.mark} {key}"
+        return key
 
     async def _resolved(self, path: str) -> URL:
         """The address of a file, by HEAD."""
@@ -409,11 +414,12 @@ class HubSnapshot(RemoteSnapshot):
     def _keep(self) -> None:
         """Keep the resolver's entries of texts, whose digests are checked, and of weights that were read."""
         if self.files is not self._listing.files:
-            own = {path: entry for path, entry in self.files.items() if path not in self.borrowed}
-            right = {p: e for p, e in own.items() if p in self._proven or p.endswith(".json")}
-            self._hub.keep(
-                replace(self._listing, files={**self._listing.files, **right}), self.repo
-            )
+            files = dict(self._listing.files)
+            for path, entry in self.files.items():
+                is_right = path in self._proven or path.endswith(".json")
+                if is_right and path not in self.borrowed:
+                    files[path] = entry
+            self._hub.keep(replace(self._listing, files=files), self.repo)
 
     async def look_up(self, path: str) -> FileEntry:
         """A file with the resolver's size and digest, if not borrowed; see `Snapshot.look_up`."""
@@ -426,7 +432,8 @@ class HubSnapshot(RemoteSnapshot):
 
     async def _fetched(self, path: str) -> bytes:
         """A small file; its digest comes with it if the listing has none."""
-        entry, transport = self.entry(path), self._online(path)
+        entry = self.entry(path)
+        transport = self._online(path)
         if (entry.digest or "").startswith("sha256:"):
             body = await self._range(path, 0, entry.size)
         else:
@@ -459,9 +466,9 @@ class HubSnapshot(RemoteSnapshot):
                 )
                 if "X-Repo-Commit" in response.headers:
                     return body, response
-        found = await transport.body(self._url(path), self.account, SMALL, self._refused)
+        answer = await transport.body(self._url(path), self.account, SMALL, self._refused)
         self._hub.has_texts = False  # only the resolver itself has it
-        return found
+        return answer
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
         """The file in huggingface_hub's cache, which names blobs by digest."""
@@ -469,7 +476,9 @@ class HubSnapshot(RemoteSnapshot):
             return None
         folder = self._hub.downloads / f"models--{self.repo.replace('/', '--')}"
         place = folder / "blobs" / entry.digest.partition(":")[2]
-        return place if place.is_file() and place.stat().st_size == entry.size else None
+        if place.is_file() and place.stat().st_size == entry.size:
+            return place
+        return None
 
 
 def parse_listing(info: Any) -> RepoFiles:
@@ -479,15 +488,21 @@ def parse_listing(info: Any) -> RepoFiles:
     entries = [file_entry(item) for item in items(info.get("siblings", []))]
     weights = info.get("safetensors")
     parameters = weights.get("total") if isinstance(weights, dict) else None
-    tags = [tag for tag in items(info.get("tags") or []) if isinstance(tag, str)]
-    bases = {found[1] for tag in tags if (found := _TRAINED_FROM.fullmatch(tag))}
+    if type(parameters) is not int or not 0 < parameters < _MOST:
+        parameters = None
+    bases = set()
+    for tag in items(info.get("tags") or []):
+        match = _TRAINED_FROM.fullmatch(tag) if isinstance(tag, str) else None
+        if match is not None:
+            bases.add(match[1])
+    private = info.get("private")
     return RepoFiles(
         repository_name(info["id"]) if info.get("id") else "",
         info["sha"],
         {entry.path: entry for entry in entries},
-        parameters if type(parameters) is int and 0 < parameters < _MOST else None,
+        parameters,
         bases.pop() if len(bases) == 1 else "",
-        info["private"] if isinstance(info.get("private"), bool) else None,
+        private if isinstance(private, bool) else None,
     )
 
 
@@ -499,24 +514,22 @@ def parse_references(refs: Any) -> list[str]:
 
 def file_entry(item: Any) -> FileEntry:
     """A file as a listing names it, else TypeError or KeyError; an invalid size is -1, a digest None."""
-    size, oid, sha256 = item.get("size"), item.get("blobId"), (item.get("lfs") or {}).get("sha256")
+    size = item.get("size")
+    oid = item.get("blobId")
+    sha256 = (item.get("lfs") or {}).get("sha256")
     digest = None
     if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
         digest = f"sha256:{sha256}"
     elif isinstance(oid, str) and COMMIT.fullmatch(oid):
         digest = f"git:{oid}"
-    known = type(size) is int and 0 <= size < _MOST
-    return FileEntry(text(item["rfilename"]), size if known else -1, digest)
+    if type(size) is not int or not 0 <= size < _MOST:
+        size = -1
+    return FileEntry(text(item["rfilename"]), size, digest)
 
 
 def text(value: Any) -> str:
     """``value`` if it is a text without control characters, else TypeError; for `Hub.api`'s parsers."""
-    if (
-        not isinstance(value, str)
-        or not value
-        or len(value) > _LONGEST_TEXT
-        or _NOT_TEXT.search(value)
-    ):
+    if not isinstance(value, str) or not _TEXT.fullmatch(value):
         raise TypeError("expected a text")
     return value
 
@@ -546,12 +559,9 @@ def resolve_problem(
     if headers.get("X-Repo-Commit", commit) != commit:
         return f"expected commit {commit}, got {headers.get('X-Repo-Commit')}"
     hashed = re.fullmatch(r'(?:W/)?"?([0-9a-f]{64})"?', headers.get("X-Linked-ETag", ""))
-    if (
-        hashed
-        and (entry.digest or "").startswith("sha256:")
-        and entry.digest != f"sha256:{hashed[1]}"
-    ):
-        return f"expected {entry.digest}, got sha256:{hashed[1]}"
+    digest = entry.digest or ""
+    if hashed and digest.startswith("sha256:") and digest != f"sha256:{hashed[1]}":
+        return f"expected {digest}, got sha256:{hashed[1]}"
     return None
 
 
@@ -567,20 +577,24 @@ def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool
     part of that address.
     """
     headers = response.headers
-    size = headers.get("X-Linked-Size", headers.get("Content-Length", "") if final else "")
+    size = headers.get("X-Linked-Size", "")
+    if final and not size:
+        size = headers.get("Content-Length", "")
     etag = headers.get("ETag", "")
     if is_redirect(response):
-        etag = (
-            unquote(headers["Location"].partition("etag=")[2])
-            if headers["Location"][:1] == "/"
-            else ""
-        )
-    found = _DIGEST.search(headers.get("X-Linked-ETag", etag))
-    digest = found and f"{'sha256' if len(found[0]) == 64 else 'git'}:{found[0]}"
-    if digest is None and entry.path.endswith(".json"):
+        inside, _, tag = headers["Location"].partition("etag=")
+        etag = unquote(tag) if inside.startswith("/") else ""
+    match = _DIGEST.search(headers.get("X-Linked-ETag", etag))
+    digest = entry.digest
+    if match is not None:
+        kind = "sha256" if len(match[0]) == 64 else "git"
+        digest = f"{kind}:{match[0]}"
+    elif entry.path.endswith(".json"):
         return entry  # without a digest, a text may be a proxy's page
     stated = natural(size)
-    return replace(entry, size=-1 if stated is None else stated, digest=digest or entry.digest)
+    if stated is None:
+        stated = -1
+    return replace(entry, size=stated, digest=digest)
 
 
 def _endpoint(endpoint: str) -> str:
@@ -601,7 +615,8 @@ def _implicit_token() -> str | None:
         return None
     if not any(map(os.environ.get, _LOGINS)) and "google.colab" not in sys.modules:
         # `get_token` imports another HTTP client, which takes a tenth of a checkpoint's time.
-        if _TOKEN.fullmatch(token := os.environ.get("HF_TOKEN", "")):
+        token = os.environ.get("HF_TOKEN", "")
+        if _TOKEN.fullmatch(token):
             return token
         if not token and not Path(constants.HF_TOKEN_PATH).exists():
             return None

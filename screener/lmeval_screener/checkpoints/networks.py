@@ -18,23 +18,27 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 #: Variables in which users name servers of their own.
 _VARIABLES = (
-    *("HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"),
-    *("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"),
+    "HF_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "STORAGE_EMULATOR_HOST",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_REGISTRY_URI",
 )
 # Not all that are reserved: some proxies give every host an address in 198.18.0.0/15.
 _PRIVATE = [
     ipaddress.ip_network(network)
     for network in (
-        *(
-            "0.0.0.0/8",
-            "10.0.0.0/8",
-            "127.0.0.0/8",
-            "172.16.0.0/12",
-            "192.0.0.0/24",
-            "192.168.0.0/16",
-        ),
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "127.0.0.0/8",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.168.0.0/16",
         "100.64.0.0/10",  # of carriers, and of a cloud's credentials (100.100.100.200)
-        *("::/127", "fc00::/7", "fec0::/10"),
+        "::/127",
+        "fc00::/7",
+        "fec0::/10",
     )
 ]
 #: Networks whose addresses hold an IPv4 address in their last 32 bits.
@@ -74,9 +78,8 @@ class Networks:
     async def _kind(self, host: str, proxied: bool) -> str:
         addresses = await _resolved(host, proxied)
         is_local = host == "localhost" or host.endswith(".localhost")
-        if (
-            is_local or any(address.is_loopback for address in addresses)
-        ) and await self._names_loopback():
+        is_here = is_local or any(address.is_loopback for address in addresses)
+        if is_here and await self._names_loopback():
             return ""
         if any(address.is_link_local for address in addresses):
             return "link-local"
@@ -95,9 +98,10 @@ class Networks:
         """Raise OSError if a host that had to be public now resolves to a private network."""
         if self._kinds.get(_plain(host)) != "" or _plain(host) in self._named:
             return
-        known = [address for text in addresses if (address := address_of(text)) is not None]
-        if any(is_private(address) and not address.is_loopback for address in known):
-            raise OSError(f"{host} resolves to a private network")
+        for text in addresses:
+            address = address_of(text)
+            if address is not None and is_private(address) and not address.is_loopback:
+                raise OSError(f"{host} resolves to a private network")
 
 
 def resolver(networks: Networks) -> Any:
@@ -133,14 +137,14 @@ def address_of(host: str) -> Address | None:
 
 async def _resolved(host: str, proxied: bool) -> list[Address]:
     """The addresses of a host; empty if they are not known."""
-    if (address := address_of(host)) is not None:
+    address = address_of(host)
+    if address is not None:
         return [address]
     if proxied:
         return []
     with contextlib.suppress(ValueError, OSError):
         entries = await asyncio.get_running_loop().getaddrinfo(host, None)
-        addresses = [address_of(str(entry[4][0])) for entry in entries]
-        return [address for address in addresses if address is not None]
+        return list(filter(None, (address_of(str(entry[4][0])) for entry in entries)))
     return []
 
 

@@ -87,7 +87,8 @@ class ObjectStore(Bucket):
         account: Account,
     ) -> None:
         """Append bytes of an object if its version is the listed version; see `Bucket.read`."""
-        client, (etag, version) = await self._connected(), self._versions[path]
+        client = await self._connected()
+        etag, version = self._versions[path]
         options: dict[str, Any] = {"range": (begin, end)}
         if etag:
             options["if_match"] = f'"{etag}"'
@@ -164,7 +165,8 @@ class ObjectStore(Bucket):
             ) from error
 
     def _digest(self, meta: Mapping[str, Any]) -> str | None:
-        etag, version = _bare(meta.get("e_tag")), meta.get("version")
+        etag = _bare(meta.get("e_tag"))
+        version = meta.get("version")
         if self._service == "S3" and etag and _CONTENT_ETAG.fullmatch(etag):
             # A hash of the content: a tokenizer stored with every checkpoint is read once.
             return version_digest(self.address, meta["size"], etag)
@@ -174,11 +176,15 @@ class ObjectStore(Bucket):
 
     def _explained(self, error: Exception, path: str) -> Exception:
         """The error for a failure of obstore. Its text is not shown: it contains signed addresses."""
-        text, kind, where = str(error), type(error).__name__, self.address
-        words = _ADDRESS.sub("", text).replace(path or where, "").replace(self._bucket, "").lower()
-        status = int(stated[1]) if (stated := _STATUS.search(text)) else 0
+        text = str(error)
+        kind = type(error).__name__
+        where = self.address
         place = f"{where}/{path}" if path else where
-        settings, reason = f"set {_SETTINGS[self._service]}", _first_line(error, place)
+        words = _ADDRESS.sub("", text).replace(path or where, "").replace(self._bucket, "").lower()
+        stated = _STATUS.search(text)
+        status = int(stated[1]) if stated else 0
+        settings = f"set {_SETTINGS[self._service]}"
+        reason = _first_line(error, place)
         if any(host in text for host in _MACHINE_CREDENTIALS):
             return _denied(f"there are no credentials for {where}; {settings}")
         if "expired" in words:
@@ -195,11 +201,8 @@ class ObjectStore(Bucket):
         if kind == "PreconditionError" or status == 412:
             return changed(place)
         if status == 429 or "<Code>SlowDown</Code>" in text or "<Code>ServerBusy</Code>" in text:
-            code, what = (
-                "RateLimited",
-                f"{where} allows no more requests now ({status}); try again later",
-            )
-            return RetryError(ScreeningError(code, what))
+            what = f"{where} allows no more requests now ({status}); try again later"
+            return RetryError(ScreeningError("RateLimited", what))
         if "redirect" in words:
             return _denied(f"{place} is in another region; set AWS_REGION to the bucket's")
         if status == 408 or status >= 500:
@@ -235,12 +238,17 @@ def _network() -> dict[str, Any]:
     excluded = [entry.strip() for entry in proxies.get("no", "").split(",")]
     plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:")
     proxy = proxies.get("http" if plain else "https") or proxies.get("all")
-    if proxy and any(entry.count(":") == 1 for entry in excluded):
+    hosts = [_without_port(entry) for entry in excluded]
+    if proxy and hosts != excluded:
         options["proxy_url"] = proxy
-        options["proxy_excludes"] = ",".join(
-            entry.partition(":")[0] if entry.count(":") == 1 else entry for entry in excluded
-        )
+        options["proxy_excludes"] = ",".join(hosts)
     return options
+
+
+def _without_port(entry: str) -> str:
+    """A host of NO_PROXY; an IPv6 address is left as it is."""
+    host, _, rest = entry.partition(":")
+    return entry if ":" in rest else host
 
 
 def _aws(address: str) -> dict[str, Any]:
@@ -317,5 +325,5 @@ def _bare(etag: str | None) -> str | None:
 
 
 def _first_line(error: Exception, place: str = "") -> str:
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return _ADDRESS.sub(lambda _: place or "its address", line)[:200]

@@ -23,23 +23,28 @@ from lmeval_screener.errors import ScreeningError
 
 #: The service of an address's scheme.
 SERVICES = {
-    **dict.fromkeys(("s3", "s3a"), "S3"),
-    **dict.fromkeys(("gs", "gcs"), "Google Cloud Storage"),
-    **dict.fromkeys(("az", "azure", "abfs", "abfss"), "Azure"),
+    "s3": "S3",
+    "s3a": "S3",
+    "gs": "Google Cloud Storage",
+    "gcs": "Google Cloud Storage",
+    "az": "Azure",
+    "azure": "Azure",
+    "abfs": "Azure",
+    "abfss": "Azure",
 }
 #: End of the name of a GGUF model's part: its number, and how many there are.
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 #: Largest small file, in bytes: the largest tokenizers have some 40 MB. In a folder, files up to this size
 #: get a digest from their content; weights do not need one.
 SMALL = 64 * 2**20
+#: Ends of the names of small files: configurations and tokenizers.
+_TEXTS = (".json", ".model", ".txt", ".tiktoken")
 #: A commit in full.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _DEEPEST = 6  # folders below a checkpoint in which files are listed to find its program
 _MOST_NAMES = 2000  # names that are looked at for it, in each folder and in all
-_LFS, _POINTER = (
-    b"version https://git-lfs",
-    1024,
-)  # how a git-lfs pointer begins, and its largest size
+_LFS = b"version https://git-lfs"  # begins a pointer of git-lfs
+_POINTER = 1024  # its largest size
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,8 @@ class FileEntry:
         if kind == "sha256":
             return hashlib.sha256(body).hexdigest() == digest
         if kind == "git":
-            return (
-                hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
-                == digest
-            )
+            blob = b"blob %d\0" % len(body) + body
+            return hashlib.sha1(blob, usedforsecurity=False).hexdigest() == digest
         return True
 
 
@@ -103,18 +106,23 @@ class Snapshot:
         revision: str | None = None,
         cache: Cache | None = None,
     ) -> None:
-        self.repo, self.files, self.revision, self.cache = repo, files, revision, cache
+        self.repo = repo
+        self.files = files
+        self.revision = revision
+        self.cache = cache
         self.borrowed: dict[str, tuple[Snapshot, str]] = {}
 
     def borrow(self, other: Snapshot, names: Mapping[str, str]) -> None:
         """Add files of another checkpoint; ``names`` maps their paths here to those there."""
-        added = {path: replace(other.files[at], path=path) for path, at in names.items()}
-        self.files = {**self.files, **added}
-        self.borrowed |= {path: (other, at) for path, at in names.items()}
+        self.files = dict(self.files)
+        for path, at in names.items():
+            self.files[path] = replace(other.files[at], path=path)
+            self.borrowed[path] = (other, at)
 
     def entry(self, path: str) -> FileEntry:
         """A file's listed entry; ScreeningError if it is not listed."""
-        if (entry := self.files.get(path)) is None:
+        entry = self.files.get(path)
+        if entry is None:
             at = f" at revision {self.revision}" if self.revision else ""
             raise ScreeningError("FileNotFound", f"{self.repo} has no {path}{at}; {self.next_step}")
         return entry
@@ -232,14 +240,14 @@ class RangedSnapshot(Snapshot):
                     "BadResponse",
                     f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check the file",
                 )
-            if (
-                self.cache
-                and (kept := self.cache.read("files", self.content_key(path))) is not None
-            ):
+            kept = self.cache.read("files", self.content_key(path)) if self.cache else None
+            if kept is not None:
                 return kept
             place = self._on_disk(entry)
-            if place and entry.fits(stored := await in_thread(place.read_bytes)):
-                return stored
+            if place is not None:
+                stored = await in_thread(place.read_bytes)
+                if entry.fits(stored):
+                    return stored
             body = await self.account.retried(lambda: self._fetched(path))
             if self.cache:
                 self.cache.write("files", self.content_key(path), body)  # the digest may be new
@@ -247,7 +255,8 @@ class RangedSnapshot(Snapshot):
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        if place := self._on_disk(await self.look_up(path)):
+        place = self._on_disk(await self.look_up(path))
+        if place is not None:
             return await in_thread(lambda: read_ranges(place, ranges))
         works = (self._range(path, begin, end) for begin, end in ranges)
         with self.account.share() as most:
@@ -322,12 +331,9 @@ def _files(folder: Path) -> dict[str, FileEntry]:
             broken = place.is_symlink() and not place.exists()  # reading it raises the error
             if name.startswith(".") or not (place.is_file() or broken):
                 continue
-            size, digest = 0 if broken else place.stat().st_size, None
-            if (
-                name.endswith((".json", ".model", ".txt", ".tiktoken"))
-                and size <= SMALL
-                and not broken
-            ):
+            size = 0 if broken else place.stat().st_size
+            digest = None
+            if name.endswith(_TEXTS) and size <= SMALL and not broken:
                 digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
             files[name] = FileEntry(name, size, digest)
     except OSError as error:
@@ -359,10 +365,10 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
 
 def _unreadable(place: Path, error: OSError) -> ScreeningError:
     if place.is_symlink() and not place.exists():
-        why = f"{place} links to {os.readlink(place)}, which is gone (perhaps a purged cache)"
         return ScreeningError(
             "FileNotFound",
-            f"{why}; download it again, or copy the folder with its links followed (cp -rL)",
+            f"{place} links to {os.readlink(place)}, which is gone (perhaps a purged cache); download it "
+            "again, or copy the folder with its links followed (cp -rL)",
         )
     return ScreeningError(
         "FileNotFound",
@@ -386,10 +392,10 @@ def changed(what: str) -> ScreeningError:
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
     """The files to read for one weights file: itself or all its parts, and small files but for an index."""
     whole = PART.sub(".gguf", name)
-    parts = {path for path in files if name.endswith(".gguf") and PART.sub(".gguf", path) == whole}
-    return {
-        path: entry
-        for path, entry in files.items()
-        if path == name or path in parts or path.endswith((".json", ".txt", ".model", ".tiktoken"))
-        if not path.endswith(".index.json")
-    }
+    chosen = {}
+    for path, entry in files.items():
+        is_part = name.endswith(".gguf") and PART.sub(".gguf", path) == whole
+        is_text = path.endswith(_TEXTS) and not path.endswith(".index.json")
+        if path == name or is_part or is_text:
+            chosen[path] = entry
+    return chosen

@@ -142,10 +142,12 @@ class Sources:
             return self._tokenizers[text]
 
     async def _found(self, text: str) -> tuple[Snapshot, dict[str, str]]:
-        folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
-        target = parse_target(folder or slash or ".") if name else parse_target(text)
-        if target.scheme in ("http", "https"):
-            target = parse_target(text)  # web servers list no folders
+        target = parse_target(text)
+        folder, slash, name = text.rpartition("/")
+        if not name.endswith(".json"):
+            name = ""
+        elif target.scheme not in ("http", "https"):  # which list no folders
+            target = parse_target(folder or slash or ".")
         try:
             if target.refused is not None:
                 raise ScreeningError(*target.refused)

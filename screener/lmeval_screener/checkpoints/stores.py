@@ -29,7 +29,7 @@ from lmeval_screener.checkpoints.snapshot import (
     single_file,
     version_digest,
 )
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, cannot
 from lmeval_screener.formats import SUFFIXES, holds_weights
 from lmeval_screener.targets.layouts import layout_of
 from lmeval_screener.targets.names import Target
@@ -105,24 +105,25 @@ class BucketSource:
                     "FolderNotFound",
                     f"nothing matches {target.repo}; check the address (a * matches a name between slashes)",
                 )
-            checkpoints = await side_by_side(
-                self._checkpoints(store, place, account) for place in places
-            )
-        tokenizers: dict[str, str | None] = {}
-        for run in checkpoints:
-            for path in run.checkpoints:
-                source = run.tokenizers.get(path)
-                tokenizers.setdefault(path, source and joined(store.address, source))
-        return [
-            replace(target.at(joined(store.address, path)), tokenizer=target.tokenizer or source)
-            for path, source in tokenizers.items()
-        ]
+            runs = await side_by_side(self._run_at(store, place, account) for place in places)
+        targets: dict[str, Target] = {}
+        for run in runs:
+            for place in run.checkpoints:
+                tokenizer = target.tokenizer
+                if tokenizer is None and place in run.tokenizers:
+                    tokenizer = joined(store.address, run.tokenizers[place])
+                at = target.at(joined(store.address, place))
+                targets.setdefault(place, replace(at, tokenizer=tokenizer))
+        return list(targets.values())
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """Open the checkpoint at an address; see `Source.snapshot`."""
         store, path = self._store_and_path(target.address)
         address = joined(store.address, path)
-        folder, name = path.rpartition("/")[::2] if path.endswith(SUFFIXES) else (path, "")
+        folder = path
+        name = ""
+        if path.endswith(SUFFIXES):
+            folder, _, name = path.rpartition("/")
         listing = await self._listed(store, folder, account)
         if name and name not in listing.files:
             raise ScreeningError(
@@ -133,9 +134,9 @@ class BucketSource:
         if not name and not holds_weights(listing.files):
             around = await self._names_around(store, folder, listing, account)
         if not listing.files:
-            if known := layout_of(around, address, is_local=False):
-                code, reason, step = known
-                raise ScreeningError(code, f"cannot be screened because {reason}; {step}")
+            known = layout_of(around, address, is_local=False)
+            if known is not None:
+                raise cannot(*known)
             raise ScreeningError(
                 "FolderNotFound",
                 f"{address} holds no files; it holds {_first_names(listing)}: name a folder with "
@@ -193,26 +194,24 @@ class BucketSource:
     async def _matching(self, store: Bucket, pattern: str, account: Account) -> list[str]:
         """The folders and weights files that match a glob, by step."""
         places = [""]
-        parts = pattern.split("/")
-        for depth, part in enumerate(parts):
-            if not glob.has_magic(part):
+        *parts, last = pattern.split("/")
+        for part in parts:
+            if glob.has_magic(part):
+                listings = await self._each_listed(store, places, account)
+                places = _matches(places, listings, part)
+            else:
                 places = [joined(place, part) for place in places]
-                continue
-            listings = await self._each_listed(store, places, account)
-            is_last = depth == len(parts) - 1
-            places = [
-                joined(place, name)
-                for place, listing in zip(places, listings, strict=True)
-                for name in (*listing.folders, *(_weights(listing) if is_last else ()))
-                if fnmatch.fnmatchcase(name, part)
-            ]
-        if not glob.has_magic(parts[-1]):
-            listings = await self._each_listed(store, places, account)
+        if not glob.has_magic(last):
+            places = [joined(place, last) for place in places]
+        listings = await self._each_listed(store, places, account)
+        if glob.has_magic(last):
+            places = _matches(places, listings, last, with_files=True)
+        else:
             listed = zip(places, listings, strict=True)
             places = [place for place, listing in listed if listing.files or listing.folders]
         return sorted(places, key=step_key)
 
-    async def _checkpoints(self, store: Bucket, path: str, account: Account) -> Run:
+    async def _run_at(self, store: Bucket, path: str, account: Account) -> Run:
         """The checkpoints of a training run's folder, or the path itself if it holds no run."""
         if path.endswith(SUFFIXES):
             return Run([path])
@@ -234,7 +233,8 @@ class BucketSnapshot(RangedSnapshot):
         self, store: Bucket, repo: str, path: str, files: Mapping[str, FileEntry], account: Account
     ) -> None:
         super().__init__(repo, files, account)
-        self._store, self._path = store, path
+        self._store = store
+        self._path = path
         self.around: Sequence[str] = ()
 
     def names_around(self) -> list[str]:
@@ -244,7 +244,9 @@ class BucketSnapshot(RangedSnapshot):
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; ScreeningError if it changed while they were read; see `Snapshot.ranges`."""
         bodies = await super().ranges(path, ranges)
-        place, entry, account = joined(self._path, path), self.files[path], self.account
+        account = self.account
+        place = joined(self._path, path)
+        entry = self.files[path]
         if not await account.retried(lambda: self._store.is_same(place, entry, account)):
             raise changed(f"{path} of {self.repo}")
         return bodies
@@ -277,18 +279,20 @@ class FileSystem(Bucket):
             entries = await self._call(look, path, account)
         except FileNotFoundError:
             return FolderListing()
-        folders, files = [], {}
+        address = without_secrets(self.address)
+        folders = []
+        files = {}
         for entry in entries:
             name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            size = entry.get("size")
             if entry.get("type") == "directory":
                 folders.append(name)
-            elif type(entry.get("size")) is int:
-                version = next(
-                    (entry[key] for key in _VERSIONS if entry.get(key) is not None), None
-                )
-                place = without_secrets(self.address)
-                digest = version_digest(place, path, name, entry["size"], version)
-                files[name] = FileEntry(name, entry["size"], None if version is None else digest)
+            elif type(size) is int:
+                versions = [entry[key] for key in _VERSIONS if entry.get(key) is not None]
+                digest = None
+                if versions:
+                    digest = version_digest(address, path, name, size, versions[0])
+                files[name] = FileEntry(name, size, digest)
         return FolderListing(tuple(folders), files)
 
     async def read(
@@ -365,10 +369,24 @@ def _unreachable(what: str, error: Exception) -> RetryError:
     )
 
 
-def _weights(listing: FolderListing) -> list[str]:
-    return [name for name in listing.files if name.endswith(SUFFIXES)]
+def _matches(
+    places: Sequence[str],
+    listings: Sequence[FolderListing],
+    pattern: str,
+    *,
+    with_files: bool = False,
+) -> list[str]:
+    """The folders in some folders that match a glob, and their weights files if these count too."""
+    matches = []
+    for place, listing in zip(places, listings, strict=True):
+        names = list(listing.folders)
+        if with_files:
+            names += [name for name in listing.files if name.endswith(SUFFIXES)]
+        matches += [joined(place, name) for name in names if fnmatch.fnmatchcase(name, pattern)]
+    return matches
 
 
 def _first_names(listing: FolderListing) -> str:
     names = [*(f"{name}/" for name in listing.folders), *listing.files]
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "") if names else "nothing"
+    first_names = ", ".join(names[:4]) or "nothing"
+    return f"{first_names}, …" if len(names) > 4 else first_names

@@ -15,7 +15,6 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -63,9 +62,6 @@ class RemoteSnapshot(RangedSnapshot):
         files: Every file by path.
         account: Time budget, traffic and cache for reading.
         online: Gives the connections, to request an item; see `Hub.online`.
-        url: Gives the address of a file's path.
-        refused: The error for a response with a final status.
-        etags: ETags of files; their ranges are requested on condition of these.
     """
 
     #: Whether a file's address leads to another one, which may expire: the file is then resolved again.
@@ -77,14 +73,22 @@ class RemoteSnapshot(RangedSnapshot):
         files: Mapping[str, FileEntry],
         account: Account,
         online: Callable[[str], Transport],
-        url: Callable[[str], URL],
-        refused: Callable[[aiohttp.ClientResponse], ScreeningError],
-        etags: Mapping[str, str | None] | None = None,
     ) -> None:
         super().__init__(repo, files, account)
-        self._connections, self._url, self._refused = online, url, refused
-        self._etags = etags or {}
+        self._connections = online
         self._places: dict[str, FilePlace] = {}
+
+    def _url(self, path: str) -> URL:
+        """The address of a file's path."""
+        raise NotImplementedError
+
+    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+        """The error for a response with a final status."""
+        raise NotImplementedError
+
+    def _etag(self, path: str) -> str | None:
+        """The ETag on condition of which a file's ranges are requested; None for no condition."""
+        return None
 
     async def _resolved(self, path: str) -> URL:
         """The address for a file's ranges, in one attempt."""
@@ -92,8 +96,9 @@ class RemoteSnapshot(RangedSnapshot):
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)``, as many as arrive, if the response matches the request."""
-        transport, entry = self._online(path), self.entry(path)
-        etag = self._etags.get(path)
+        transport = self._online(path)
+        entry = self.entry(path)
+        etag = self._etag(path)
         place = self._places.setdefault(path, FilePlace(etag=etag))
         headers = {"Range": f"bytes={begin}-{end - 1}"}
         if etag and not etag.startswith("W/"):
@@ -135,11 +140,12 @@ class RemoteSnapshot(RangedSnapshot):
                     raise contradiction(what)
                 # Only the first refused range counts; for the others the address is already gone.
                 if resolved is not None and place.address is resolved:
-                    place.address, place.etag, place.refused = None, None, place.refused + 1
-                what = (
-                    f"{host} refuses the signed address of {path} of {self.repo}; try again later"
-                )
-                raise RetryError(ScreeningError("AccessDenied", what), wait=0.0)
+                    place.address = None
+                    place.etag = None
+                    place.refused += 1
+                what = f"the signed address of {path} of {self.repo}"
+                error = ScreeningError("AccessDenied", f"{host} refuses {what}; try again later")
+                raise RetryError(error, wait=0.0)
 
     async def _address(self, path: str, place: FilePlace) -> URL:
         """The address for a file's ranges; ranges that ask at the same time share one request."""
@@ -159,6 +165,30 @@ class WebFile(NamedTuple):
     url: URL
     entry: FileEntry
     etag: str | None
+
+
+class WebSnapshot(RemoteSnapshot):
+    """Files of a web server, each read at the address where it was probed."""
+
+    def __init__(
+        self,
+        repo: str,
+        files: Mapping[str, WebFile],
+        account: Account,
+        online: Callable[[str], Transport],
+    ) -> None:
+        entries = {path: file.entry for path, file in files.items()}
+        super().__init__(repo, entries, account, online)
+        self._probed = files
+
+    def _url(self, path: str) -> URL:
+        return self._probed[path].url
+
+    def _etag(self, path: str) -> str | None:
+        return self._probed[path].etag
+
+    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
+        return _refusal(response, self.repo)
 
 
 class WebServers:
@@ -195,45 +225,28 @@ class WebServers:
             files = await side_by_side(probed(name) for name in dict.fromkeys(names))
             return {file.entry.path: file for file in files if file is not None}
 
-        def opened(files: Mapping[str, WebFile]) -> Snapshot:
-            return web_snapshot(target.shown, files, account, self._online)
+        def opened(files: Mapping[str, WebFile]) -> WebSnapshot:
+            return WebSnapshot(target.shown, files, account, self._online)
 
         if file:
             names = [file]
             if not url.query_string:  # a signature covers one file and none next to it
-                names += _SMALL
-                if part := PART.search(file):
-                    stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
-                    names += [
-                        f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)
-                    ]
+                names += [*_SMALL, *_parts(file)]
             return opened(await existing(names))
-        usual = [
-            *(kind.single for kind in TRANSFORMERS),
-            *(k.index for k in TRANSFORMERS if k.index),
-        ]
+        usual: list[str] = []
+        for kind in TRANSFORMERS:
+            usual += filter(None, (kind.single, kind.index))
         files = await existing([*_SMALL, *usual])
         for kind in TRANSFORMERS:
-            if kind.single not in files and kind.index in files:
-                files |= await existing(_shards(await opened(files).small_file(kind.index)))
-            if {kind.single, kind.index} & files.keys():
+            if kind.single in files:
                 return opened(files)
+            if kind.index in files:
+                shards = _shards(await opened(files).small_file(kind.index))
+                return opened(files | await existing(shards))
         raise ScreeningError(
             "FolderNotFound",
             f"{target.shown} has none of {', '.join(usual)}; name the folder that has one, or a weights file",
         )
-
-
-def web_snapshot(
-    repo: str, files: Mapping[str, WebFile], account: Account, online: Callable[[str], Transport]
-) -> RemoteSnapshot:
-    """A snapshot of files, each read at the address where it was probed."""
-    entries = {path: file.entry for path, file in files.items()}
-    etags = {path: file.etag for path, file in files.items()}
-    refused = partial(_refusal, what=repo)
-    return RemoteSnapshot(
-        repo, entries, account, online, lambda path: files[path].url, refused, etags
-    )
 
 
 async def _probe(
@@ -257,11 +270,12 @@ async def _probe(
         if response.status not in (200, 206):
             raise _refusal(response, str(address))
         if total is None or is_page:
-            host, what = response.url.host, "with a web page" if is_page else "without a size"
+            what = "with a web page" if is_page else "without a size"
             raise contradiction(
-                f"{host} answered {what} for {name}; give the address of the file itself"
+                f"{response.url.host} answered {what} for {name}; give the address of the file itself"
             )
-        etag, date = response.headers.get("ETag"), response.headers.get("Last-Modified")
+        etag = response.headers.get("ETag")
+        date = response.headers.get("Last-Modified")
         version = None
         if etag or date:
             version = version_digest(without_secrets(str(address)), total, etag, date)
@@ -269,7 +283,8 @@ async def _probe(
 
 
 def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
-    status, host = response.status, response.url.host
+    status = response.status
+    host = response.url.host
     if status in (401, 403, 407, 451):
         return ScreeningError(
             "AccessDenied",
@@ -286,6 +301,16 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
         "BadResponse",
         f"{host} answered {status} for {what}; check the address and any proxy on the way",
     )
+
+
+def _parts(file: str) -> list[str]:
+    """All parts of a GGUF model of which a file is one, at most a thousand; empty for any other file."""
+    part = PART.search(file)
+    if part is None:
+        return []
+    stem = file.removesuffix(part[0])
+    numbers = range(1, min(int(part[2]), 1000) + 1)
+    return [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in numbers]
 
 
 def _below(base: URL, name: str) -> URL:
@@ -308,11 +333,15 @@ def range_problem(
     """Why a 206 is not bytes ``[begin, end)`` of the listed file as stored; None if it is."""
     headers = response.headers
     expected = f"bytes {begin}-{end - 1}/{size}"
-    if (got := headers.getall("Content-Range", [])) != [expected]:
-        return f"expected Content-Range {expected!r}, got {', '.join(map(repr, got)) or None}"
-    if (length := headers.get("Content-Length", str(end - begin))) != str(end - begin):
-        return f"expected {end - begin} bytes, got Content-Length {length}"
-    if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
+    stated = headers.getall("Content-Range", [])
+    if stated != [expected]:
+        return f"expected Content-Range {expected!r}, got {', '.join(map(repr, stated)) or None}"
+    count = str(end - begin)
+    length = headers.get("Content-Length", count)
+    if length != count:
+        return f"expected {count} bytes, got Content-Length {length}"
+    encoding = headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
         return f"the range came with Content-Encoding {encoding}"
     if headers.get("Content-Type", "").startswith("text/html"):
         return "the body is a web page"

@@ -50,19 +50,10 @@ MLX = "mlx"
 WHOLE_IN_MLX = frozenset(TABLES["whole_in_mlx"].split())
 
 #: Parts of names that do not belong to the model's own head or embedding.
-NOT_THE_MODEL = (
-    "mtp",
-    "draft",
-    "medusa",
-    "eagle",
-    "vision",
-    "visual",
-    "audio",
-    "speech",
-    "talker",
-    "code_predictor",
-)
+NOT_THE_MODEL = tuple(TABLES["not_the_model"].split())
 
+#: How PEFT's own words in names begin.
+PEFT_WORDS = tuple(TABLES["peft_words"].split())
 #: Values of ``model_type`` whose class does *not* tie when config.json is silent; all other known ones tie.
 UNTIED_BY_DEFAULT = frozenset(TABLES["untied"].split())
 
@@ -119,7 +110,8 @@ def choose_tensor(
         first_names = ", ".join(sorted(stored)[:3]) or "none"
         raise cannot(
             "NoOutputProjection",
-            f"none of its {len(stored)} tensors ({first_names}, …) is a known output projection or input embedding",
+            f"none of its {len(stored)} tensors ({first_names}, …) is a known output projection or input "
+            "embedding",
             "check that it is a causal language model",
         )
     types = model_types(config)

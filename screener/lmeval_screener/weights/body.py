@@ -34,12 +34,10 @@ _MTP = "mtp."
 _STACKED = "switch_mlp."
 #: Ends of names of norms to which mlx_lm adds 1.
 _WHOLE_NORMS = (
-    *(
-        ".input_layernorm.weight",
-        ".post_attention_layernorm.weight",
-        ".q_norm.weight",
-        ".k_norm.weight",
-    ),
+    ".input_layernorm.weight",
+    ".post_attention_layernorm.weight",
+    ".q_norm.weight",
+    ".k_norm.weight",
 )
 MOST = 32  # tensors read of a checkpoint that is not on this machine
 _NUMBERS = 64  # numbers read from each tensor
@@ -73,18 +71,29 @@ def are_body(content: bytes) -> bool:
 
 def likeness(first: bytes, second: bytes) -> Likeness:
     """Compare bodies of `read_body`: equal types exactly, others by rounding; `UNKNOWN` if none is shared."""
-    if first[:_DIGEST] == second[:_DIGEST] and first[:_DIGEST].strip(b"\0"):
+    digest, whole, a = _parts(first)
+    other_digest, other_whole, b = _parts(second)
+    if digest == other_digest and digest.strip(b"\0"):
         return Likeness(True)
-    wholes = [body[_DIGEST : _DIGEST + 4] for body in (first, second)]
-    a, b = (np.frombuffer(body[_DIGEST + 4 :], _TENSOR) for body in (first, second))
     _, of_a, of_b = np.intersect1d(a["name"], b["name"], return_indices=True)
-    if not len(of_a) and wholes != [bytes(4)] * 2:
+    if not len(of_a) and not whole == other_whole == bytes(4):
         return UNKNOWN
-    a, b = a[of_a], b[of_b]
-    reach = _REACH * np.hypot(a["error"], b["error"])
-    apart = np.abs(a["sum"] - b["sum"]) > np.where(a["dtype"] == b["dtype"], 0, reach)
-    is_same = not apart.any() and wholes[0] == wholes[1]
-    return Likeness(is_same, len(a), max(int.from_bytes(whole, "little") for whole in wholes))
+    apart = _apart(a[of_a], b[of_b])
+    tensors = [int.from_bytes(count, "little") for count in (whole, other_whole)]
+    return Likeness(not apart.any() and whole == other_whole, len(of_a), max(tensors))
+
+
+def _apart(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether tensors are different: those of one type exactly, others by more than rounding."""
+    reach = np.where(a["dtype"] == b["dtype"], 0, _REACH * np.hypot(a["error"], b["error"]))
+    apart: NDArray[np.bool_] = np.abs(a["sum"] - b["sum"]) > reach
+    return apart
+
+
+def _parts(body: bytes) -> tuple[bytes, bytes, NDArray[Any]]:
+    """The hash of a body's files, its number of tensors (four bytes), and those that were read."""
+    numbers = body[_DIGEST:]
+    return body[:_DIGEST], numbers[:4], np.frombuffer(numbers[4:], _TENSOR)
 
 
 def keys(body: bytes) -> list[bytes]:
@@ -94,13 +103,13 @@ def keys(body: bytes) -> list[bytes]:
 
 def kind(body: bytes) -> bytes:
     """A key of the tensors that were read, their names and types; empty for a body without any."""
-    tensors = np.frombuffer(body[_DIGEST + 4 :], _TENSOR)
+    _, _, tensors = _parts(body)
     return tensors["name"].tobytes() + tensors["dtype"].tobytes()
 
 
 def tensors_in(body: bytes) -> int:
     """The number of tensors that were read."""
-    return max(len(body) - _DIGEST - 4, 0) // _TENSOR.itemsize
+    return len(_parts(body)[2])
 
 
 class Bodies:
@@ -120,19 +129,16 @@ class Bodies:
 
     def same(self, body: bytes) -> int | None:
         """The place of the first body that is the same as one of another kind, as `likeness` has it."""
-        own = np.frombuffer(body[_DIGEST + 4 :], _TENSOR)
+        _, whole, own = _parts(body)
         rows = np.frombuffer(self._content, self._row)
         tensors = rows["tensors"]
         _, of_own, of_rows = np.intersect1d(own["name"], tensors["name"][0], return_indices=True)
         if not len(of_own):
             return None
-        whole = np.frombuffer(body[_DIGEST : _DIGEST + 4], "V4")
-        alike = np.nonzero(rows["whole"] == whole)[0]
+        alike = np.nonzero(rows["whole"] == np.frombuffer(whole, "V4"))[0]
         # Tensor by tensor: most bodies differ in one of the first, and the others are not compared.
         for a, column in zip(own[of_own], of_rows, strict=True):
-            b = tensors[alike, column]
-            reach = np.where(a["dtype"] == b["dtype"], 0, _REACH * np.hypot(a["error"], b["error"]))
-            alike = alike[~(np.abs(a["sum"] - b["sum"]) > reach)]
+            alike = alike[~_apart(a, tensors[alike, column])]
             if not len(alike):
                 return None
         place: int = self._places[alike[0]]
@@ -141,10 +147,10 @@ class Bodies:
 
 def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
     """A hash (8 bytes) of weights files' digests, without a request; zeros if the listing lacks one."""
-    digests = [snapshot.files[path].digest or "" for path in paths if path in snapshot.files]
+    digests = sorted(snapshot.files[path].digest or "" for path in paths)
     if not digests or not all(digest.startswith("sha256:") for digest in digests):
         return bytes(_DIGEST)
-    return hashlib.blake2b(" ".join(sorted(digests)).encode(), digest_size=_DIGEST).digest()
+    return hashlib.blake2b(" ".join(digests).encode(), digest_size=_DIGEST).digest()
 
 
 async def read_body(
@@ -194,14 +200,14 @@ async def _sums(
     rows: list[tuple[int, int, float, float]] = []
     for path, tensors in chosen.items():
         stored = await snapshot.ranges(path, [_middle(tensor) for _, tensor in tensors])
-        for (code, tensor), numbers in zip(tensors, stored, strict=True):
-            some = decode_rows(numbers, tensor.dtype, min(_NUMBERS, tensor.elements))
-            signs = _weights_of(some.shape[1])
-            error = math.sqrt(np.square(signs * storage_error(some, tensor.dtype)).sum())
-            total = float((some[0] * signs).sum())
+        for (code, tensor), body in zip(tensors, stored, strict=True):
+            numbers = decode_rows(body, tensor.dtype, min(_NUMBERS, tensor.elements))
+            weights = _weights_of(numbers.shape[1])
+            error = math.sqrt(np.square(weights * storage_error(numbers, tensor.dtype)).sum())
+            total = float((numbers[0] * weights).sum())
             dtype = tensor.dtype
             if code in whole:
-                total -= float(signs.sum())
+                total -= float(weights.sum())
                 dtype += " of 1 + weight"  # rounded elsewhere: never equal bit for bit
             rows.append((code, _code(dtype), total, error))
     return np.array(rows, _TENSOR)
@@ -209,7 +215,8 @@ async def _sums(
 
 def _middle(tensor: Tensor) -> tuple[int, int]:
     """Byte range in the file of the tensor's numbers that are compared."""
-    count, size = min(_NUMBERS, tensor.elements), DTYPE_BITS[tensor.dtype] // 8
+    count = min(_NUMBERS, tensor.elements)
+    size = DTYPE_BITS[tensor.dtype] // 8
     begin = tensor.begin + (tensor.elements - count) // 2 * size
     return begin, begin + count * size
 
@@ -217,10 +224,10 @@ def _middle(tensor: Tensor) -> tuple[int, int]:
 async def weights_in(snapshot: Snapshot) -> list[str]:
     """The weights files of a checkpoint or an adapter, else all GGUF files; or ScreeningError (BadIndex)."""
     chosen = await model_files(snapshot)
-    whole = [path for path in chosen.paths if path in snapshot.files]
+    if chosen.paths:
+        return list(chosen.paths)
     adapters = [path for path in ADAPTERS if path in snapshot.files]
-    blocks = sorted(path for path in snapshot.files if path.endswith(GGUF.suffix))
-    return whole or adapters[:1] or blocks
+    return adapters[:1] or sorted(path for path in snapshot.files if path.endswith(GGUF.suffix))
 
 
 def _code(text: str) -> int:

@@ -41,8 +41,7 @@ class ModelFiles:
     @property
     def holders(self) -> dict[str, list[str]]:
         """Tensor -> the file in which the index says it is, alone in a list; empty without an index."""
-        shards: Mapping[str, str] = self.index.get("weight_map", {})
-        return {tensor: [file] for tensor, file in shards.items()}
+        return {tensor: [file] for tensor, file in self.index.get("weight_map", {}).items()}
 
 
 async def model_files(snapshot: Snapshot) -> ModelFiles:
@@ -60,8 +59,9 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
         if has_index:
             index = await read_json(snapshot, kind.index, "BadIndex")
             shards = index.get("weight_map")
-            is_map = isinstance(shards, dict)
-            if not is_map or not all(isinstance(file, str) for file in shards.values()):
+            if not isinstance(shards, dict):
+                shards = {"": None}
+            if not all(isinstance(file, str) for file in shards.values()):
                 raise bad_index(snapshot, kind.index, "has no weight_map of names")
             named = sorted(set(shards.values()))
             missing = []

@@ -23,6 +23,7 @@ from lmeval_screener.weights.architectures import (
     HEADS,
     NORMS,
     NORMS_WITHOUT_WEIGHT,
+    PEFT_WORDS,
     TABLES,
     WRAPPERS,
     is_of_model,
@@ -69,13 +70,8 @@ _IN_FRONT = {
         "save `model._module` with save_pretrained",
     ),
 }
-#: Parts of names of a PEFT model whose adapters were not merged.
-_UNMERGED = re.compile(
-    r"base_layer|original_module|modules_to_save|token_adapter|trainable_tokens_(delta|original)|"
-    r"(lora|randlora|poly_lora|vblora)_(embedding_)?[A-Z]|lora_magnitude_vector|vera_lambda_[bd]|ia3_l|"
-    r"hada_[wt]\d\w*|lokr_[wt]\d\w*|oft_[rRs]|boft_[RsP]|fourierft_spectrum|shira_weight|c3a_kernel|"
-    r"road_(theta|alpha)|waveft_spectrum|bone_\w+|miss_block|hra_[uU]|prompt_encoder"
-)
+#: How parts of the names of a PEFT model begin whose adapters were not merged.
+_UNMERGED = (*PEFT_WORDS, "prompt_encoder")
 #: Types that store adapters of their own with each layer.
 _WITH_ADAPTERS = ("phi4mm", "phi4_multimodal")
 #: Of a draft: the maps between its vocabulary and the target's, and the layer over the target's states.
@@ -83,17 +79,7 @@ _DRAFT_MAPS = ("d2t", "t2d")
 _DRAFT_INPUTS = ("fc.weight", "model.fc.weight")
 _DRAFT_CLASSES = re.compile(r"Eagle3?$|^Medusa|Speculator|DraftModel")
 #: Heads of models that score, classify or estimate, and their classes: reward and value models, probes.
-_OTHER_HEADS = (
-    "score.weight",
-    "classifier.weight",
-    "v_head.summary.weight",
-    "v_head.0.weight",
-    "value_head.weight",
-    "regression_layer.weight",
-    "reward_head.weight",
-    "qa_outputs.weight",
-    "rm_head.weight",
-)
+_OTHER_HEADS = tuple(TABLES["other_heads"].split())
 _OTHER_CLASSES = re.compile(
     r"For(Sequence|Token)Classification|ForQuestionAnswering|RewardModel|ForScore|ForTextEncoding|ValueHead"
 )
@@ -282,7 +268,7 @@ def _refuse_wrappers(names: Collection[str], config: Mapping[str, Any]) -> None:
             seen.add(part)
             if part in _ANYWHERE:
                 raise _wrapped(part, name)
-            if not unmerged and not has_adapters and _UNMERGED.fullmatch(part):
+            if not unmerged and not has_adapters and part.startswith(_UNMERGED):
                 unmerged = name
     if unmerged:
         raise _random(f"its adapter was not merged ({unmerged})", _MERGE)

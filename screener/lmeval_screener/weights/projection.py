@@ -423,7 +423,7 @@ class _Model:
     def _stated(self, *keys: str) -> tuple[int, ...] | None:
         """The numbers under some keys, at the first level of config.json that has them all."""
         for level in architectures.levels(self._config):
-            values = [level.get(key) for key in keys]
+            values: list[Any] = [level.get(key) for key in keys]
             if all(type(value) is int for value in values):
                 return tuple(values)
         return None
@@ -443,7 +443,7 @@ class _Model:
         if self._snapshot.is_local:
             counts = [(await self._files.header(shard)).parameters for shard in self._chosen.paths]
             return sum(counts)
-        size = metadata.get("total_size")
+        size: Any = metadata.get("total_size")
         if type(size) not in (int, float) or not 0 < size < 2**62:
             return None
         return int(size) * 8 // DTYPE_BITS[head.dtype]

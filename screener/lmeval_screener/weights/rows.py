@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,14 +29,13 @@ from numpy.typing import NDArray
 from lmeval_screener.budgets import in_steps
 from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, cannot
 from lmeval_screener.formats import format_of
 from lmeval_screener.weights.tensors import (
     DTYPE_BITS,
     Header,
     Tensor,
     WeightFile,
-    damage_of,
     decode_rows,
 )
 
@@ -63,24 +62,16 @@ class WeightFiles:
         """A file's header, or ScreeningError; ``guess`` bytes come first if the file states its length."""
         if path not in self._headers:
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path), guess)
-            try:
-                self._headers[path] = await format_of(path).read_header(file)
-            except ScreeningError as error:
-                raise damage_of(error, self.snapshot) from error
-            file.keep()
+            self._headers[path] = await file.understood(format_of(path).read_header(file))
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
         """A stored tensor as a Matrix; one that has not two dimensions becomes a column."""
         if tensor.entry is not None:
-            from lmeval_screener.weights import zip_archive
+            from lmeval_screener.weights.files import zip_archive
 
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
-            try:
-                tensor = await zip_archive.locate(file, tensor, *tensor.entry)
-            except ScreeningError as error:
-                raise damage_of(error, self.snapshot) from error
-            file.keep()
+            tensor = await file.understood(zip_archive.locate(file, tensor, *tensor.entry))
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
         if tensor.strides is not None and len(tensor.strides) == 1 and tensor.strides != (1,):
             tensor = tensor._replace(strides=(*tensor.strides, 1))
@@ -126,38 +117,50 @@ class Matrix:
 
     async def _stored(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Bytes of each row, from the cache if possible."""
-        width, begin, cache = self.row_bytes, self.tensor.begin, self.snapshot.cache
-        key = f"{self.snapshot.content_key(self.file)}#{self.tensor.name}#{begin}#{width}"
-        content = cache.read("rows", key) if cache else None
+        cache = self.snapshot.cache
+        place = f"{self.tensor.name}#{self.tensor.begin}#{self.row_bytes}"
+        key = f"{self.snapshot.content_key(self.file)}#{place}"
         known: dict[int, bytes] = {}
+        content = cache.read("rows", key) if cache else None
         if content is not None:
             head, _, body = content.partition(b"\n")
-            known = {
-                i: body[at * width : (at + 1) * width] for at, i in enumerate(json.loads(head))
-            }
+            known = dict(zip(json.loads(head), self._cut(body), strict=True))
         missing = [i for i in ids if i not in known]
         if not missing:
             return known
         strides = self.tensor.strides
         if strides is not None and len(strides) == 2 and strides != (self.shape[1], 1):
-            known.update(await self._strided(missing, strides))
+            known |= await self._strided(missing, strides)
         else:
-            runs = coalesced(missing, max(1, BRIDGE // width) if self.narrow else SLACK)
-            spans = [(begin + a * width, begin + b * width) for a, b in runs]
-            bodies = await self.snapshot.ranges(self.file, spans)
-            for (a, b), body in zip(runs, bodies, strict=True):
-                known.update((i, body[(i - a) * width : (i - a + 1) * width]) for i in range(a, b))
+            known |= await self._in_runs(missing)
         if cache:
             order = sorted(known)
             rows = b"".join([known[i] for i in order])
             cache.write("rows", key, json.dumps(order).encode() + b"\n", rows)
         return known
 
+    def _cut(self, body: bytes) -> list[bytes]:
+        """The rows in bytes end to end."""
+        width = self.row_bytes
+        return [body[at : at + width] for at in range(0, len(body), width)]
+
+    async def _in_runs(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """Rows that lie one after the other, and those between them that cost less than a request."""
+        width = self.row_bytes
+        runs = coalesced(ids, max(1, BRIDGE // width) if self.narrow else SLACK)
+        begin = self.tensor.begin
+        spans = [(begin + first * width, begin + end * width) for first, end in runs]
+        bodies = await self.snapshot.ranges(self.file, spans)
+        rows: dict[int, bytes] = {}
+        for (first, _), body in zip(runs, bodies, strict=True):
+            rows.update(enumerate(self._cut(body), start=first))
+        return rows
+
     async def _strided(self, ids: Sequence[int], strides: tuple[int, ...]) -> dict[int, bytes]:
         """Rows of a view, such as a transposed matrix, from all bytes that the view spans."""
-        begin, end = self.tensor.begin, self.tensor.end
-        self.refuse_scattered(end - begin, "as a view", f"for {len(ids)} rows")
-        (body,) = await self.snapshot.ranges(self.file, [(begin, end)])
+        span = (self.tensor.begin, self.tensor.end)
+        self.refuse_scattered(span[1] - span[0], "as a view", f"for {len(ids)} rows")
+        (body,) = await self.snapshot.ranges(self.file, [span])
         element = self.row_bytes // self.shape[1]
         numbers = np.frombuffer(body, f"V{element}")
         steps = [stride * element for stride in strides]
@@ -170,8 +173,8 @@ class Matrix:
             raise ScreeningError(
                 "ScatteredRows",
                 f"cannot be screened remotely because {self.tensor.name} is stored {how}: "
-                f"{size / 1e6:.0f} MB would have to be read {why}; download the checkpoint and screen the "
-                "folder",
+                f"{size / 1e6:.0f} MB would have to be read {why}; download the checkpoint and screen "
+                "the folder",
             )
 
 
@@ -184,14 +187,13 @@ def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]
     if not ids:
         return []
     budget = math.floor(slack * len(ids))
-    bridged = set()
-    for gap, at in sorted((b - a - 1, at) for at, (a, b) in enumerate(pairwise(ids), start=1)):
-        if gap > budget:
-            break
-        budget -= gap
-        bridged.add(at)
-    starts = [0, *(at for at in range(1, len(ids)) if at not in bridged), len(ids)]
-    return [(ids[a], ids[b - 1] + 1) for a, b in pairwise(starts)]
+    gaps = np.diff(ids) - 1
+    order = np.argsort(gaps, kind="stable")
+    bridged = order[np.cumsum(gaps[order]) <= budget]
+    breaks = np.setdiff1d(np.arange(len(gaps)), bridged)
+    firsts = np.concatenate([[0], breaks + 1])
+    lasts = np.concatenate([breaks, [len(gaps)]])
+    return [(ids[first], ids[last] + 1) for first, last in zip(firsts, lasts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,33 +226,33 @@ def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | Non
 
     config.json's ``quantization_config`` may say it (``weight_block_size``).
     """
-    (v, d), shape = codes.shape, scales.tensor.shape
+    v, d = codes.shape
+    shape = scales.tensor.shape
     if scales.tensor.elements == 1:
         shape = (1, 1)
     elif shape == (v,):
         shape = (v, 1)
-    stated = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
-    known = (
-        isinstance(stated, list) and len(stated) == 2 and all(type(size) is int for size in stated)
-    )
-    high, wide = stated if known and stated else (None, None)
     if scales.tensor.dtype not in _SCALE_DTYPES or len(shape) != 2:
         return None
-    block = _side(v, shape[0], high), _side(d, shape[1], wide)
-    if block[0] is None or block[1] is None:
+    stated = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
+    if not isinstance(stated, list) or [type(size) for size in stated] != [int, int]:
+        stated = (None, None)
+    high = _side(v, shape[0], stated[0])
+    wide = _side(d, shape[1], stated[1])
+    if high is None or wide is None:
         return None
-    return ScaledRows(codes, replace(scales, shape=(shape[0], shape[1])), (block[0], block[1]))
+    return ScaledRows(codes, replace(scales, shape=(shape[0], shape[1])), (high, wide))
 
 
 def _side(length: int, count: int, stated: int | None) -> int | None:
     """Side of a block in weights, if ``count`` blocks cover ``length`` weights; None if unclear."""
     if count in (1, length):
         return length // count
-    sizes = {_USUAL_BLOCK} | ({length // count} if count and length % count == 0 else set())
-    fitting = {
-        size for size in ({stated} if stated else sizes) if size > 0 and -(-length // size) == count
-    }
-    return fitting.pop() if len(fitting) == 1 else None
+    sizes = {stated or _USUAL_BLOCK}
+    if not stated and count and length % count == 0:
+        sizes.add(length // count)
+    fitting = [size for size in sizes if size > 0 and -(-length // size) == count]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,16 +282,21 @@ def pieced(
 ) -> PiecedRows:
     """A matrix joined from slices, each with its header; `sliced_error` unless they fill ``sizes``."""
     pieces = []
+    v = d = held = 0
+    dtypes = set()
     for matrix, header in parts:
-        offsets, shape = header.slices.get(name), matrix.tensor.shape
+        offsets = header.slices.get(name)
+        shape = matrix.tensor.shape
         if offsets is None or len(offsets) != 2 or len(shape) != 2 or 0 in shape:
             raise sliced_error(name, f"{matrix.file} does not say which rows and columns it holds")
-        pieces.append((matrix, offsets[0], offsets[1]))
-    v = max(row + matrix.shape[0] for matrix, row, _ in pieces)
-    d = max(column + matrix.shape[1] for matrix, _, column in pieces)
-    held = sum(math.prod(matrix.shape) for matrix, _, _ in pieces)
+        row, column = offsets
+        pieces.append((matrix, row, column))
+        v = max(v, row + shape[0])
+        d = max(d, column + shape[1])
+        held += math.prod(shape)
+        dtypes.add(matrix.tensor.dtype)
     overlap = any(_share_a_number(*pair) for pair in in_steps(combinations(pieces, 2)))
-    if held != v * d or overlap or len({matrix.tensor.dtype for matrix, _, _ in pieces}) != 1:
+    if held != v * d or overlap or len(dtypes) != 1:
         why = f"the slices found do not fill {v} × {d} numbers; is a process's file missing?"
         raise sliced_error(name, why)
     if sizes is None:
@@ -301,15 +308,16 @@ def pieced(
 
 
 def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, int]) -> bool:
+    """Whether two slices, each with its first row and column, overlap."""
     starts = zip(first[1:], second[1:], first[0].shape, second[0].shape, strict=True)
     return all(a < b + size_b and b < a + size_a for a, b, size_a, size_b in starts)
 
 
 def sliced_error(name: str, why: str) -> ScreeningError:
     """The error for slices that cannot be joined."""
-    return ScreeningError(
+    return cannot(
         "SlicedTensor",
-        f"cannot be screened because {name} is stored in slices of torch's distributed checkpoint, and "
-        f"{why}; join them first (HuggingFaceStorageWriter(..., enable_consolidation=True) when "
+        f"{name} is stored in slices of torch's distributed checkpoint, and {why}",
+        "join them first (HuggingFaceStorageWriter(..., enable_consolidation=True) when "
         "saving, or torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)",
     )

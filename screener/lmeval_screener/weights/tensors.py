@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
 from lmeval_screener.errors import ScreeningError
+
+T = TypeVar("T")
 
 #: Dtype of the format -> bits per element.
 DTYPE_BITS = {
@@ -30,9 +32,6 @@ PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 SCALED_DTYPES = ("F8_E4M3", "F8_E5M2")
 #: Dtypes whose numbers are the weights themselves. All others are packed or scaled.
 FLOAT_DTYPES = PLAIN_DTYPES + SCALED_DTYPES
-# What to do about a broken file, far away and on this machine.
-_FAR = "the file was damaged in transit or at its source: compare its sha256 or upload it again"
-_HERE = "the file was not written to its end, or damaged since: wait until it is written, or save it again"
 
 
 class Tensor(NamedTuple):
@@ -84,50 +83,73 @@ class Header:
     @property
     def parameters(self) -> int:
         """Elements of all tensors together; shared bytes count once."""
-        return sum(
-            {(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values()
-        )
+        elements = {(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}
+        return sum(elements.values())
 
 
-def damaged(what: str, reason: str, code: str = "BadHeader") -> ScreeningError:
-    """The error for a header or an archive that does not fit its file."""
-    return ScreeningError(code, f"{what} is broken: {reason}; {_FAR}")
+class DamagedError(ScreeningError):
+    """A header or an archive does not fit its file.
 
+    Args:
+        part: What of the file, such as ``the GGUF header of``.
+        reason: What is wrong with it.
+        code: The error's code.
+    """
 
-def damage_of(error: ScreeningError, snapshot: Snapshot) -> ScreeningError:
-    """An error of `damaged` with the step that helps where the file lies; any other error unchanged."""
-    text = str(error)
-    if not snapshot.is_local or not text.endswith(_FAR):
-        return error
-    return ScreeningError(error.code, text.removesuffix(_FAR) + _HERE)
+    def __init__(self, part: str, reason: str, code: str = "BadHeader") -> None:
+        super().__init__(code, f"{part} a file is broken: {reason}")
+        self.part = part
+        self.reason = reason
 
 
 class WeightFile:
-    """A weights file while its header is read; `keep` caches bytes that proved correct.
+    """A weights file while its header is read.
 
-    ``guess`` is the expected size of its header, which the first request reads.
+    Attributes:
+        size: Its bytes.
+        what: Its name in sentences.
+        guess: The expected size of its header, which the first request reads.
     """
 
     def __init__(self, snapshot: Snapshot, entry: FileEntry, guess: int = 65_536) -> None:
-        self.snapshot, self.path, self.size = snapshot, entry.path, entry.size
-        self.what, self.guess = f"{entry.path} of {snapshot.repo}", guess
+        self.size = entry.size
+        self.what = f"{entry.path} of {snapshot.repo}"
+        self.guess = guess
+        self._snapshot = snapshot
+        self._path = entry.path
         self._fetched: dict[str, bytes] = {}
 
     async def read(self, begin: int, end: int) -> bytes:
         """The bytes ``[begin, end)``, from the cache if it has them; errors as of `Snapshot.ranges`."""
-        cache, key = self.snapshot.cache, f"{self.snapshot.content_key(self.path)}[{begin}:{end}]"
+        cache = self._snapshot.cache
+        key = f"{self._snapshot.content_key(self._path)}[{begin}:{end}]"
         body = cache.read("headers", key) if cache else None
         if body is None:
-            (body,) = await self.snapshot.ranges(self.path, [(begin, end)])
-            if cache is not None:
-                self._fetched[key] = body
+            (body,) = await self._snapshot.ranges(self._path, [(begin, end)])
+            self._fetched[key] = body
         return body
 
-    def keep(self) -> None:
-        """Cache the bytes that were read."""
-        for key, body in self._fetched.items():
-            if self.snapshot.cache:
-                self.snapshot.cache.write("headers", key, body)
+    async def understood(self, work: Awaitable[T]) -> T:
+        """What is read of the file; the bytes that were read are cached if they proved correct.
+
+        Raises:
+            ScreeningError: In place of DamagedError, with the file's name and the step that helps.
+        """
+        try:
+            result = await work
+        except DamagedError as error:
+            step = "compare its sha256 or upload it again"
+            how = f"the file was damaged in transit or at its source: {step}"
+            if self._snapshot.is_local:
+                step = "wait until it is written, or save it again"
+                how = f"the file was not written to its end, or damaged since: {step}"
+            what = f"{error.part} {self.what} is broken: {error.reason}"
+            raise ScreeningError(error.code, f"{what}; {how}") from error
+        cache = self._snapshot.cache
+        if cache:
+            for key, body in self._fetched.items():
+                cache.write("headers", key, body)
+        return result
 
 
 def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
@@ -150,9 +172,8 @@ def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
 def _codes() -> dict[str, NDArray[np.float32]]:
     """All 256 values of the 8-bit floats (OCP 8-bit formats): parts of float16, or an exponent alone."""
     code = np.arange(256, dtype="<u2")
-    e4m3 = ((code & 0x7F) << 7 | (code & 0x80) << 8).view("<f2").astype(np.float32) * np.float32(
-        256
-    )
+    halves = ((code & 0x7F) << 7 | (code & 0x80) << 8).view("<f2")
+    e4m3 = halves.astype(np.float32) * np.float32(256)
     e4m3[[0x7F, 0xFF]] = np.nan
     e8m0 = np.where(code == 255, np.nan, np.exp2(code - 127.0))
     e5m2 = (code << 8).view("<f2")

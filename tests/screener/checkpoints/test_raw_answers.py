@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints import http, web
 from lmeval_screener.checkpoints.snapshot import FileEntry
-from lmeval_screener.checkpoints.web import WebFile, web_snapshot
+from lmeval_screener.checkpoints.web import WebFile, WebSnapshot
 from lmeval_screener.errors import ScreeningError
 from yarl import URL
 
@@ -68,7 +68,7 @@ class RawServer(Loopback):
         async def work(hub, account):
             url = URL(f"{self.endpoint}/file?signature=a%2Fb", encoded=True)
             files = {"file": WebFile(url, FileEntry("file", len(FILE), None), None)}
-            snapshot = web_snapshot("m", files, account, hub.online)
+            snapshot = WebSnapshot("m", files, account, hub.online)
             bodies = []
             for span in spans:
                 try:

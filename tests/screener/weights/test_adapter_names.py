@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import transformers
-from lmeval_screener.weights.adapter_names import BaseModules, module_of
+from lmeval_screener.weights.adapters.names import BaseModules, module_of
 from peft import LoraConfig, VeraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmeval_screener.weights.adapter_patterns import UnknownPattern, first_match
+from lmeval_screener.weights.adapters.patterns import UnknownPattern, first_match
 from peft.utils.other import get_pattern_key
 
 NAMES = [

@@ -14,7 +14,7 @@ from hub_client import refused, unread
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.cli import main
-from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
+from lmeval_screener.weights.adapters.adapter import adapted_projection, is_adapter, read_adapter
 from lmeval_screener.weights.projection import read_rows, read_rows_and_norm
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors.torch import load_file, save_file

@@ -14,7 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf_files import TOKENS, WIDTH, matrix, truth, write
 from hub_client import IDS, gap_of, refused, unread, within
 from lmeval_screener import screen
-from lmeval_screener.weights.gguf import GGUF_TYPES, choose_files, read_gguf
+from lmeval_screener.weights.files.gguf import GGUF_TYPES, choose_files, read_gguf
 from lmeval_screener.weights.projection import read_rows
 
 from lmeval_dispersion import geometry

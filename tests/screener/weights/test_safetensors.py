@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.safetensors import parse_header, parse_length, read_header
+from lmeval_screener.weights.files.safetensors import parse_header, parse_length, read_header
 from lmeval_screener.weights.tensors import WeightFile, decode_rows
 
 GOOD = {
@@ -25,7 +25,7 @@ GOOD = {
 
 def parsed(fields, data=32):
     body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    return parse_header(body, 8 + len(body) + data, "a file")
+    return parse_header(body, 8 + len(body) + data)
 
 
 def changed(name="a", **entry):
@@ -101,7 +101,7 @@ def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
 def test_no_bytes_end_in_anything_but_a_header_or_its_error(body, size):
     for parse in (parse_header, parse_length):
         try:
-            found = parse(body, size, "a file")
+            found = parse(body, size)
         except ScreeningError as error:
             assert error.code == "BadHeader"  # noqa: PT017
         else:

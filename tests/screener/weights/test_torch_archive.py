@@ -23,9 +23,9 @@ from lmeval_screener import screen
 from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import rows
+from lmeval_screener.weights.files.zip_archive import locate
 from lmeval_screener.weights.rows import WeightFiles
 from lmeval_screener.weights.tensors import DTYPE_BITS, WeightFile
-from lmeval_screener.weights.zip_archive import locate
 from safetensors.torch import load_file
 
 from lmeval_dispersion.installation import data_folder

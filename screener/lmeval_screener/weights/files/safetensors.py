@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lmeval_screener.budgets import DIMENSIONS, HEADER, NAME, in_steps, parsed
-from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, damaged
+from lmeval_screener.weights.tensors import DTYPE_BITS, DamagedError, Header, Tensor, WeightFile
 
 #: One object for each dtype's name: a header repeats them for every tensor.
 _DTYPES = {name: name for name in DTYPE_BITS}
@@ -32,32 +32,31 @@ class _Entry(NamedTuple):
 
 async def read_header(file: WeightFile) -> Header:
     """Read a ``.safetensors`` file's header, in one request or two; ScreeningError if it is broken."""
-    size = file.size
-    start = await file.read(0, min(file.guess, size))
-    length = parse_length(start, size, file.what)
+    start = await file.read(0, min(file.guess, file.size))
+    length = parse_length(start, file.size)
     body = start[8 : 8 + length]
     if len(body) < length:
         body += await file.read(len(start), 8 + length)
-    return parse_header(body, size, file.what)
+    return parse_header(body, file.size)
 
 
-def parse_length(start: bytes, file_size: int, what: str) -> int:
+def parse_length(start: bytes, file_size: int) -> int:
     """The JSON header's length in bytes, from the first 8 bytes; ScreeningError if the file is shorter."""
     if len(start) < 8 or file_size < 10:
-        raise _bad(what, f"the file is {file_size} bytes, too short for a safetensors file")
+        raise _bad(f"the file is {file_size} bytes, too short for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])
     if length > HEADER.size:
         raise _bad(
-            what, f"its first 8 bytes announce a header of {length} bytes, more than {HEADER.size}"
+            f"its first 8 bytes announce a header of {length} bytes, more than {HEADER.size}"
         )
     if 8 + length > file_size:
         raise _bad(
-            what, f"its first 8 bytes announce a header of {length} bytes in a file of {file_size}"
+            f"its first 8 bytes announce a header of {length} bytes in a file of {file_size}"
         )
     return int(length)
 
 
-def parse_header(body: bytes, file_size: int, what: str) -> Header:
+def parse_header(body: bytes, file_size: int) -> Header:
     """A header's tensors, if all its entries are valid; else ScreeningError.
 
     Checked: JSON without duplicate keys, every value of its type (numbers are ints, not bools, floats or
@@ -65,45 +64,42 @@ def parse_header(body: bytes, file_size: int, what: str) -> Header:
     to the last byte of the file.
     """
     if not body.startswith(b"{"):
-        raise _bad(what, f"it begins with {body[:1]!r}, not with a brace")
+        raise _bad(f"it begins with {body[:1]!r}, not with a brace")
     try:
         fields = parsed(body, HEADER, hook=_of_pairs)
     except ValueError as error:
-        raise _bad(what, f"it is not valid JSON ({error})") from error
+        raise _bad(f"it is not valid JSON ({error})") from error
     if not isinstance(fields, dict):
-        raise _bad(what, "it is not a JSON object")
+        raise _bad("it is not a JSON object")
     metadata = fields.pop("__metadata__", None)
-    stated = metadata.get("format") if isinstance(metadata, dict) else None
-    writer = stated if isinstance(stated, str) else ""
+    if not isinstance(metadata, dict):
+        metadata = {}
+    writer = metadata.get("format")
     at = 8 + len(body)
     tensors = {}
     for name in in_steps(list(fields)):
-        tensors[name] = _tensor(name, fields.pop(name), at, what)
+        tensors[name] = _tensor(name, fields.pop(name), at)
     for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.end)):
         if tensor.begin != at:
             word = (
                 "overlaps the tensor before it" if tensor.begin < at else "leaves a gap before it"
             )
-            raise _bad(
-                what, f"tensor {tensor.name!r} {word} (begins at {tensor.begin}, expected {at})"
-            )
+            raise _bad(f"tensor {tensor.name!r} {word} (begins at {tensor.begin}, expected {at})")
         at = tensor.end
     if at != file_size:
-        raise _bad(what, f"its tensors end at byte {at}, but the file has {file_size} bytes")
-    return Header(tensors, _slices(metadata), writer=writer)
+        raise _bad(f"its tensors end at byte {at}, but the file has {file_size} bytes")
+    return Header(tensors, _slices(metadata), writer=writer if isinstance(writer, str) else "")
 
 
-def _tensor(name: str, entry: Any, offset: int, what: str) -> Tensor:
+def _tensor(name: str, entry: Any, offset: int) -> Tensor:
     if len(name) > NAME:
-        raise _bad(what, f"the name {name!r} has {len(name)} characters, more than {NAME}")
+        raise _bad(f"the name {name!r} has {len(name)} characters, more than {NAME}")
     if not isinstance(entry, _Entry):
-        raise _bad(what, f"the entry of {name!r} {_fault(entry)}")
+        raise _bad(f"the entry of {name!r} {_fault(entry)}")
     tensor = Tensor(name, entry.dtype, entry.shape, offset + entry.begin, offset + entry.end)
     size = entry.end - entry.begin
     if tensor.elements * DTYPE_BITS[entry.dtype] != 8 * size:
-        raise _bad(
-            what, f"{name!r}: {entry.dtype} of shape {entry.shape} does not fill {size} bytes"
-        )
+        raise _bad(f"{name!r}: {entry.dtype} of shape {entry.shape} does not fill {size} bytes")
     return tensor
 
 
@@ -136,18 +132,18 @@ def _fault(entry: Any) -> str:
     return ""
 
 
-def _slices(metadata: Any) -> dict[str, tuple[int, ...] | None]:
+def _slices(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
     """Offsets by tensor, from the metadata that torch 2.9 and later write with distributed checkpoints."""
-    stated = metadata.get("DCP_SHARDING_INFO") if isinstance(metadata, dict) else None
     try:
         # It has no more to say than the header itself, whose budget it is part of.
-        entries = json.loads(stated) if isinstance(stated, str) else None
-    except (ValueError, RecursionError):
-        entries = None
+        entries = json.loads(metadata["DCP_SHARDING_INFO"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
     slices: dict[str, tuple[int, ...] | None] = {}
-    for name, entry in entries.items() if isinstance(entries, dict) else ():
-        offsets = entry.get("saved_offsets") if isinstance(entry, dict) else None
-        slices[name] = tuple(offsets) if offsets and _naturals(offsets) else None
+    if isinstance(entries, dict):
+        for name, entry in entries.items():
+            offsets = entry.get("saved_offsets") if isinstance(entry, dict) else None
+            slices[name] = tuple(offsets) if offsets and _naturals(offsets) else None
     return slices
 
 
@@ -155,5 +151,5 @@ def _naturals(values: Any) -> bool:
     return isinstance(values, list) and all(type(n) is int and 0 <= n < 2**62 for n in values)
 
 
-def _bad(what: str, reason: str) -> ScreeningError:
-    return damaged(f"the safetensors header of {what}", reason)
+def _bad(reason: str) -> DamagedError:
+    return DamagedError("the safetensors header of", reason)

@@ -6,16 +6,21 @@ The archive's directory is at its end: two ranges, that end and an entry's local
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
 
 from lmeval_screener.budgets import ZIP_DIRECTORY, in_steps
-from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.tensors import Tensor, WeightFile, damaged
+from lmeval_screener.weights.tensors import DamagedError, Tensor, WeightFile
 
 _TAIL = 65_633  # the longest end of a zip: its records and a comment
-_LOCAL, _UTF8 = b"PK\3\4", 0x800
+_LOCAL = b"PK\3\4"  # begins an entry
+_UTF8 = 0x800  # the flag of a name in UTF-8
+_UNSTATED = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)  # numbers that a 64-bit record states instead
+_OTHER_PLACE = re.compile(
+    r"/|.*(\\|\0|(^|/)\.\.(/|$))", re.DOTALL
+)  # begins a name that leads elsewhere
 
 
 async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
@@ -23,15 +28,15 @@ async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Te
     shift = await _start(file, offset, name) - least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
     if located.end > file.size:
-        raise broken(file.what, f"{tensor.name!r} reaches beyond the file")
+        raise broken(f"{tensor.name!r} reaches beyond the file")
     return located
 
 
 async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo]:
     """Entries by name; ScreeningError if one is compressed or overlaps; ``head``: the first bytes."""
-    size, what = file.size, file.what
+    size = file.size
     if head[:4] != _LOCAL:
-        raise broken(what, f"it begins with {head!r}, unlike a zip archive")
+        raise broken(f"it begins with {head!r}, unlike a zip archive")
     begin = max(0, size - _TAIL)
     body = await file.read(begin, size)
     while True:
@@ -47,44 +52,40 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
             struct.error,
         ) as error:
             if begin == 0 or len(body) > ZIP_DIRECTORY:
-                raise broken(what, f"its directory cannot be read ({error})") from error
+                raise broken(f"its directory cannot be read ({error})") from error
         earlier = max(0, size - 8 * len(body))
-        begin, body = earlier, await file.read(earlier, begin) + body
-    listed, directory = archive.infolist(), begin + archive.start_dir
+        body = await file.read(earlier, begin) + body
+        begin = earlier
+    listed = archive.infolist()
+    directory = begin + archive.start_dir
     # `zipfile` trusts one of several records and shifts places to fit: a record that differs is forged.
-    count, length, start = struct.unpack_from("<HII", body, len(body) - len(archive.comment) - 12)
+    record = struct.unpack_from("<HII", body, len(body) - len(archive.comment) - 12)
     held = sum(46 + len(_name(entry)) + len(entry.extra) + len(entry.comment) for entry in listed)
-    right = (len(listed), 0xFFFF), (held, 0xFFFFFFFF), (directory, 0xFFFFFFFF)
-    if any(said not in known for said, known in zip((count, length, start), right, strict=True)):
-        raise broken(
-            what,
-            f"its record announces {count} entries at byte {start}, which is not its directory",
-        )
+    true = (len(listed), held, directory)
+    for announced, number, unstated in zip(record, true, _UNSTATED, strict=True):
+        if announced not in (number, unstated):
+            count, _, start = record
+            raise broken(
+                f"its record announces {count} entries at byte {start}, which is not its directory"
+            )
     entries: dict[str, zipfile.ZipInfo] = {}
     end = 0
     for entry in in_steps(sorted(listed, key=lambda entry: entry.header_offset)):
         name = _name(entry).decode("utf-8", "replace")
-        if (
-            name.startswith("/")
-            or "\\" in name
-            or ".." in name.split("/")
-            or "\0" in name
-            or name in entries
-        ):
-            raise broken(
-                what, f"an entry is called {name!r}" + (" like another" if name in entries else "")
-            )
+        if name in entries:
+            raise broken(f"an entry is called {name!r} like another")
+        if _OTHER_PLACE.match(name):
+            raise broken(f"an entry is called {name!r}")
         if entry.flag_bits & 1 or entry.compress_type or entry.compress_size != entry.file_size:
             raise broken(
-                what,
                 f"the entry {name!r} is compressed or encrypted: write the file without compression",
             )
         entry.header_offset += begin
         if entry.header_offset < end:
-            raise broken(what, f"the entry {name!r} overlaps the entry before it")
+            raise broken(f"the entry {name!r} overlaps the entry before it")
         end = entry.header_offset + 30 + entry.file_size
         if end > directory:
-            raise broken(what, f"the entry {name!r} reaches beyond byte {directory}")
+            raise broken(f"the entry {name!r} reaches beyond byte {directory}")
         entries[name] = entry
     return entries
 
@@ -99,7 +100,7 @@ async def _start(file: WeightFile, offset: int, name: str) -> int:
     head = await file.read(offset, least_start(offset, name))
     name_size, extra_size = struct.unpack_from("<HH", head, 26)
     if head[:4] != _LOCAL or head[30 : 30 + name_size] != name.encode():
-        raise broken(file.what, f"the entry {name!r} is not where the directory says")
+        raise broken(f"the entry {name!r} is not where the directory says")
     return offset + 30 + int(name_size) + int(extra_size)
 
 
@@ -114,11 +115,11 @@ async def content(
     """An entry's bytes; ScreeningError if there are more than ``most``."""
     entry = entries[name]
     if entry.file_size > most:
-        raise broken(file.what, f"{name!r} has {entry.file_size} bytes, more than {most}")
+        raise broken(f"{name!r} has {entry.file_size} bytes, more than {most}")
     start = await _start(file, entry.header_offset, name)
     return await file.read(start, start + entry.file_size)
 
 
-def broken(what: str, reason: str) -> ScreeningError:
+def broken(reason: str) -> DamagedError:
     """The error for an archive that contradicts its own directory."""
-    return damaged(f"the archive {what}", reason, "BadArchive")
+    return DamagedError("the archive", reason, "BadArchive")

@@ -9,83 +9,28 @@ the base and in LoRAs alike. There only what no loader takes off a name counts: 
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Collection, Iterable
 from functools import cached_property
 
-from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS, WRAPPERS
+from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS, PEFT_WORDS, TABLES, WRAPPERS
 
 #: What PEFT puts before the name of a module.
 PREFIX = "base_model.model."
 #: Most words of a tensor's name, and most characters, that are looked at: names of modules are far shorter.
 _WORDS = 40
 _LENGTH = 1000
-#: How PEFT's own words in names begin, of every method that changes modules (peft 0.21).
-_OWN_WORDS = (
-    *(
-        "lora_",
-        "ia3_",
-        "hada_",
-        "lokr_",
-        "oft_",
-        "boft_",
-        "vera_lambda_",
-        "pvera_lambda_",
-        "ln_tuning_",
-    ),
-    *(
-        "fourierft_",
-        "hra_",
-        "bone_",
-        "miss_",
-        "randlora_",
-        "road_",
-        "c3a_",
-        "shira_",
-        "trainable_tokens_",
-    ),
-    *(
-        "osf_",
-        "waveft_",
-        "gralora_",
-        "delora_",
-        "psoft_",
-        "adaption_",
-        "adamss_",
-        "beft_",
-        "deft_",
-        "frod_",
-    ),
-    *(
-        "glora_",
-        "hira_",
-        "lily_",
-        "peanut_",
-        "poly_",
-        "shadow_",
-        "supertuning_",
-        "tinylora_",
-        "unilora_",
-    ),
-    *("vblora_", "xlora_", "base_layer", "modules_to_save", "token_adapter", "original_module"),
-)
 _HEAD_MODULES = frozenset(name.removesuffix(".weight") for name in HEADS)
 _EMBEDDING_MODULES = tuple(name.removesuffix(".weight") for name in EMBEDDINGS)
 #: What classes for causal language models call the model below their head, likeliest first.
 _CLASS_PREFIXES = ("model.", "transformer.", "gpt_neox.", "backbone.", "rwkv.", "biogpt.")
 #: First words of names that hold a language model inside a larger one.
-_WRAPPER_WORDS = frozenset(word for wrapper in WRAPPERS for word in wrapper.split(".")) | {
-    "transformer"
-}
+_WRAPPER_WORDS = frozenset(".".join((*WRAPPERS, "transformer")).split("."))
 #: Parts of first words that belong to other parts of a larger model.
-_TOWERS = ("vision", "visual", "audio", "speech", "talker")
+_TOWERS = re.compile("vision|visual|audio|speech|talker")
 #: Architectures, by ``model_type``, whose modules transformers 5.24 calls otherwise than their files do.
-_RENAMED = frozenset(
-    (
-        *("bailing_hybrid", "cosmos3_edge", "cosmos3_omni", "dory", "exaone", "flint", "hrm_text"),
-        *("hunyuan_vl", "hy_v4_vl", "inkling2_loop_text", "inkling2_text", "kolibri1", "lfm3"),
-        *("mistral_large4", "mistral_large4_text", "pi0", "pix2struct", "sarvam_moe", "t5gemma2"),
-    )
-)
+_RENAMED = frozenset(TABLES["renamed"].split())
 #: Mistakes in saving: what an adapter's names have too much, or lack, and how that comes about.
 _SURPLUS = {
     PREFIX: "get_peft_model was called on a PEFT model",
@@ -109,7 +54,7 @@ def module_of(name: str) -> str:
     if words[0] == "base_model" and len(words) == 2:
         return ""  # shared by all modules: VeRA's base_model.vera_A
     for place, word in enumerate(words):
-        if word.startswith(_OWN_WORDS):
+        if word.startswith(PEFT_WORDS):
             return ".".join(words[:place])
     return ".".join(words[:-1])
 
@@ -172,12 +117,8 @@ class BaseModules:
 
     def example(self) -> str:
         """The name of a module of the base, to show how they begin."""
-        inside = [name for name in self._names if any(map(str.isdigit, name.split(".")))]
-        longest = max((name.count(".") for name in inside), default=0)
-        return min(
-            (name for name in inside if name.count(".") == longest),
-            default=min(self._names, default=""),
-        )
+        inside = [name for name in self._names if _to_layers(name) != name]
+        return min(inside or self._names, key=lambda name: (-name.count("."), name), default="")
 
     @cached_property
     def _renamed(self) -> bool:
@@ -187,9 +128,7 @@ class BaseModules:
         inner = _WRAPPER_WORDS - {"", "model", "transformer"}
         for name in self._names:
             words = name.split(".")[:2]
-            if not inner.isdisjoint(words) or any(
-                tower in word for tower in _TOWERS for word in words
-            ):
+            if not inner.isdisjoint(words) or _TOWERS.search(".".join(words)):
                 return True
         return False
 
@@ -201,9 +140,8 @@ class BaseModules:
     @cached_property
     def _outside(self) -> frozenset[str]:
         """Names of the modules up to their layers, without wrappers, and of heads."""
-        return frozenset(
-            _without_wrappers(_to_layers(name)) for name in (*self._names, *_HEAD_MODULES)
-        )
+        modules = map(_to_layers, self._names | _HEAD_MODULES)
+        return frozenset(map(_without_wrappers, modules))
 
     @cached_property
     def _class_prefix(self) -> str:
@@ -211,23 +149,19 @@ class BaseModules:
         embedding = next((name for name in _EMBEDDING_MODULES if name in self._names), "")
         if not embedding or embedding.startswith(_CLASS_PREFIXES):
             return ""
-        prefixes = [
-            prefix for prefix in _CLASS_PREFIXES if prefix + embedding in _EMBEDDING_MODULES
-        ]
-        return prefixes[0] if prefixes else ""
+        for prefix in _CLASS_PREFIXES:
+            if prefix + embedding in _EMBEDDING_MODULES:
+                return prefix
+        return ""
 
 
 def _to_layers(module: str) -> str:
     """A module's name up to the number of its layer."""
-    words = module.split(".")
-    number = next((place for place, word in enumerate(words) if word.isdigit()), len(words))
-    return ".".join(words[:number])
+    words = itertools.takewhile(lambda word: not word.isdigit(), module.split("."))
+    return ".".join(words)
 
 
 def _without_wrappers(module: str) -> str:
     """A module's name without the wrappers before it."""
-    words = module.split(".")
-    begin = 0
-    while begin < len(words) - 1 and words[begin] in _WRAPPER_WORDS:
-        begin += 1
-    return ".".join(words[begin:])
+    word, _, inner = module.partition(".")
+    return _without_wrappers(inner) if inner and word in _WRAPPER_WORDS else module

@@ -38,7 +38,13 @@ from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
 from lmeval_screener.weights.architectures import TABLES, NormKind, head_bias
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
-from lmeval_screener.weights.tensors import PLAIN_DTYPES, Header, Tensor, WeightFile, damaged
+from lmeval_screener.weights.tensors import (
+    PLAIN_DTYPES,
+    DamagedError,
+    Header,
+    Tensor,
+    WeightFile,
+)
 
 _LONGEST_KEY = 65_535  # the format's own limit
 _PIECE = 2**20  # bytes of one request while the header is walked
@@ -58,32 +64,33 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 _KEPT = re.compile(
     r"general\.(architecture|type|alignment)|tokenizer\.ggml\.(model|pre|tokens|token_type)"
 )
 _INTEGERS = ("I8", "I16", "I32", "I64")
 #: Pre-tokenizers of llama.cpp that split numbers into single digits, whatever the vocabulary holds.
-_SINGLE_DIGITS = {
-    "qwen2",
-    "smollm",
-    "starcoder",
-    "refact",
-    "command-r",
-    "codeshell",
-    "exaone",
-    "minerva-7b",
+_SINGLE_DIGITS = frozenset(TABLES["gguf_single_digits"].split())
+#: What a token is.
+_CONTROL = 3
+_USER = 4
+_UNUSED = 5
+#: The kind of a vocabulary by its model.
+_VOCABULARIES: dict[str, Kind] = {
+    "gpt2": "byte-level",
+    "llama": "sentencepiece",
+    "t5": "sentencepiece",
+    "gemma4": "sentencepiece",  # merges, over pieces spelled with ▁
 }
-_CONTROL, _USER, _UNUSED = 3, 4, 5
-_NORMS: dict[NormKind, set[str]] = {
-    kind: set(names.split()) for kind, names in TABLES["gguf_norms"].items()
-}
+#: Architecture -> kind of its final norm.
+_NORMS: dict[str, NormKind] = {}
+for _kind_of_norm, _types in TABLES["gguf_norms"].items():
+    _NORMS |= dict.fromkeys(_types.split(), _kind_of_norm)
 #: The architecture whose norm has no weight.
 _NORM_WITHOUT_WEIGHT = "olmo"
 #: GGUF's type code -> name, weights a block, bytes a block.
-GGUF_TYPES: dict[int, tuple[str, int, int]] = {
-    code: (name, weights, size) for code, (name, weights, size) in TABLES["gguf_types"].items()
-}
+GGUF_TYPES: dict[int, tuple[str, int, int]] = TABLES["gguf_types"]
 #: Name -> code, weights a block, bytes a block.
 _BLOCKS = {name: (code, weights, size) for code, (name, weights, size) in GGUF_TYPES.items()}
 
@@ -129,32 +136,25 @@ class GgufModel:
 
     async def vocabulary(self) -> Vocabulary:
         """The vocabulary in the header; ScreeningError if its pieces do not spell their leading space."""
-        kinds: dict[str, Kind] = {
-            "gpt2": "byte-level",
-            "llama": "sentencepiece",
-            "t5": "sentencepiece",
-            "gemma4": "sentencepiece",  # merges, over pieces spelled with ▁
-        }
-        if self.pairs["model"] not in kinds:
+        model = self.pairs["model"]
+        kind = _VOCABULARIES.get(model)
+        if kind is None:
             raise ScreeningError(
                 "BadTokenizer",
-                f"expected a GGUF vocabulary of {', '.join(kinds)}, got {self.pairs['model']!r}, whose "
+                f"expected a GGUF vocabulary of {', '.join(_VOCABULARIES)}, got {model!r}, whose "
                 "pieces do not spell their leading space; screen the safetensors model",
             )
         tokens = self.pairs["tokens"]
+        roles = self.pairs["types"] or [None] * len(tokens)
         pieces: dict[str, int] = {}
         added = []
-        for row, (token, role) in enumerate(
-            zip(tokens, self.pairs["types"] or [1] * len(tokens), strict=True)
-        ):
+        for row, (token, role) in enumerate(zip(tokens, roles, strict=True)):
             if role in (_CONTROL, _USER):
                 added.append({"content": token, "id": row, "special": role == _CONTROL})
             elif role != _UNUSED:
                 pieces.setdefault(token, row)
-        kind = kinds[self.pairs["model"]]
-        return Vocabulary(
-            pieces, kind, added, individual_digits=self.pairs["pre"] in _SINGLE_DIGITS
-        )
+        is_by_digit = self.pairs["pre"] in _SINGLE_DIGITS
+        return Vocabulary(pieces, kind, added, individual_digits=is_by_digit)
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
@@ -167,19 +167,10 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
     for path in sorted(files):
         if is_gguf(path) and not re.search("mmproj|imatrix", path, re.IGNORECASE):
             models.setdefault(PART.sub(".gguf", path), []).append(path)
-    matching = list(models)
-    if choice is not None:
-        tag = re.compile(rf"(?:^|[-._/]){re.escape(choice)}(?:[-._/]|$)", re.IGNORECASE)
-        file = PART.sub(".gguf", choice)
-        tagged = [m for m in models if tag.search(m.removesuffix(".gguf"))]
-        matching = (
-            [m for m, parts in models.items() if choice in (m, *parts)]
-            or [m for m in models if m.rpartition("/")[2] == file]
-            or [m for m in tagged if m.lower().endswith(f"{choice.lower()}.gguf")]
-            or tagged
-        )
+    matching = list(models) if choice is None else _named(models, choice)
     if not matching:
-        names, which = ", ".join(models) or "none", "of a model" if choice is None else repr(choice)
+        which = "of a model" if choice is None else repr(choice)
+        names = ", ".join(models) or "none"
         raise ScreeningError("FileNotFound", f"{repo} has no GGUF file {which}; it has: {names}")
     if len(matching) > 1:
         raise cannot(
@@ -198,6 +189,20 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
     return tuple(parts)
 
 
+def _named(models: Mapping[str, Sequence[str]], choice: str) -> list[str]:
+    """The models, each with its parts, that a choice names: by path, by file, else by a word in the name."""
+    file = PART.sub(".gguf", choice)
+    tag = re.compile(rf"(?:^|[-._/]){re.escape(choice)}(?:[-._/]|$)", re.IGNORECASE)
+    tagged = [model for model in models if tag.search(model.removesuffix(".gguf"))]
+    at_end = f"{choice.lower()}.gguf"
+    return (
+        [model for model, parts in models.items() if choice in (model, *parts)]
+        or [model for model in models if model.rpartition("/")[2] == file]
+        or [model for model in tagged if model.lower().endswith(at_end)]
+        or tagged
+    )
+
+
 async def models_among(snapshot: Snapshot) -> list[str]:
     """The GGUF files that may hold a model: of several, without those whose header says another kind.
 
@@ -208,16 +213,15 @@ async def models_among(snapshot: Snapshot) -> list[str]:
     if not 1 < len(whole) <= _ASKED:
         return files
     kinds = await side_by_side(_other_kind(snapshot, path) for path in files)
-    models = [path for path, kind in zip(files, kinds, strict=True) if not kind]
-    return models or files
+    models = dict(zip(files, kinds, strict=True))
+    return [path for path, kind in models.items() if not kind] or files
 
 
 async def _other_kind(snapshot: Snapshot, path: str) -> str:
     """What a GGUF file is instead of a model, by its first pairs; empty for a model and a broken file."""
     try:
-        return _kind(
-            await _Walk(WeightFile(snapshot, await snapshot.look_up(path)), _BEGINNING).beginning()
-        )
+        file = WeightFile(snapshot, await snapshot.look_up(path))
+        return _kind(await _Walk(file, _BEGINNING).beginning())
     except ScreeningError:
         return ""  # the error is raised where the file is read
 
@@ -243,88 +247,93 @@ async def read_header(file: WeightFile) -> Header:
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     """Locate a GGUF model's output projection and vocabulary; ScreeningError if one is missing or broken."""
     files = WeightFiles(snapshot)
-    headers = {name: await files.header(name) for name in names}
-    places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"
-    if len(places) != sum(len(header.tensors) for header in headers.values()):
-        raise ScreeningError(
-            "BadHeader",
-            f"two parts of {what} hold a tensor of the same name; download or save them again",
-        )
-    kinds = [kind for header in headers.values() if (kind := _kind(header.pairs))]
-    if kinds:
-        step = (
-            "screen the GGUF file of the whole model (llama-export-lora merges an adapter into it)"
-        )
-        raise cannot("NoOutputProjection", f"{what} is {kinds[0]}", step)
-    head = next(
-        (tensor for tensor in ("output.weight", "token_embd.weight") if tensor in places), None
-    )
-    if head is None:
+    places: dict[str, tuple[str, Tensor]] = {}
+    pairs: dict[str, Any] = {}
+    parameters = 0
+    for name in names:
+        header = await files.header(name)
+        kind = _kind(header.pairs)
+        if kind:
+            step = "screen the GGUF file of the whole model (llama-export-lora merges an adapter into it)"
+            raise cannot("NoOutputProjection", f"{what} is {kind}", step)
+        if not places.keys().isdisjoint(header.tensors):
+            raise ScreeningError(
+                "BadHeader",
+                f"two parts of {what} hold a tensor of the same name; download or save them again",
+            )
+        for tensor in header.tensors.values():
+            places[tensor.name] = (name, tensor)
+        pairs = {**header.pairs, **pairs}
+        parameters += header.parameters
+    head = "output.weight" if "output.weight" in places else "token_embd.weight"
+    if head not in places:
         raise cannot(
             "NoOutputProjection",
             f"none of the {len(places)} tensors of {what} is output.weight or token_embd.weight",
             "it may be an adapter or a projector",
         )
-    tensor = headers[places[head]].tensors[head]
+    file, tensor = places[head]
     if len(tensor.shape) != 2 or tensor.dtype in _INTEGERS:
         raise cannot(
             "NoOutputProjection",
             f"{head} of {what} is not a matrix of weights: {tensor.dtype} of shape {tensor.shape}",
             "check that the file is a language model",
         )
-    holders = [h.pairs for h in headers.values() if "tokenizer.ggml.tokens" in h.pairs]
-    if not holders:
-        raise ScreeningError("BadTokenizer", f"expected a vocabulary in {what}, got none")
-    vocabulary = _vocabulary_pairs(holders[0], what)
+    vocabulary = _vocabulary_pairs(pairs, what)
     digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
-    plain, shape = tensor.dtype in PLAIN_DTYPES, (tensor.shape[0], tensor.shape[1])
-    quantised = f"quantised: {head} is stored as {tensor.dtype}; G uses the dequantised rows"
+    matrix = Matrix
+    warnings = head_bias(places)
+    if tensor.dtype not in PLAIN_DTYPES:
+        matrix = _Blocks
+        quantised = f"quantised: {head} is stored as {tensor.dtype}; G uses the dequantised rows"
+        warnings.insert(0, quantised)
     projection = OutputProjection(
         name=head,
-        file=places[head],
+        file=file,
         dtype=tensor.dtype,
-        rows=(Matrix if plain else _Blocks)(snapshot, places[head], tensor, shape),
+        rows=matrix(snapshot, file, tensor, (tensor.shape[0], tensor.shape[1])),
         tied=head != "output.weight",
-        parameters=sum(header.parameters for header in headers.values()),
-        warnings=(*(() if plain else (quantised,)), *head_bias(places)),
-        norm=_final_norm(files, headers, places),
+        parameters=parameters,
+        warnings=tuple(warnings),
+        norm=_final_norm(files, pairs.get("general.architecture"), places),
         files=tuple(names),
     )
     return GgufModel(projection, f"sha256:{digest}", vocabulary)
 
 
 def _final_norm(
-    files: WeightFiles, headers: Mapping[str, Header], places: Mapping[str, str]
+    files: WeightFiles, architecture: Any, places: Mapping[str, tuple[str, Tensor]]
 ) -> StoredNorm:
     """The location of the final norm. Its weight is the multiplier: converters add the 1 that Gemma omits."""
     name = "output_norm.weight"
-    stated = [header.pairs.get("general.architecture") for header in headers.values()]
-    architecture = next((word for word in stated if isinstance(word, str)), None)
-    file = places.get(name)
-    kind = next((kind for kind, known in _NORMS.items() if architecture in known), None)
+    kind = _NORMS.get(str(architecture))
     if kind is None:
-        return StoredNorm(
-            files, reason=f"the norm of {architecture or 'an unnamed architecture'} is not known"
-        )
-    if file is None and architecture == _NORM_WITHOUT_WEIGHT:
+        stated = architecture if isinstance(architecture, str) else "an unnamed architecture"
+        return StoredNorm(files, reason=f"the norm of {stated} is not known")
+    if name not in places and architecture == _NORM_WITHOUT_WEIGHT:
         return StoredNorm(files, kind=kind)
-    if file is None or headers[file].tensors[name].dtype not in PLAIN_DTYPES:
+    if name not in places or places[name][1].dtype not in PLAIN_DTYPES:
         return StoredNorm(files, reason=f"the GGUF file holds no {name} in plain numbers")
-    return StoredNorm(files, name, (file,), kind)
+    return StoredNorm(files, name, places[name][:1], kind)
 
 
 def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
     """The vocabulary from a header's pairs."""
-    tokens, types = pairs["tokenizer.ggml.tokens"], pairs.get("tokenizer.ggml.token_type")
+    tokens = pairs.get("tokenizer.ggml.tokens")
+    types = pairs.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ScreeningError("BadTokenizer", f"expected a vocabulary of texts in {what}, got none")
     if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
         raise ScreeningError(
             "BadTokenizer", f"{what} has {len(tokens)} tokens and another number of token types"
         )
-    model, pre = (str(pairs.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre"))
-    return {"model": model, "pre": pre, "tokens": tokens, "types": types}
+    return {
+        "model": str(pairs.get("tokenizer.ggml.model", "")),
+        "pre": str(pairs.get("tokenizer.ggml.pre", "")),
+        "tokens": tokens,
+        "types": types,
+    }
 
 
 class _Walk:
@@ -527,5 +536,5 @@ class _Walk:
             at = tensor.end
         return tensors
 
-    def _bad(self, reason: str) -> ScreeningError:
-        return damaged(f"the GGUF header of {self._file.what}", reason)
+    def _bad(self, reason: str) -> DamagedError:
+        return DamagedError("the GGUF header of", reason)

@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import ScreeningError, cannot
 from lmeval_screener.formats import ADAPTERS, own_weights
-from lmeval_screener.weights.adapter_names import PREFIX, BaseModules, module_of, words_of
-from lmeval_screener.weights.adapter_patterns import UnknownPattern, first_match
+from lmeval_screener.weights.adapters.names import PREFIX, BaseModules, module_of, words_of
+from lmeval_screener.weights.adapters.patterns import UnknownPattern, first_match
 from lmeval_screener.weights.architectures import (
     EMBEDDINGS,
     FINAL_NORMS,
@@ -57,19 +57,26 @@ _PART = re.compile(
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 #: Methods that stand before or around the model, and change no module of it.
 _BEFORE_THE_MODEL = (
-    *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE"),
+    "PROMPT_TUNING",
+    "MULTITASK_PROMPT_TUNING",
+    "P_TUNING",
+    "PREFIX_TUNING",
+    "CPT",
+    "CARTRIDGE",
     "ADAPTION_PROMPT",
 )
 #: Settings that mean a method other than LoRA or DoRA.
 _OTHER_METHODS = (
-    *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config"),
-    *(
-        "velora_config",
-        "monteclora_config",
-        "megatron_config",
-        "layer_replication",
-        "fan_in_fan_out",
-    ),
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
+    "megatron_config",
+    "layer_replication",
+    "fan_in_fan_out",
 )
 
 
@@ -77,7 +84,9 @@ def _modules(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(f"{w}{name.removesuffix('.weight')}" for name in names for w in WRAPPERS)
 
 
-_HEADS, _EMBEDDINGS, _NORMS = _modules(HEADS), _modules(EMBEDDINGS), _modules(FINAL_NORMS)
+_HEADS = _modules(HEADS)
+_EMBEDDINGS = _modules(EMBEDDINGS)
+_NORMS = _modules(FINAL_NORMS)
 #: Last words of embeddings' names, without those of other modules.
 _EMBEDDING_WORDS = {m.rpartition(".")[2] for m in _EMBEDDINGS} - {"embeddings", "embedding"}
 #: PEFT's own words in the names of a low-rank change, A or B.
@@ -104,20 +113,19 @@ class _Update:
 
     async def applied(self, rows: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.float32]:
         """Rows (n, d) of these numbers plus ``scaling · B A``, rescaled to DoRA's lengths if it has any."""
+        rank = range(self.a.shape[0])
         if self.embedding:
-            size = self.a.shape[0] * self.a.row_bytes
+            size = len(rank) * self.a.row_bytes
             self.a.refuse_scattered(size, "with a column a token", "for any of them")
-            left = (await self.a.read(range(self.a.shape[0])))[:, list(ids)].T
+            left = (await self.a.read(rank))[:, list(ids)].T
             right = (await self.b.read(range(self.b.shape[0]))).T
         else:
-            left, right = await self.b.read(ids), await self.a.read(range(self.a.shape[0]))
-        changed = rows.astype(np.float64) + self.scaling * (
-            left.astype(np.float64) @ right.astype(np.float64)
-        )
+            left = await self.b.read(ids)
+            right = await self.a.read(rank)
+        changed = rows + self.scaling * (left.astype(np.float64) @ right.astype(np.float64))
         if self.magnitude is not None:
-            changed *= await self.magnitude.read(ids) / np.linalg.norm(
-                changed, axis=1, keepdims=True
-            )
+            lengths = np.linalg.norm(changed, axis=1, keepdims=True)
+            changed *= await self.magnitude.read(ids) / lengths
         result: NDArray[np.float32] = changed.astype(np.float32)
         return result
 
@@ -141,11 +149,10 @@ class AdaptedRows:
         rows = await self.base.read(ids)
         for update in self.updates:
             rows = await update.applied(rows, ids)
-        here = [at for at, i in enumerate(ids) if i in self.tokens]
-        if self.token_rows is not None and here:
-            asked, place = np.unique(
-                [self.tokens.index(ids[at]) for at in here], return_inverse=True
-            )
+        here = np.flatnonzero(np.isin(ids, self.tokens))
+        if self.token_rows is not None and len(here):
+            stored = [self.tokens.index(token) for token in np.asarray(ids)[here].tolist()]
+            asked, place = np.unique(stored, return_inverse=True)
             rows = rows.copy()
             rows[here] = (await self.token_rows.read(asked.tolist()))[place]
         return rows
@@ -191,9 +198,9 @@ class Adapter:
 
     def unread_error(self, why: str) -> ScreeningError:
         """The error for an adapter that changes the head in an unsupported way."""
-        return ScreeningError(
+        return cannot(
             "AdapterOnly",
-            f"cannot be screened because it is an adapter ({self.settings.get('peft_type')}) that {why}; "
+            f"it is an adapter ({self.settings.get('peft_type')}) that {why}",
             f"merge it into its base {self.label} (merge_and_unload, save_pretrained) and screen that folder",
         )
 
@@ -243,16 +250,14 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
     With ``has_base``, its base are the weights in the same folder, whatever name it gives.
     """
     settings = await read_json(snapshot, CONFIG, "BadConfig")
-    base = settings.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        if not has_base:
-            raise ScreeningError(
-                "BadConfig",
-                f"{CONFIG} of {snapshot.repo} does not name the base (base_model_name_or_path) whose rows it "
-                "changes; merge it into its base, or write the name into the file",
-            )
-        base = ""
-    revision = settings.get("revision")
+    base = _text(settings, "base_model_name_or_path")
+    if not base and not has_base:
+        raise ScreeningError(
+            "BadConfig",
+            f"{CONFIG} of {snapshot.repo} does not name the base (base_model_name_or_path) whose rows it "
+            "changes; merge it into its base, or write the name into the file",
+        )
+    revision = _text(settings, "revision") or None
     files = WeightFiles(snapshot)
     file = next(name for name in ADAPTERS if name in snapshot.files)
     tensors = (await files.header(file)).tensors
@@ -262,16 +267,16 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
         if place is not None:
             module, part = place
             modules.setdefault(module, {})[part] = tensor
-    stated = revision if isinstance(revision, str) and revision else None
-    adapter = Adapter(files, file, base, stated, settings, tensors, modules, has_base=has_base)
+    adapter = Adapter(files, file, base, revision, settings, tensors, modules, has_base=has_base)
     if not tensors:
         raise adapter.unread_error(f"stores no tensors in {file}")
     empty = [name for name, tensor in tensors.items() if 0 in tensor.shape]
     if empty:
+        first = min(empty)[:_SHOWN]
         raise ScreeningError(
             "AdapterOnly",
-            f"{len(empty)} of the {len(tensors)} tensors in {file} are empty ({min(empty)[:_SHOWN]}): it was "
-            "saved under DeepSpeed's ZeRO-3 without gathering, and PEFT does not load it; save it with "
+            f"{len(empty)} of the {len(tensors)} tensors in {file} are empty ({first}): it was saved "
+            "under DeepSpeed's ZeRO-3 without gathering, and PEFT does not load it; save it with "
             "stage3_gather_16bit_weights_on_model_save, or make it from zero_to_fp32.py's output",
         )
     if has_base and settings.get("peft_type") in _BEFORE_THE_MODEL:
@@ -281,6 +286,12 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
             "this kind on them; move the adapter, or the weights, to a folder of their own",
         )
     return replace(adapter, nothing=await _nothing(adapter))
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str:
+    """A setting if it is a text, else an empty one."""
+    value = settings.get(key)
+    return value if isinstance(value, str) else ""
 
 
 async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjection:
@@ -299,7 +310,10 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     warnings = list(projection.warnings)
     adapter, left_out = _fitting(adapter, projection)
     if adapter.has_base:
-        warnings.append(_on_weights_note(adapter))
+        warnings.append(
+            f"{adapter.file} is put on the weights next to it, as transformers 5 does where peft is "
+            f"installed; transformers 4 puts it on {adapter.base or 'the base that it names'}"
+        )
     elif own_weights(adapter.files.snapshot.files):
         warnings.append(
             f"the whole weights next to {adapter.file} were not read: of a repository, transformers 5 loads "
@@ -310,18 +324,18 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     if adapter.nothing:
         warnings.append(f"the adapter changes nothing: {adapter.nothing}")
     parts = _parts_of_head(adapter, tied=projection.tied)
-    norm = _norm(adapter, projection.norm)
+    projection = replace(projection, norm=_norm(adapter, projection.norm))
     rows = await _adapted_rows(adapter, parts, projection.rows) if any(parts.values()) else None
     if rows is None or adapter.nothing:
         if not adapter.has_base:
             warnings.append(f"{SAME_ROWS}{adapter.label}: the screen cannot compare them")
-        return replace(projection, warnings=tuple(warnings), norm=norm)
+        return replace(projection, warnings=tuple(warnings))
     if any(update.embedding for update in rows.updates):
         warnings.append(
             f"the adapter changes the input embedding, which {adapter.label} ties to its head: the rows are "
             "those of the merged model; before it is merged, its head lacks that change"
         )
-    return replace(projection, file=adapter.file, rows=rows, warnings=tuple(warnings), norm=norm)
+    return replace(projection, file=adapter.file, rows=rows, warnings=tuple(warnings))
 
 
 class BaseError(ScreeningError):
@@ -338,11 +352,11 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
     if len(unplaced) == len(of_modules) and not adapter.has_base:
         raise _unplaced_error(adapter, base)
     lacking = set(unplaced)
-    modules = {}
+    modules: dict[str, dict[str, Tensor]] = {}
     for module, parts in adapter.modules.items():
-        placed = {part: tensor for part, tensor in parts.items() if tensor.name not in lacking}
-        if placed:
-            modules[module] = placed
+        for part, tensor in parts.items():
+            if tensor.name not in lacking:
+                modules.setdefault(module, {})[part] = tensor
     note = (
         f"{len(unplaced)} of the adapter's {len(adapter.tensors)} tensors fit no module of its base, and "
         f"PEFT leaves them out: {min(unplaced)[:_SHOWN]}"
@@ -352,21 +366,15 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
 
 def _unplaced_error(adapter: Adapter, base: BaseModules) -> ScreeningError:
     """The error for an adapter of which PEFT loads nothing; a race refuses it in the same words."""
-    names = module_of(max(adapter.tensors, key=lambda name: (bool(module_of(name)), name)))[:_SHOWN]
+    # By name the last one that changes a module: not a tensor of the whole adapter.
+    modules = [module_of(name) for name in sorted(adapter.tensors)]
+    named = next(filter(None, reversed(modules)), "")[:_SHOWN]
     how = base.mistake(adapter.tensors)
     step = "write the base that it was trained on into adapter_config.json, or save it again"
     return ScreeningError(
         "AdapterOnly",
         f"none of the adapter's {len(adapter.tensors)} tensors belongs to a module of its base "
-        f"{adapter.label}: it names {names}, the base has {base.example()}; {how or step}",
-    )
-
-
-def _on_weights_note(adapter: Adapter) -> str:
-    named = f" on {adapter.base}" if adapter.base else ""
-    return (
-        f"{adapter.file} is put on the weights next to it, as transformers 5 does where peft is installed; "
-        f"transformers 4 puts it{named or ' on the base that it names'}"
+        f"{adapter.label}: it names {named}, the base has {base.example()}; {how or step}",
     )
 
 
@@ -389,10 +397,8 @@ def _parts_of_head(adapter: Adapter, *, tied: bool) -> dict[str, dict[str, Tenso
 async def _nothing(adapter: Adapter) -> str:
     """Why an adapter changes nothing: alpha is 0, or in a local file a factor of every product is zero."""
     settings = adapter.settings
-    if (
-        settings.get("peft_type") != "LORA"
-        or settings.get("init_lora_weights", True) not in _PLAIN_STARTS
-    ):
+    is_lora = settings.get("peft_type") == "LORA"
+    if not is_lora or settings.get("init_lora_weights", True) not in _PLAIN_STARTS:
         return ""
     factors: dict[str, dict[str, str]] = {}
     for name in adapter.tensors:
@@ -407,7 +413,10 @@ async def _nothing(adapter: Adapter) -> str:
         return ""
     for pair in factors.values():
         # An embedding's A begins as zeros, any other module's B.
-        if not any([await _is_zero(adapter, name) for name in pair.values()]):
+        for name in pair.values():
+            if await _is_zero(adapter, name):
+                break
+        else:
             return ""
     return "its lora_B are zero, as before the training" if factors else ""
 
@@ -415,12 +424,12 @@ async def _nothing(adapter: Adapter) -> str:
 async def _is_zero(adapter: Adapter, name: str) -> bool:
     """Whether every number of a tensor is zero; the first that is not ends the reading."""
     tensor = adapter.tensors[name]
-    if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape:
+    if tensor.dtype not in FLOAT_DTYPES:
         return False
     matrix = await adapter.files.matrix(adapter.file, tensor, narrow=True)
-    count = matrix.shape[0]
-    for begin in range(0, count, _CHUNK):
-        if (await matrix.read(range(begin, min(begin + _CHUNK, count)))).any():
+    rows = range(matrix.shape[0])
+    for begin in range(0, len(rows), _CHUNK):
+        if (await matrix.read(rows[begin : begin + _CHUNK])).any():
             return False
     return True
 
@@ -435,8 +444,9 @@ async def _adapted_rows(
         raise adapter.unread_error(
             f"was initialised with init_lora_weights={start!r}, which changes the base"
         )
-    if other := [name for name in _OTHER_METHODS if settings.get(name)]:
-        raise adapter.unread_error(f"sets {other[0]}")
+    for name in _OTHER_METHODS:
+        if settings.get(name):
+            raise adapter.unread_error(f"sets {name}")
     whole: list[Matrix] = []
     updates: list[_Update] = []
     tokens: list[tuple[tuple[int, ...], Matrix]] = []
@@ -453,11 +463,14 @@ async def _adapted_rows(
     if len(tokens) > 1 and tokens[0][0] == tokens[1][0]:
         tokens = tokens[:1]
     if len(tokens) > 1 or (tokens and updates):
-        kinds = " and ".join(sorted({part for tensors in parts.values() for part in tensors}))
+        kinds = " and ".join(sorted(set().union(*parts.values())))
         raise adapter.unread_error(
             f"changes {' and '.join(parts)}, which are one matrix, by {kinds}"
         )
-    rows = AdaptedRows(whole[0] if whole else base, tuple(updates), *(tokens[0] if tokens else ()))
+    rows = AdaptedRows(whole[0] if whole else base, tuple(updates))
+    if tokens:
+        ids, token_rows = tokens[0]
+        rows = replace(rows, tokens=ids, token_rows=token_rows)
     v, d = rows.shape
     for update in updates:
         if update.shape != (v, d) or (update.magnitude and update.magnitude.shape != (v, 1)):
@@ -473,10 +486,12 @@ async def _adapted_rows(
 
 def _norm(adapter: Adapter, norm: StoredNorm) -> StoredNorm:
     """The final norm of a merged model: the base's, with the adapter's weight if it stores one."""
-    norms = [tensors for module, tensors in adapter.modules.items() if module in _NORMS]
-    if not norms or norm.reason:
+    stored: list[str] = []
+    for module, tensors in adapter.modules.items():
+        if module in _NORMS:
+            stored += [tensor.name for tensor in tensors.values()]
+    if not stored or norm.reason:
         return norm
-    stored = [tensor.name for tensors in norms for tensor in tensors.values()]
     if len(stored) != 1 or not stored[0].endswith(".weight"):
         return replace(norm, reason="the adapter's change of the final norm is not supported")
     return replace(norm, files=adapter.files, name=stored[0], holders=(adapter.file,))
@@ -510,9 +525,8 @@ def _is_head(module: str) -> bool:
 
 
 def _is_embedding(module: str) -> bool:
-    return is_of_model(module) and (
-        module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS
-    )
+    is_known = module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS
+    return is_of_model(module) and is_known
 
 
 def _of_module(stated: Any, module: str) -> Any:

@@ -29,8 +29,8 @@ from lmeval_screener.budgets import (
     in_steps,
 )
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.files.zip_archive import broken, content, entries_of, least_start
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile
-from lmeval_screener.weights.zip_archive import broken, content, entries_of, least_start
 
 #: torch's names of element types -> those of safetensors.
 DTYPES = {
@@ -68,13 +68,13 @@ async def read_header(file: WeightFile) -> Header:
     pickles = [name for name in entries if name.endswith("data.pkl")]
     if len(pickles) != 1 or pickles[0].count("/") != 1:
         raise broken(
-            what, f"it holds {len(pickles)} data.pkl, expected one: it may be a TorchScript model"
+            f"it holds {len(pickles)} data.pkl, expected one: it may be a TorchScript model"
         )
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
         order = await content(file, entries, f"{root}byteorder", PICKLE)
         if order.strip() != b"little":
-            raise broken(what, f"its numbers are {order[:16]!r}-endian")
+            raise broken(f"its numbers are {order[:16]!r}-endian")
     program = await content(file, entries, pickles[0], PICKLE)
     try:
         state = _Unpickler(program).load()
@@ -86,14 +86,12 @@ async def read_header(file: WeightFile) -> Header:
         ) from error
     except ScreeningError:
         raise
-    except _CostlyError as error:
-        raise broken(what, f"its pickle {error}") from error
     except Exception as error:  # whatever else a broken program raises in Python's reader
-        raise broken(what, f"its pickle is broken ({type(error).__name__})") from error
+        raise broken(f"its pickle is broken ({type(error).__name__})") from error
     described = _described_in(state)
     if described:
         return Header(
-            {name: _placed(name, t, entries, root, what) for name, t in in_steps(described.items())}
+            {name: _placed(name, t, entries, root) for name, t in in_steps(described.items())}
         )
     for key, inner in state.items() if isinstance(state, dict) else ():
         if _described_in(inner):
@@ -102,7 +100,7 @@ async def read_header(file: WeightFile) -> Header:
                 f"cannot be screened because {what} keeps its tensors under the key {key!r}, where "
                 f"transformers looks for none; save it alone: `torch.save(torch.load(FILE)[{key!r}], FILE)`",
             )
-    raise broken(what, "it holds no named tensors: check that it is a state dictionary")
+    raise broken("it holds no named tensors: check that it is a state dictionary")
 
 
 def _described_in(state: object) -> dict[str, _Described]:
@@ -116,10 +114,6 @@ def _described_in(state: object) -> dict[str, _Described]:
 
 class _UnsafeError(Exception):
     """A request of the pickle that no state dictionary makes."""
-
-
-class _CostlyError(Exception):
-    """A pickle that asks for more than its budget."""
 
 
 class _Dtype(NamedTuple):
@@ -143,7 +137,7 @@ def _described(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> 
     if not isinstance(storage, _Storage) or len(shape) != len(strides):
         raise ValueError("a tensor is described by something other than a storage")
     if len(shape) > DIMENSIONS:
-        raise _CostlyError(f"has a tensor of {len(shape)} dimensions, more than {DIMENSIONS}")
+        raise broken(f"its pickle has a tensor of {len(shape)} dimensions, more than {DIMENSIONS}")
     numbers = [offset, *shape, *strides]
     if any(type(n) is not int or not 0 <= n < NUMBER for n in numbers):
         raise ValueError("a tensor has an offset, a shape or strides that are not natural numbers")
@@ -192,7 +186,7 @@ class _Steps(dict[int, Any]):
     def __getitem__(self, code: int) -> Any:
         self.left -= 1
         if self.left < 0:
-            raise _CostlyError(f"takes more than {PICKLE_STEPS} steps")
+            raise broken(f"its pickle takes more than {PICKLE_STEPS} steps")
         if self.left % 4096 == 0:
             check_time()
         return super().__getitem__(code)
@@ -238,7 +232,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
                 len(values) if isinstance(values, tuple | list | dict | str | bytes) else 1
             )
         if self._copied > PICKLE_COPIED:
-            raise _CostlyError(f"copies more than {PICKLE_COPIED} values")
+            raise broken(f"its pickle copies more than {PICKLE_COPIED} values")
         self.stack[-1] = self.stack[-1](*arguments)
 
     def load_build(self) -> None:
@@ -275,46 +269,45 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
     dispatch[pickle.SETITEMS[0]] = load_setitems
     dispatch[pickle.DICT[0]] = load_dict
     for _code in (
-        *(
-            pickle.INST,
-            pickle.OBJ,
-            pickle.NEWOBJ,
-            pickle.NEWOBJ_EX,
-            pickle.EXT1,
-            pickle.EXT2,
-            pickle.EXT4,
-        ),
-        *(
-            pickle.EMPTY_SET,
-            pickle.ADDITEMS,
-            pickle.FROZENSET,
-            pickle.BYTEARRAY8,
-            pickle.NEXT_BUFFER,
-        ),
+        pickle.INST,
+        pickle.OBJ,
+        pickle.NEWOBJ,
+        pickle.NEWOBJ_EX,
+        pickle.EXT1,
+        pickle.EXT2,
+        pickle.EXT4,
+        pickle.EMPTY_SET,
+        pickle.ADDITEMS,
+        pickle.FROZENSET,
+        pickle.BYTEARRAY8,
+        pickle.NEXT_BUFFER,
     ):
         dispatch[_code[0]] = refuse
 
 
 def _placed(
-    name: str, tensor: _Described, entries: Mapping[str, zipfile.ZipInfo], root: str, what: str
+    name: str, tensor: _Described, entries: Mapping[str, zipfile.ZipInfo], root: str
 ) -> Tensor:
     """A tensor with its bytes, as if its entry's local header held only the name (`zip_archive.locate`)."""
     if len(name) > NAME:
-        raise broken(what, f"the name {name!r} has {len(name)} characters, more than {NAME}")
-    storage, called = tensor.storage, f"{root}data/{tensor.storage.key}"
+        raise broken(f"the name {name!r} has {len(name)} characters, more than {NAME}")
+    storage = tensor.storage
+    called = f"{root}data/{storage.key}"
     if called not in entries:
-        raise broken(what, f"the storage {storage.key!r} is missing")
-    entry, size = entries[called], DTYPE_BITS[storage.dtype] // 8
+        raise broken(f"the storage {storage.key!r} is missing")
+    entry = entries[called]
+    size = DTYPE_BITS[storage.dtype] // 8
     if storage.elements is not None and storage.elements * size != entry.file_size:
         raise broken(
-            what, f"the storage of {name!r} does not have the announced {storage.elements} elements"
+            f"the storage of {name!r} does not have the announced {storage.elements} elements"
         )
     last = tensor.offset + sum(
         (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)
     )
     if math.prod(tensor.shape) and (last + 1) * size > entry.file_size:
-        raise broken(what, f"{name!r} reaches beyond its storage")
+        raise broken(f"{name!r} reaches beyond its storage")
     start = least_start(entry.header_offset, called)
-    begin, end = start + tensor.offset * size, start + (last + 1) * size
-    place = entry.header_offset, called
+    begin = start + tensor.offset * size
+    end = start + (last + 1) * size
+    place = (entry.header_offset, called)
     return Tensor(name, storage.dtype, tensor.shape, begin, end, tensor.strides, place)

@@ -1,0 +1,1 @@
+"""PEFT adapters: which modules they change, and the rows of the merged model."""
