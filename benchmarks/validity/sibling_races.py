@@ -197,10 +197,10 @@ def claims(cells: Sequence[Cell], short: Results, long: Results, pooled: Results
         lines.append(
             Verdict(outcome(loads < 32 and more <= LOST), claim, f"{loads:.0f} loaded; {more:+.4f}")
         )
-    return [*lines, *adapter_claims([cell for cell in cells if cell.kind == "lora"], short)]
+    return [*lines, *adapter_claims([cell for cell in cells if cell.kind == "lora"], short, long)]
 
 
-def adapter_claims(cells: Sequence[Cell], results: Results) -> list[Verdict]:
+def adapter_claims(cells: Sequence[Cell], results: Results, long: Results) -> list[Verdict]:
     """The lines about adapters, over the cells whose accuracies span enough."""
     own = Groups([cell for cell in cells if cell.telling], results)
     lost, share = own.more("lost", BY_BLOCK, "everything"), own.figure(BY_BLOCK, "share")
@@ -228,8 +228,10 @@ def adapter_claims(cells: Sequence[Cell], results: Results) -> list[Verdict]:
         Verdict(
             outcome(wrong <= WRONG),
             f"At most 5 % of its races are wrong: {of}",
-            f"{100 * wrong:.2f} %; over all {len(cells)} cells {wrong_in_all(cells, results, BY_BLOCK)}, "
-            f"without the cut to a third {wrong_in_all(cells, results, 'a race of all')}",
+            f"{100 * wrong:.2f} %; over all {len(cells)} cells {wrong_in_all(cells, results, BY_BLOCK)} "
+            f"(N = 1,319: {wrong_in_all(cells, long, BY_BLOCK)}), without the cut to a third "
+            f"{wrong_in_all(cells, results, 'a race of all')} "
+            f"({wrong_in_all(cells, long, 'a race of all')})",
         ),
         Verdict(
             verdict, f"Agreement orders at least as well as 25 labels right or wrong: {of}", result
