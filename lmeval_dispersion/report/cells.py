@@ -18,8 +18,8 @@ AXIS = (12, 32)  # characters of an axis on a terminal, at least and at most
 def cell(row: Row, column: Column) -> str:
     """A cell's text: the value, with ``± error`` where both are numbers."""
     value = row.get(column.key)
+    error = row.get(column.error)
     text = shown(value, column.format)
-    error = row.get(column.error) if column.error else None
     if number(value) is not None and number(error) is not None:
         text += f" ± {shown(error, column.format.lstrip('+'))}"
     return text
@@ -82,7 +82,7 @@ def visible_rows(table: Table) -> Sequence[Row]:
 
 
 def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
-    """Those rows, each with the words of the line above it, or an empty text; None for a gap."""
+    """The rows that terminal and Markdown show, None for a gap, each with the words of the line above it."""
     lines: list[tuple[str, Row | None]] = []
     before = -1
     for place in table.excerpt or range(len(table.rows)):
@@ -94,7 +94,7 @@ def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
 
 
 def more_of(table: Table) -> str:
-    """The sentence below those rows, with their number; empty for none."""
+    """The sentence below a table in a text: how many of its rows are shown; may be empty."""
     if not table.excerpt:
         return table.more
     count = f"{len(table.excerpt)} of {len(table.rows)} rows"
@@ -247,12 +247,14 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
         return None
     low = min(ends)
     high = max(ends)
-    for spec in (column.format, "+.2g" if is_signed else ".2g"):
+    short = "+.2g" if is_signed else ".2g"
+    for spec in (column.format, short):
         left = shown(low, spec) if low else "0"
         right = shown(high, spec) if high else "0"
         space = width - len(left) - len(right)
         if space > 0:
-            return Axis(low, high, width, f"{left}{' ' * space}{right}")
+            heading = left + " " * space + right
+            return Axis(low, high, width, heading)
     return Axis(low, high, width, "")
 
 

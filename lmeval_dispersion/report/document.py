@@ -14,7 +14,7 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 from lmeval_dispersion.installation import __version__
 
@@ -184,6 +184,7 @@ class Text:
     """Paragraphs, separated by an empty line; `backticks` mark code."""
 
     text: str
+    kind: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,7 @@ class Facts:
     """A short list of names and values, such as inputs and settings."""
 
     facts: Mapping[str, object]
+    kind: ClassVar[str] = "facts"
 
 
 Part = Table | Chart | Text | Note | Facts

@@ -62,9 +62,11 @@ def html_text(document: Document) -> str:
 
     sections = _Page().sections(document)
     script = _asset("page.js")
+    digest = hashlib.sha256(script.encode()).digest()
     answer = list(document.answer)
-    # The heading is one sentence, though a line of the answer may hold several, one per group.
-    answer[:1] = [part for line in answer[:1] for part in _SENTENCE_END.split(line, maxsplit=1)]
+    if answer:
+        # The heading is one sentence, though a line of the answer may hold several, one per group.
+        answer[:1] = _SENTENCE_END.split(answer[0], maxsplit=1)
     text = _template().render(
         fragment=False,
         document=document,
@@ -72,7 +74,7 @@ def html_text(document: Document) -> str:
         sections=sections,
         contents=[section for section in sections if section["heading"]],
         script=Markup(script),
-        script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+        script_hash=Markup(base64.b64encode(digest).decode()),
         style=Markup(_asset("page.css")),
         version=__version__,
     )
@@ -130,9 +132,10 @@ class _Page:
     def _table(self, table: Table) -> dict[str, Any]:
         axes: dict[str, Axis] = {}
         for column in table.columns:
-            axis = axis_of(table.rows, column, AXIS[1]) if self._styled and column.dots else None
-            if axis is not None:
-                axes[column.key] = axis
+            if self._styled and column.dots:
+                axis = axis_of(table.rows, column, AXIS[1])
+                if axis is not None:
+                    axes[column.key] = axis
         kinds = [_kind(table, column) for column in table.columns]
         room = _Room(table, kinds, axes)
         columns = []
@@ -266,7 +269,10 @@ class _Room:
 
 def _least(text: str, kind: str) -> int:
     """Width of a cell's narrowest layout, in characters."""
-    return len(text) if kind else min(len(text), max(_FOLDED, *map(len, text.split()), 0))
+    if kind:
+        return len(text)
+    longest = max(map(len, text.split()), default=0)
+    return min(len(text), max(_FOLDED, longest))
 
 
 def _value(text: str, value: object) -> Markup:

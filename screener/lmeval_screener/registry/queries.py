@@ -103,9 +103,10 @@ def _short(value: Any) -> Any:
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """Key, domain, reference of ``domain``'s last run, else of the domain with most results; else UsageError.
+    """The pair of token sets that a query is about: its key, and the names of domain and reference.
 
-    The last run, as another version may have other words of everyday language under the same name.
+    It is that of the last run of ``domain``, by default of the domain with most results: another version of
+    this package may have other words of everyday language under the same name. UsageError if there is none.
     """
     rows = connection.execute(
         "SELECT tokens, domain, reference, max(started), "

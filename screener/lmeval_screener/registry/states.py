@@ -53,7 +53,10 @@ _NEVER_READ = Cause(
 _GONE = Cause(
     "a folder that was read before is not found in its storage or on disk, and the folder above it, "
     "or the one above that, has other entries",
-    *("gone", frozenset({GONE}), "gone", "Gone: {}."),
+    "gone",
+    frozenset({GONE}),
+    "gone",
+    "Gone: {}.",
 )
 CAUSES = (
     Cause("it was read, or is unchanged", "there", frozenset({""})),

@@ -47,7 +47,7 @@ STEP = (
 
 
 def not_screened(failed: Sequence[Failed]) -> str:
-    """One line on a screening in which every checkpoint failed, with the first of each error."""
+    """A line on a screening in which every checkpoint failed, with the first message of each error."""
     if len(failed) == 1:
         return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
     first_messages: dict[str, str] = {}
@@ -73,7 +73,7 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 
 
 def labels_by_note(notes: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
-    """Note -> its checkpoint's label, ``N checkpoints``, or ``all N`` for ``everyone`` = N > 1."""
+    """Each note with its checkpoints: a label, ``N checkpoints``, or ``all N`` if ``everyone`` is N."""
     members: dict[str, list[Screened]] = {}
     for note, c in notes:
         members.setdefault(note, []).append(c)
@@ -89,7 +89,7 @@ def labels_by_note(notes: Iterable[tuple[str, Screened]], everyone: int = 0) -> 
 
 
 def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
-    """A sentence per reason on members without a ratio, if any; ``alone``: each is its group's only one."""
+    """Sentences on members without a ratio, one for each reason; ``alone``: no group has another member."""
     notes = []
     for c in members:
         if c.ratio is None:
@@ -186,7 +186,7 @@ def _first_line(group: Group, first: Sequence[Screened], subject: str) -> str:
 
 
 def _success(group: Group, last: int) -> str:
-    """A sentence, without its end, on how often an order as this one is right down to rank ``last``."""
+    """How often such an order is right down to rank ``last``: a sentence without its full stop."""
     if group.chances is None:
         return _BY_GAP
     slope = group.chances.slope

@@ -16,7 +16,7 @@ from lmeval_dispersion.report.vega import (
     numeric,
     span,
 )
-from lmeval_screener.figures import Gap, Ratio, difference
+from lmeval_screener.figures import difference
 from lmeval_screener.orders import DISTANCES
 from lmeval_screener.result.answer import DRAWN, decimals
 from lmeval_screener.screened import Group, Screened
@@ -52,7 +52,7 @@ def ranking(group: Group) -> Spec:
             }
         )
     axis = {"labelLimit": 200, "labelOverlap": False}
-    x = numeric(group.figure, _title(group))
+    x = numeric(group.figure, _title(group, group.figure))
     return {
         "data": {"values": values},
         "height": max(60, 24 * len(values)),
@@ -64,9 +64,8 @@ def ranking(group: Group) -> Spec:
     }
 
 
-def _title(group: Group, figure: str = "") -> str:
-    """The title of an axis of the figure that ranks a group, or of another."""
-    figure = figure or group.figure
+def _title(group: Group, figure: str) -> str:
+    """The title of an axis of a figure."""
     return f"{DISTANCES[group.metric]} gap G" if figure == "G" else figure
 
 
@@ -117,31 +116,25 @@ def gap_parts(group: Group) -> Spec:
     }
 
 
-def steps(group: Group) -> Spec:
-    """The ranking figure along a training's steps, with two standard errors of each step's change."""
-    return _along(group, group.figure, [c.figure for c in group.steps])
+def steps(group: Group, figure: str) -> Spec:
+    """A figure along a training's steps, with two standard errors of each step's change.
 
-
-def gap_steps(group: Group) -> Spec:
-    """G along a training's steps, with two standard errors of each step's change."""
-    return _along(group, "G", [c.gap for c in group.steps])
-
-
-def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
-    """A figure along the steps; supplied accuracies as a second line, on an axis of their own."""
+    Supplied accuracies are a second line, on an axis of their own.
+    """
     values = []
     accuracies = []
-    before = figures[0]
-    for place, (c, figure) in enumerate(zip(group.steps, figures, strict=True)):
+    along = [c.gap if figure == "G" else c.figure for c in group.steps]
+    before = along[0]
+    for place, (c, value) in enumerate(zip(group.steps, along, strict=True)):
         number = step_number(c.step or "")
         step = float(place) if number is None else number
-        error = 2 * difference(figure, before).se
-        ends = {"low": figure.mean - error, "high": figure.mean + error}
-        values.append({"step": step, "name": c.step, name: figure.mean, **ends})
-        before = figure
+        error = 2 * difference(value, before).se
+        ends = {"low": value.mean - error, "high": value.mean + error}
+        values.append({"step": step, "name": c.step, figure: value.mean, **ends})
+        before = value
         if c.accuracy is not None:
             accuracies.append({"step": step, **_accuracy(c, c.step)})
-    drawn = course(values, name, _title(group, name), decimals(figures))
+    drawn = course(values, figure, _title(group, figure), decimals(along))
     if not accuracies:
         return drawn
     return {

@@ -71,7 +71,7 @@ class Gate:
 
     @classmethod
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
-        """Build the gate from groups and failures; ``reference`` is the label of one of either."""
+        """Compare every checkpoint with ``reference``, the label of a screened or a failed one."""
         # A registry may have figures of failed checkpoints.
         errors = {f.label: f.error for f in failed}
         everyone = {reference, *errors}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
 QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000)}
-_WINDOW = 300.0  # seconds
+_WINDOW = 5.0  # minutes
 #: Bytes of a checkpoint besides its rows: header, configuration, index.
 _BESIDE = 40_000
 _SLACK = 1.2
@@ -44,7 +44,7 @@ def plan_document(
     waits = {}
     for name, quotas in QUOTAS.items():
         windows = math.ceil(total[name] / quotas[has_token]) - 1
-        waits[name] = windows * _WINDOW / 60
+        waits[name] = windows * _WINDOW
     slowest = max(waits, key=waits.__getitem__)
     wait = "That is within the Hub's quotas."
     if waits[slowest] > 0:

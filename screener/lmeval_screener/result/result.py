@@ -165,26 +165,15 @@ class Result(Report):
 
         It holds for two whose accuracies differ by more than 0.01; UsageError unless both are in one group.
         """
-        groups: dict[str, Group] = {}
-        members: dict[str, Screened] = {}
-        for group in self.groups:
-            for c in group.checkpoints:
-                if not c.is_base:
-                    groups[c.label] = group
-                    members[c.label] = c
-        for label in (better, worse):
-            if label not in members:
-                raise UsageError(
-                    f"expected a screened checkpoint, got {label!r}; see labels in `checkpoints`"
-                )
-        group = groups[better]
-        other = groups[worse]
-        if group is not other:
+        groups = {c: group for group in self.groups for c in group.checkpoints}
+        first: Screened = self[better]
+        second: Screened = self[worse]
+        if groups[first] is not groups[second]:
             raise UsageError(
-                f"expected two checkpoints of one group, got {better} of {group.title}, {worse} of "
-                f"{other.title}"
+                f"expected two checkpoints of one group, got {better} of {groups[first].title}, {worse} of "
+                f"{groups[second].title}"
             )
-        return group.chance(members[better], members[worse])
+        return groups[first].chance(first, second)
 
     def first_for(self, chance: float = WITHIN) -> int:
         """Number of first places that hold the best with this chance, or all; UsageError if not one group."""
@@ -587,11 +576,11 @@ class Result(Report):
 # --- charts -----------------------------------------------------------------------------------------------
 
 
-def _draw(name: str, groups: Any) -> dict[str, Any]:
+def _draw(name: str, *values: Any) -> dict[str, Any]:
     """A chart by its function in `charts`, which is imported only for a page."""
     from lmeval_screener.result import charts
 
-    specification: dict[str, Any] = getattr(charts, name)(groups)
+    specification: dict[str, Any] = getattr(charts, name)(*values)
     return specification
 
 
@@ -634,16 +623,13 @@ def _course_chart(group: Group, figure: str) -> Chart:
             p = shown(agreed.spearman_p, "p-value")
             correlation = f"Spearman {agreed.spearman:.3f}, p {p}, of {agreed.n} checkpoints"
         caption = f"{caption}, and the accuracy ({correlation})"
+    draw = partial(_draw, "steps", group, figure)
     if not is_ranking:
-        return Chart(
-            partial(_draw, "gap_steps", group),
-            caption,
-            f"{name} against the training step.",
-            name=f"gap-{group.anchor}",
-        )
+        description = f"{name} against the training step."
+        return Chart(draw, caption, description, name=f"gap-{group.anchor}")
     best = group.names[group.checkpoints[0]]
     return Chart(
-        partial(_draw, "steps", group),
+        draw,
         caption,
         f"{name} against the training step; largest at {best}.",
         "Lines: two standard errors of the difference to the step before (choice of tokens).",

@@ -117,7 +117,8 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
         return Interval(_NAN, _NAN, _NAN)
-    agreeing, weights = (np.concatenate(side) for side in zip(*parts, strict=True))
+    agreeing = np.concatenate([agreed for agreed, _ in parts])
+    weights = np.concatenate([whole for _, whole in parts])
     total = float(weights.sum()) / 2
     if total == 0:
         return Interval(_NAN, _NAN, _NAN)
@@ -207,8 +208,12 @@ def best_at_random(values: Array, size: int) -> float:
     The k-th smallest is the best of C(k - 1, size - 1) of the C(n, size) draws.
     """
     whole = _log_choose(len(values), size)
-    chances = [math.exp(_log_choose(k - 1, size - 1) - whole) for k in range(size, len(values) + 1)]
-    return float(np.asarray(chances) @ np.sort(values)[size - 1 :])
+    chances = []
+    for k in range(size, len(values) + 1):
+        ways = _log_choose(k - 1, size - 1)
+        chances.append(math.exp(ways - whole))
+    largest = np.sort(values)[size - 1 :]
+    return float(np.asarray(chances) @ largest)
 
 
 def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
@@ -230,10 +235,10 @@ def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
 
     # Both tails are monotone in the number of hits.
     possible = range(hits, others - (drawn - hits) + 1)
-    low = bisect.bisect_left(
-        possible, True, key=lambda n: chance(n, range(hits, drawn + 1)) > 0.025
-    )
-    high = bisect.bisect_left(possible, True, key=lambda n: chance(n, range(hits + 1)) <= 0.025)
+    as_many = range(hits, drawn + 1)
+    as_few = range(hits + 1)
+    low = bisect.bisect_left(possible, True, key=lambda n: chance(n, as_many) > 0.025)
+    high = bisect.bisect_left(possible, True, key=lambda n: chance(n, as_few) <= 0.025)
     return Bounds(float(possible[low]), float(possible[high - 1]))
 
 
