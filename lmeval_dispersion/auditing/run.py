@@ -69,11 +69,11 @@ class Missing:
     missing: str
 
     def tables(self) -> dict[str, Table]:
-        """None."""
+        """Empty."""
         return {}
 
     def charts(self) -> dict[str, Chart]:
-        """None."""
+        """Empty."""
         return {}
 
 
