@@ -110,11 +110,11 @@ def floor_among(
         raise UsageError(
             f"expected one checkpoint, got {text!r}, which names several", argument=argument
         )
-    places = {
-        (target.place, target.revision, target.file): target
-        for target in reversed(by_label.values())
-    }
-    return places.get((wanted.place, wanted.revision, wanted.file), wanted)
+    for target in by_label.values():
+        is_same_file = (target.revision, target.file) == (wanted.revision, wanted.file)
+        if is_same_file and target.place == wanted.place:
+            return target
+    return wanted
 
 
 @dataclass
@@ -284,7 +284,9 @@ class Screening:
         bases = [base] if base else []
         checkpoints = ranked(comparable, self.order, bases)
         unused = {reading.target for reading in named}
-        unused -= {c.target for c in checkpoints if c.is_base}
+        for c in checkpoints:
+            if c.is_base:
+                unused.discard(c.target)
         if not unused:
             return checkpoints
         comparable = [reading for reading in comparable if reading.target not in unused]
@@ -336,8 +338,8 @@ class Screening:
                 by_option[name] = target
                 every[target] = None
         with_labels = labelled([*every])
-        labels = {target: target.label for target in with_labels}
-        return with_labels, {name: labels[target] for name, target in by_option.items()}
+        labels = dict(zip(every, with_labels, strict=True))
+        return with_labels, {name: labels[target].label for name, target in by_option.items()}
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], dict[str, str]]:
         """The targets of `named`, with globs expanded and accuracies."""

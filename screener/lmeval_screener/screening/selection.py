@@ -159,7 +159,8 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
         listings = run(_listings(queries, first, limit, notice, selected))
     for part in parts:
         if isinstance(part, Query):  # a target with its commit costs less than the same one by name
-            chosen |= {target: target for target in listings.pop(0)}
+            for target in listings.pop(0):
+                chosen[target] = target
         else:
             for target in parse_targets(part, arguments.tokenizer, selected.left_out):
                 chosen.setdefault(target, target)
