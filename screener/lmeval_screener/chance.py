@@ -32,7 +32,7 @@ from lmeval_dispersion.files import read_json, write_whole
 from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.layouts import Form, Text
 from lmeval_dispersion.statistics import LEVEL, f_p
-from lmeval_screener.figures import Gap, Ratio
+from lmeval_screener.figures import Gap, Ratio, left_out
 
 NEAR = 0.01  # accuracies that differ by no more are taken as equal
 WITHIN = 0.9  # chance with which the places to evaluate hold the best
@@ -288,10 +288,8 @@ def is_noise(figures: Sequence[Gap | Ratio]) -> bool:
     spread = float(np.square(logs - logs.mean()).sum())
     noise = squared = below = 0.0
     sides: list[Array] = []
-    domain = np.stack([figure.left_out_domain for figure in figures])
-    reference = np.stack([figure.left_out_reference for figure in figures])
-    for left_out in (domain, reference):
-        values = np.log(np.maximum(left_out, _LEAST))
+    for side in left_out(figures):
+        values = np.log(np.maximum(side, _LEAST))
         m = values.shape[1]
         values = (values - values.mean(axis=1, keepdims=True)) * math.sqrt(1 - 1 / m)
         values -= values.mean(axis=0)

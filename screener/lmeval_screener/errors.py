@@ -63,7 +63,12 @@ class ScreeningError(DispersionError):
 
     Attributes:
         code: A stable word for programs, such as ``GatedRepo``: a key of `SCREENING_CODES`, else ValueError.
+        base: Name of the base that cannot be read; empty unless that is the reason.
+        cause: Why it cannot, with the step that mends it; likewise.
     """
+
+    base = ""
+    cause = ""
 
     def __init__(self, code: str, message: str) -> None:
         if code not in SCREENING_CODES:
@@ -78,12 +83,7 @@ def cannot(code: str, reason: str, step: str) -> ScreeningError:
 
 
 class UnreadBaseError(ScreeningError):
-    """An adapter leaves the head to its base, which cannot be read.
-
-    Attributes:
-        base: The base's name.
-        cause: Why it cannot be read, with the step that mends it.
-    """
+    """An adapter leaves the head to its ``base``, which cannot be read because of its ``cause``."""
 
     def __init__(self, rows: str, base: str, cause: str) -> None:
         super().__init__("RowsOfBase", f"{rows} ({base}), which could not be read: {cause}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -228,7 +228,8 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
 def _variances(rows: Array) -> Array:
     """The share of each dimension in the variance of rows (n, d), shape (d,)."""
     variances: Array = rows.var(axis=0)
-    return variances / variances.sum()
+    variances = variances / variances.sum()
+    return variances
 
 
 def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
@@ -268,6 +269,13 @@ def relative_error(dtype: str) -> float:
 def _bits(dtype: str) -> int:
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) if bits else 4
+
+
+def left_out(figures: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
+    """Figures without each token of T, (n, |T|), and without each of R, (n, |R|), a row per figure."""
+    domain = np.stack([figure.left_out_domain for figure in figures])
+    reference = np.stack([figure.left_out_reference for figure in figures])
+    return domain, reference
 
 
 # --- both as one array, for a registry ------------------------------------------------------------------

@@ -120,5 +120,9 @@ def own_weights(files: Iterable[str]) -> list[str]:
 
 def safetensors_files(files: Iterable[str]) -> list[str]:
     """The safetensors files that may hold a model's own weights in transformers' layout, by their names."""
-    weights = [path for path in files if path.endswith(SAFETENSORS.suffix) and "/" not in path]
-    return sorted(path for path in weights if not _NOT_THE_MODEL.fullmatch(path))
+    weights: list[str] = []
+    for path in sorted(files):
+        is_stored = path.endswith(SAFETENSORS.suffix) and "/" not in path
+        if is_stored and not _NOT_THE_MODEL.fullmatch(path):
+            weights.append(path)
+    return weights

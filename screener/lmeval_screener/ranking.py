@@ -19,7 +19,7 @@ import numpy as np
 
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Gap, Ratio, difference
+from lmeval_screener.figures import Gap, Ratio, difference, left_out
 from lmeval_screener.orders import BY_RATIO, UNSAID, Order
 from lmeval_screener.screened import (
     TOKENIZER,
@@ -132,15 +132,17 @@ def named_base(members: Sequence[Reading]) -> str:
 
 def _is_base_of_others(base: str, members: Sequence[Reading]) -> bool:
     """Whether each member at another place names this base, or is of a training run that does."""
-    others = [member for member in members if member.place != base]
-    silent = [member for member in others if not member.base]
-    if any(member.base not in ("", base) for member in others):
+    naming: list[Reading] = []
+    silent: list[Reading] = []
+    for member in members:
+        if member.place == base:
+            continue
+        if member.base not in ("", base):
+            return False
+        (naming if member.base else silent).append(member)
+    if len(silent) > len(naming):
         return False
-    if not silent:
-        return True
-    if len(silent) > len(others) / 2:
-        return False
-    runs = {member.training_and_step[0] for member in others if member.base}
+    runs = {member.training_and_step[0] for member in naming}
     return all(not runs.isdisjoint(member.possible_runs) for member in silent)
 
 
@@ -148,30 +150,36 @@ def _ranked_group(
     family: str, scale: str, members: list[Reading], order: Order, bases: Collection[str]
 ) -> list[Screened]:
     members, base = _base_first(members, bases)
-    of_family = next((m.target.order for m in members if m.target.order != UNSAID), UNSAID)
-    order = order.over(of_family).over(BY_RATIO)
+    for member in members:
+        order = order.over(member.target.order)
+    order = order.over(BY_RATIO)
     rank_by = order.rank_by or "ratio"
     metric = order.metric or "cosine"
-    with_ratio = [member for member in members if member.ratio is not None]
-    if len(with_ratio) < len(members) and sum(member is not base for member in with_ratio) < 2:
+    ratios: dict[int, Ratio] = {}  # of candidates
+    for place, member in enumerate(members):
+        if member.ratio is not None and member is not base:
+            ratios[place] = member.ratio
+    if len(ratios) < 2 and any(member.ratio is None for member in members):
         rank_by = "gap"
-    figures = [member.gaps[metric].mean for member in members]
-    if rank_by == "ratio":
-        # Those without a ratio are set aside, behind all others.
-        figures = [-math.inf if m.ratio is None else m.ratio.mean for m in members]
+    figures: list[float] = []
+    for member in members:
+        if rank_by == "gap":
+            figures.append(member.gaps[metric].mean)
+        elif member.ratio is not None:
+            figures.append(member.ratio.mean)
+        else:  # set aside, behind all others
+            figures.append(-math.inf)
     # A copy shares its original's place: its own G may have moved without any change of predictions.
     copied = originals(members)
     values = [figures[original.place] for original in copied]
-    # The base, and those with its rows, of which rows say nothing, take no place.
-    of_places = {
-        value
-        for value, original in zip(values, copied, strict=True)
-        if base is None or original.place
-    }
+    of_places = set[float]()
+    for value, original in zip(values, copied, strict=True):
+        # The base, and those with its rows, of which rows say nothing, take no place.
+        if base is None or original.place:
+            of_places.add(value)
     places = sorted(of_places - {-math.inf})
     against: dict[int, Against] = {}
     if base is not None and base.ratio is not None:
-        ratios = {place: m.ratio for place, m in enumerate(members) if place and m.ratio}
         copies = [place for place in ratios if copied[place].place == copied[0].place]
         against = against_base(base.ratio, ratios, copies)
     checkpoints: list[Screened] = []
@@ -256,10 +264,7 @@ def against_base(
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
     """First index from which on no two figures, best first, differ; pairs tested two-sided at ``level``."""
-    # Each figure without each token of T, then of R, minus its mean: a row per checkpoint.
-    domain = np.stack([gap.left_out_domain for gap in gaps])
-    reference = np.stack([gap.left_out_reference for gap in gaps])
-    sides = [side - side.mean(axis=1, keepdims=True) for side in (domain, reference)]
+    sides = [side - side.mean(axis=1, keepdims=True) for side in left_out(gaps)]
     means = np.array([gap.mean for gap in gaps])
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
     place = len(gaps) - 1

@@ -333,11 +333,9 @@ class Group:
             # A model and what lies in its folder, such as merged, are of one training too.
             own = [c.training_and_step[0] for c in self.checkpoints if not c.is_base]
             outermost = min(own, key=len, default="")
-            if any(
-                c.lies_in(outermost) and c.training_and_step[0] != outermost
-                for c in self.checkpoints
-            ):
-                runs = {outermost}
+            for c in self.checkpoints:
+                if c.lies_in(outermost) and c.training_and_step[0] != outermost:
+                    runs = {outermost}
         if len(runs) != 1:
             return ()
         (run,) = runs
@@ -427,12 +425,10 @@ class Group:
             return False
         if any(not least <= (c.parameters or 0) <= largest for c in self.placed):
             return False
+        if self.kind == FROM_SCRATCH or self.base is not None:
+            return True
         bases = {c.base for c in self.placed}
-        return (
-            self.kind == FROM_SCRATCH
-            or self.base is not None
-            or (len(bases) == 1 and "" not in bases)
-        )
+        return len(bases) == 1 and "" not in bases
 
     @property
     def is_measured(self) -> bool:

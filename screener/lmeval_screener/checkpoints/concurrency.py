@@ -47,13 +47,13 @@ def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
         return pool.submit(act).result()
 
 
-def lock() -> AbstractAsyncContextManager[object]:
-    """A lock in an event loop; without one, a context that does nothing."""
+def lock(holders: int = 1) -> AbstractAsyncContextManager[object]:
+    """A lock for so many at a time in an event loop; without one, a context that does nothing."""
     if not in_loop():
         return contextlib.nullcontext()
     import asyncio
 
-    return asyncio.Lock()
+    return asyncio.Semaphore(holders)
 
 
 async def side_by_side(works: Iterable[Any], most: int | None = None) -> list[Any]:

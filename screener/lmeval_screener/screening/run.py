@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,8 +24,8 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import read_slope
-from lmeval_screener.checkpoints.concurrency import in_loop, run, side_by_side
-from lmeval_screener.errors import ScreeningError, UnreadBaseError
+from lmeval_screener.checkpoints.concurrency import in_loop, lock, run, side_by_side
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result.gate import Gate
@@ -109,11 +110,11 @@ def floor_among(
         raise UsageError(
             f"expected one checkpoint, got {text!r}, which names several", argument=argument
         )
-    places = {
-        (target.place, target.revision, target.file): target
-        for target in reversed(by_label.values())
-    }
-    return places.get((wanted.place, wanted.revision, wanted.file), wanted)
+    for target in by_label.values():
+        is_same_file = (target.revision, target.file) == (wanted.revision, wanted.file)
+        if is_same_file and target.place == wanted.place:
+            return target
+    return wanted
 
 
 @dataclass
@@ -255,7 +256,6 @@ class Screening:
         ranked_by = self.order.rank_by or "ratio"
         if self.order.rank_by is None and checkpoints:
             ranked_by = checkpoints[0].ranked_by
-        accounts = (selected.account, self._reader.account)
         unread = [self._failed[target] for target in targets if target in self._failed]
         result = Result(
             domain=self.domain.name,
@@ -266,8 +266,8 @@ class Screening:
             failed=tuple(f for f in unread if not f.base),
             of_base=tuple(f for f in unread if f.base),
             seconds=time.perf_counter() - start,
-            bytes_read=sum(account.bytes_read for account in accounts),
-            requests=sum(account.requests for account in accounts),
+            bytes_read=selected.account.bytes_read + self._reader.account.bytes_read,
+            requests=selected.account.requests + self._reader.account.requests,
             accuracy=self._meaning_of_accuracies(targets),
             ranked_by=ranked_by,
             base=base or ", ".join(c.label for c in checkpoints if c.is_base),
@@ -284,7 +284,9 @@ class Screening:
         bases = [base] if base else []
         checkpoints = ranked(comparable, self.order, bases)
         unused = {reading.target for reading in named}
-        unused -= {c.target for c in checkpoints if c.is_base}
+        for c in checkpoints:
+            if c.is_base:
+                unused.discard(c.target)
         if not unused:
             return checkpoints
         comparable = [reading for reading in comparable if reading.target not in unused]
@@ -322,8 +324,9 @@ class Screening:
         """Describe the supplied accuracies; without any, only the demo's targets have some."""
         if self.accuracies is not None:
             return self.accuracies.meaning
-        measured = any(target.accuracy is not None for target in targets)
-        return "measured when the demo was trained" if measured else ""
+        if all(target.accuracy is None for target in targets):
+            return ""
+        return "measured when the demo was trained"
 
     def named(self, targets: Iterable[Target]) -> tuple[list[Target], dict[str, str]]:
         """All targets, with those of options (`floor_among`), each once and labelled; and option -> label."""
@@ -335,14 +338,16 @@ class Screening:
                 by_option[name] = target
                 every[target] = None
         with_labels = labelled([*every])
-        labels = {target: target.label for target in with_labels}
-        return with_labels, {name: labels[target] for name, target in by_option.items()}
+        labels = dict(zip(every, with_labels, strict=True))
+        return with_labels, {name: labels[target].label for name, target in by_option.items()}
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], dict[str, str]]:
         """The targets of `named`, with globs expanded and accuracies."""
         lists = await side_by_side(map(self._revisions, targets))
-        expanded, by_option = self.named([target for revisions in lists for target in revisions])
-        return self.accuracies.of(expanded) if self.accuracies else expanded, by_option
+        expanded, by_option = self.named(chain.from_iterable(lists))
+        if self.accuracies:
+            expanded = self.accuracies.of(expanded)
+        return expanded, by_option
 
     def _account(self) -> Account:
         """The account of one checkpoint."""
@@ -377,7 +382,7 @@ class Screening:
     async def _readings(self, targets: Sequence[Target], *, asked: bool = True) -> list[Reading]:
         """The readings that succeeded, in the order of the targets; a failure stops no other."""
         # A checkpoint that waits for a quota holds a slot: each quota has its own slots.
-        slots = defaultdict[str, AbstractAsyncContextManager[object]](_slots)
+        slots = defaultdict[str, AbstractAsyncContextManager[object]](lambda: lock(_SIDE_BY_SIDE))
 
         async def read(target: Target) -> Reading:
             async with slots[_quota_of(target)]:
@@ -387,9 +392,11 @@ class Screening:
             outcome = await self._tried(read(target))
             if asked or isinstance(outcome, Reading):
                 self._report(target, outcome, len(targets))
-            if isinstance(outcome, ScreeningError):
-                return None if self.session is None else self.session.last_known(target, outcome)
-            return outcome
+            if isinstance(outcome, Reading):
+                return outcome
+            if self.session is None:
+                return None
+            return self.session.last_known(target, outcome)
 
         readings = await self._until_stopped(work(target) for target in targets)
         return [reading for reading in readings if reading is not None]
@@ -434,8 +441,8 @@ class Screening:
     async def _read(self, target: Target) -> Reading:
         if self._stopped:
             raise _interrupted(self.session)
-        known = None if self.session is None else self.session.pinned(target)
-        if known is not None:
+        known = self.session and self.session.pinned(target)
+        if known:
             return known
         if target.on_hub and target.refused is None:
             return await self._read_from_hub(target)
@@ -471,9 +478,7 @@ class Screening:
 
     def _fail(self, target: Target, error: ScreeningError) -> Failed:
         # Text, not the exception, which would keep every frame that it passed alive.
-        failed = Failed(target, error.code, str(error))
-        if isinstance(error, UnreadBaseError):
-            failed = replace(failed, base=error.base, cause=error.cause)
+        failed = Failed(target, error.code, str(error), error.base, error.cause)
         self._failed[target] = failed
         return failed
 
@@ -569,15 +574,6 @@ def _quota_of(target: Target) -> str:
     if not target.on_hub:
         return "none"
     return "resolver" if target.listed is not None else "api"
-
-
-def _slots() -> AbstractAsyncContextManager[object]:
-    """A semaphore that lets `_SIDE_BY_SIDE` works in at a time."""
-    if not in_loop():
-        return contextlib.nullcontext()
-    import asyncio
-
-    return asyncio.Semaphore(_SIDE_BY_SIDE)
 
 
 def _interrupted(session: Session | None) -> ScreeningError:

@@ -159,7 +159,8 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
         listings = run(_listings(queries, first, limit, notice, selected))
     for part in parts:
         if isinstance(part, Query):  # a target with its commit costs less than the same one by name
-            chosen |= {target: target for target in listings.pop(0)}
+            for target in listings.pop(0):
+                chosen[target] = target
         else:
             for target in parse_targets(part, arguments.tokenizer, selected.left_out):
                 chosen.setdefault(target, target)
@@ -241,7 +242,7 @@ def read_list(file: TextIO) -> list[str]:
         raise UsageError(
             f"expected a list of checkpoints, one a line, on standard input; {error}"
         ) from None
-    heading = [cell.lower() for cell in rows[0]] if rows else []
+    heading = [cell.lower() for row in rows[:1] for cell in row]
     column = next((name for name in _NAME_COLUMNS if name in heading), None)
     if column is None:
         checkpoints = [row[0] for row in rows if row[0]]
@@ -250,9 +251,10 @@ def read_list(file: TextIO) -> list[str]:
         for row in rows[1:]:
             cells = dict(zip(heading, row, strict=False))
             repo = cells.get(column)
-            revision = cells.get("revision")
+            if repo and cells.get("revision"):
+                repo += f"@{cells['revision']}"
             if repo:
-                checkpoints.append(f"{repo}@{revision}" if revision else repo)
+                checkpoints.append(repo)
     if not checkpoints:
         raise UsageError(
             "expected checkpoints on standard input, one a line, got none; check what wrote it"

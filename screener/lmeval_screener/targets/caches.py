@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,8 +25,9 @@ def hub_snapshots(folder: str) -> dict[str, str]:
     place = Path(folder).expanduser()
     if (place / "hub").is_dir() and not _repositories(place):
         place = place / "hub"
-    resolved = place.resolve()
-    repositories = [resolved] if _REPOSITORY.fullmatch(resolved.name) else _repositories(place)
+    repositories = _repositories(place)
+    if _REPOSITORY.fullmatch(place.resolve().name):
+        repositories = [place.resolve()]
     chosen: dict[str, str] = {}
     for repository in repositories:
         snapshot = _snapshot(repository)
@@ -48,13 +50,15 @@ def _snapshot(repository: Path) -> str:
     main = repository / "refs" / "main"
     try:
         stored = [entry for entry in snapshots.iterdir() if entry.is_dir()]
-        commit = main.read_text("ascii", "replace").strip() if main.is_file() else ""
     except OSError:
+        stored = []
+    if not stored:
         return ""
-    for entry in stored:
-        if entry.name == commit and _COMMIT.fullmatch(commit):
-            return str(entry)
-    return str(max(stored, key=lambda entry: entry.stat().st_mtime)) if stored else ""
+    with contextlib.suppress(OSError):
+        commit = main.read_text("ascii", "replace").strip()
+        if _COMMIT.fullmatch(commit) and snapshots / commit in stored:
+            return str(snapshots / commit)
+    return str(max(stored, key=lambda entry: entry.stat().st_mtime))
 
 
 def cached_name(path: str) -> str | None:
@@ -67,7 +71,9 @@ def cached_name(path: str) -> str | None:
     if len(parts) < 3 or parts[-2] != "snapshots" or not _COMMIT.fullmatch(parts[-1]):
         return None
     repository = _REPOSITORY.fullmatch(parts[-3])
-    return repository.group(1).replace("--", "/") if repository else None
+    if repository is None:
+        return None
+    return repository[1].replace("--", "/")
 
 
 def ollama_models(folder: str) -> dict[str, str]:
@@ -88,9 +94,10 @@ def _named_blobs(manifests: Path, blobs: Path) -> dict[str, str]:
             # HOST/NAMESPACE/NAME/TAG
             *_, namespace, name = ("", "", *Path(place).relative_to(manifests).parts)
             digest = _model_digest(Path(place) / file)
+            if namespace not in ("", "library"):
+                name = f"{namespace}/{name}"
             if digest:
-                owner = "" if namespace in ("", "library") else f"{namespace}/"
-                named[f"{owner}{name}:{file}"] = str(blobs / digest.replace(":", "-"))
+                named[f"{name}:{file}"] = str(blobs / digest.replace(":", "-"))
     return named
 
 
@@ -101,10 +108,9 @@ def _model_digest(manifest: Path) -> str:
             content = json.loads(file.read(_MANIFEST))
     except (OSError, ValueError, RecursionError):
         return ""
-    layers = content.get("layers") if isinstance(content, dict) else None
-    if not isinstance(layers, list):
+    if not isinstance(content, dict) or not isinstance(content.get("layers"), list):
         return ""
-    for layer in layers:
+    for layer in content["layers"]:
         if isinstance(layer, dict) and layer.get("mediaType") == _MODEL:
             digest = str(layer.get("digest"))
             return digest if BLOB.fullmatch(digest) else ""

@@ -110,7 +110,9 @@ class Target:
     def scheme(self) -> str | None:
         """Its address's scheme, such as ``s3``; None for a folder or a Hub repository."""
         scheme, mark, _ = self.repo.partition(":/")
-        return scheme.lower() if mark and not self.local else None
+        if not mark or self.local:
+            return None
+        return scheme.lower()
 
     @property
     def on_hub(self) -> bool:
@@ -332,7 +334,10 @@ def _missing(text: str) -> ScreeningError:
         entries = [*folders, *(file for file in files if file.endswith(SUFFIXES))]
         here = [joined(folder, entry) for entry in entries]
         near = difflib.get_close_matches(joined(folder, name), here, n=1)
-    why += f"; did you mean {near[0]}?" if near else ": check the path"
+    if near:
+        why += f"; did you mean {near[0]}?"
+    else:
+        why += ": check the path"
     if REPOSITORY.fullmatch(text) and "/" in text:
         why += f" (the Hub's repository is hf://{text})"
     return ScreeningError(
@@ -400,8 +405,9 @@ def _page_of_revision(text: str) -> tuple[str, str]:
             return name, "/".join(revision)
         if len(revision) == 1:
             return name, unquote(revision[0])
-    whole = f"{name}@{unquote(revision[0])}" if revision else name
-    raise _bad(text, f"that page is not a whole revision; give the checkpoint: {whole}")
+    if revision:
+        name += f"@{unquote(revision[0])}"
+    raise _bad(text, f"that page is not a whole revision; give the checkpoint: {name}")
 
 
 def _bad(text: str, why: str = "") -> ScreeningError:
@@ -424,8 +430,11 @@ def path_of(text: str) -> str:
 
 def label(repo: str, revision: str | None, file: str | None = None) -> str:
     """``repo``, ``repo@revision``, or either with ``:file``."""
-    name = repo if revision is None else f"{repo}@{revision}"
-    return name if file is None else f"{name}:{file}"
+    if revision is not None:
+        repo += f"@{revision}"
+    if file is not None:
+        repo += f":{file}"
+    return repo
 
 
 def labelled(targets: Sequence[Target]) -> list[Target]:

@@ -155,16 +155,22 @@ def _model_and_results(folder: str, names: Names) -> Run:
 
 def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
     """The models in subfolders; the folder itself where its program's own sentence says more; else None."""
-    models = {place: files for place, (_, files) in listed.items() if _holds_model(files)}
-    if not any("config.json" in files or _holds_readable(files) for files in models.values()):
-        below: list[str] = []
-        for place, (_, files) in listed.items():
-            below += [joined(os.path.basename(place), name) for name in files]
-        if layout_of(below, folder):
-            return Run([folder])
+    models: dict[str, Collection[str]] = {}
+    others: dict[str, Names] = {}
+    below: list[str] = []
+    is_readable = False
+    for place, names in listed.items():
+        _, files = names
+        below += [joined(os.path.basename(place), name) for name in files]
+        if _holds_model(files):
+            models[place] = files
+            is_readable |= "config.json" in files or _holds_readable(files)
+        else:
+            others[place] = names
+    if not is_readable and layout_of(below, folder):
+        return Run([folder])
     if not models:
         return None
-    others = {place: names for place, names in listed.items() if place not in models}
     run = Run([*models], [*others])
     if len(models) == 1:  # MLflow keeps the tokenizer of its one model in a folder of its own
         components = joined(folder, "components/tokenizer")
@@ -204,9 +210,12 @@ def _refuse_deeper(folder: str) -> None:
 
 def _without_links(places: list[str]) -> list[str]:
     """The folders without links to others of them, such as ``latest``."""
-    kept = [place for place in places if not os.path.islink(place)]
-    known = {os.path.realpath(place) for place in kept}
-    return [place for place in places if place in kept or os.path.realpath(place) not in known]
+    known = {os.path.realpath(place) for place in places if not os.path.islink(place)}
+    kept: list[str] = []
+    for place in places:
+        if not os.path.islink(place) or os.path.realpath(place) not in known:
+            kept.append(place)
+    return kept
 
 
 def _first_model(folder: str, pattern: str) -> str | None:
@@ -246,14 +255,15 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
         if _steps_among(folders):
             return (yield from _whole_run(folder, top, place, folders))
     # The names of `.` and `..` are in the whole path.
-    name = os.path.basename(os.path.abspath(folder)) if folder else ""
-    if not _STEP_FOLDER.fullmatch(name):
+    name = os.path.basename(os.path.abspath(folder))
+    if not folder or not _STEP_FOLDER.fullmatch(name):
         return Run()
     models = yield from _models_in([folder])
     run = Run([*models])
-    if above and not all(_has_tokenizer(files) for files in models.values()):
-        is_store = os.path.basename(above) in _STORE_FOLDERS
-        places = [above, os.path.dirname(above)] if is_store else [above]
+    if above and not all(map(_has_tokenizer, models.values())):
+        places = [above]
+        if os.path.basename(above) in _STORE_FOLDERS:
+            places.append(os.path.dirname(above))
         outer = yield places
         run.tokenizers = _tokenizers(models, zip(places, outer, strict=True))
     return run
@@ -262,9 +272,8 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
 def _steps_among(folders: Iterable[str]) -> list[str]:
     """The folders named after steps, in order; those named after epochs where no other is."""
     names = list(folders)
-    steps = [name for name in names if _STEP_FOLDER.fullmatch(name)]
-    epochs = [name for name in names if _EPOCH_FOLDER.fullmatch(name)]
-    return sorted(steps or epochs, key=step_key)
+    steps = list(filter(_STEP_FOLDER.fullmatch, names))
+    return sorted(steps or filter(_EPOCH_FOLDER.fullmatch, names), key=step_key)
 
 
 def _whole_run(
@@ -273,11 +282,10 @@ def _whole_run(
     """A run in ``folder``, whose steps and perhaps other models are the ``folders`` of ``store``."""
     steps = _steps_among(folders)
     models = yield from _models_in([joined(store, step) for step in steps])
-    others = [joined(store, name) for name in folders if name not in steps]
+    others = {joined(store, name): name for name in folders if name not in steps}
     if store != folder:
-        others += [joined(folder, name) for name in top[0] if joined(folder, name) != store]
-    places = [place for place in others if not _is_no_model(os.path.basename(place))]
-    places.sort(key=step_key)
+        others |= {joined(folder, name): name for name in top[0]}
+    places = sorted((place for place in others if not _is_no_model(others[place])), key=step_key)
     listings = yield places
     left_out: list[str] = []
     for place, (_, files) in zip(places, listings, strict=True):
@@ -292,6 +300,7 @@ def _whole_run(
 
 
 def _is_no_model(name: str) -> bool:
+    """Whether a folder's name says that it holds no model of its own."""
     return name in _STORE_FOLDERS or _NO_MODEL.fullmatch(name) is not None
 
 
@@ -309,10 +318,10 @@ def _tokenizers(
     models: Mapping[str, Collection[str]], outer: Iterable[tuple[str, Names]]
 ) -> dict[str, str]:
     """Model without a tokenizer -> the first folder that has one, among the run's other folders."""
-    source = next((place for place, (_, files) in outer if _has_tokenizer(files)), None)
-    if source is None:
-        return {}
-    return {place: source for place, files in models.items() if not _has_tokenizer(files)}
+    for source, (_, files) in outer:
+        if _has_tokenizer(files):
+            return {place: source for place in models if not _has_tokenizer(models[place])}
+    return {}
 
 
 def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, Collection[str]]]:
@@ -324,7 +333,7 @@ def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, 
     whole: dict[str, str] = {}
     either: dict[str, str] = {}
     names: dict[str, Collection[str]] = {}
-    level = [(step, step) for step in steps]
+    level = list(zip(steps, steps, strict=True))
     for _ in range(_DEPTH + 1):
         listings = yield [place for _, place in level]
         below = []

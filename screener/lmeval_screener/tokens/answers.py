@@ -7,13 +7,13 @@ model expects at the start of an answer (`dispersion tokens --base`). Rule: ``do
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any, Literal, NamedTuple
@@ -83,11 +83,13 @@ def load_answers(name_or_path: str) -> AnswerSet:
     for path, file in bundled_answers().items():
         if any(fnmatch.fnmatchcase(task, pattern) for pattern in file.tasks):
             return _set(path, file, task)
-    known = sorted(chain.from_iterable(file.tasks for file in bundled_answers().values()))
+    known: list[str] = []
+    for file in bundled_answers().values():
+        known += file.tasks
+    near = nearest(task, sorted(known))
     raise UsageError(
-        f"the task {task!r} has no bundled answer tokens{nearest(task, known)}; `dispersion tokens {task} -o "
-        "set.yaml` makes the set of any task that lm-eval has here: give it instead of the name; or "
-        "name a domain"
+        f"the task {task!r} has no bundled answer tokens{near}; `dispersion tokens {task} -o set.yaml` "
+        "makes the set of any task that lm-eval has here: give it instead of the name; or name a domain"
     )
 
 
@@ -107,7 +109,7 @@ def tasks_in(tasks: str) -> tuple[str, ...]:
     names: list[str] = []
     for name in _split(tasks):
         names += load_answers(name).tasks if is_file(name) else (name,)
-    return tuple(name for name in dict.fromkeys(names) if not _PATTERN.search(name))
+    return tuple(dict.fromkeys(itertools.filterfalse(_PATTERN.search, names)))
 
 
 def _split(names: str) -> list[str]:
@@ -172,7 +174,7 @@ def resolve_answers(
         raise ScreeningError(
             "TooFewTokens",
             f"{answers.name}: expected answers of at least {LEAST} tokens that differ between them, got "
-            f"{len(rows)} ({', '.join(piece for _, piece in rows) or 'none'}): errors leave each out in "
+            f"{len(rows)} ({', '.join(dict(rows).values()) or 'none'}): errors leave each out in "
             f"turn, and one alone has no distance; ask {_ASK.format(answers.name)}, or name a domain",
         )
     tokens = [Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows]
@@ -216,7 +218,10 @@ def differing(
     """
     words = {text: _words(text, _WORD) for text in answers}
     same_words = _in_nearly_all(words, answers)
-    short = {text: n for text, n in answers.items() if len(words[text] - same_words) <= WORDS}
+    short: dict[str, int] = {}
+    for text, count in answers.items():
+        if len(words[text] - same_words) <= WORDS:
+            short[text] = count
     sentences = 1 - sum(short.values()) / max(1, sum(answers.values()))
     if sentences > 1 / 2:
         raise ScreeningError(
@@ -230,7 +235,9 @@ def differing(
         if len(tokens[text]) == 1:
             same -= tokens[text]
     weights = _weights(tokens, short)
-    differ = Counter({token: count for token, count in weights.items() if token not in same})
+    differ = weights.copy()
+    for token in same:
+        del differ[token]
     return Differing(differ, weights, max(1, _weights(tokens, answers).total()))
 
 

@@ -154,8 +154,10 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
         tokens = list(answers)
     rows_of_domain = {token.id for token in tokens}
     everyday, dropped_reference, doubled_reference = lookup(reference, vocabulary)
-    kept = tuple(token for token in everyday if token.id not in rows_of_domain)
-    shared = tuple(token for token in everyday if token.id in rows_of_domain)
+    kept: list[Token] = []
+    shared: list[Token] = []
+    for token in everyday:
+        (shared if token.id in rows_of_domain else kept).append(token)
     _check_count(domain, len(tokens), dropped)
     taken = f", {len(shared)} belong to {domain.name}" if shared else ""
     _check_count(reference, len(kept), dropped_reference, taken)
@@ -167,11 +169,11 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
         answers = tuple(tokens)
     return Resolution(
         domain=tuple(tokens),
-        reference=kept,
+        reference=tuple(kept),
         dropped=tuple(dropped),
         dropped_reference=tuple(dropped_reference),
         never_made=tuple(never_made),
-        shared=shared,
+        shared=tuple(shared),
         one_row=(*doubled, *doubled_reference),
         digit_scheme=vocabulary.digit_scheme(),
         vocabulary=vocabulary.size,
@@ -183,7 +185,9 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
 def _check_count(words: TokenSet, count: int, dropped: list[str], also: str = "") -> None:
     if count >= words.min_tokens:
         return
-    asked = {text for group in words.groups.values() for text in group.texts()}
+    asked = set[str]()
+    for group in words.groups.values():
+        asked.update(group.texts())
     missing = f"; no single token: {some_words(dropped)}" if dropped else ""
     raise ScreeningError(
         "TooFewTokens",

@@ -119,9 +119,10 @@ def bundled_token_sets() -> list[str]:
 def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
     """Role, name, words and default (whether it is taken) of each group in a bundled set."""
     file = load_yaml(_File, data_folder("token_sets") / f"{name}.yaml")
-    return [
-        (file.role, key, group, key in file.default_groups) for key, group in file.groups.items()
-    ]
+    groups: list[tuple[Role, str, WordGroup, bool]] = []
+    for key, group in file.groups.items():
+        groups.append((file.role, key, group, key in file.default_groups))
+    return groups
 
 
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
