@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,9 @@ from typing import Any
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.layouts import nearest
-from lmeval_dispersion.logs.files import kind_of, whole_text
+from lmeval_dispersion.logs.files import kind_of
 from lmeval_dispersion.logs.judging import JUDGES, results_metric
-from lmeval_dispersion.logs.results import check_results, config_of, model_arguments, section
+from lmeval_dispersion.logs.results import config_of, model_arguments, read_results, section
 from lmeval_dispersion.logs.runs import find_runs, is_log, results_files
 from lmeval_dispersion.report.cells import unguarded
 from lmeval_dispersion.store.samples import task_scores
@@ -105,6 +104,10 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
         raise UsageError(
             f"{path} does not exist; expected lm-eval's results or a folder of them (PATH:TASK), or a CSV "
             "file with the columns repo,accuracy"
+        )
+    if task and path.suffix == ".csv":
+        raise UsageError(
+            f"{path}: a CSV file has one accuracy for each checkpoint, and takes no :TASK"
         )
     if path.is_dir() or path.suffix == ".json" or task or is_log(path):
         try:
@@ -360,19 +363,9 @@ def _from_race(runs: Mapping[Path, Mapping[str, Any]]) -> Accuracies:
 
 
 def _results(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(whole_text(file))
-    except ValueError as error:
-        raise UsageError(
-            f"{file}: expected lm-eval's results as JSON (a CSV file takes no :TASK), got: {error}"
-        ) from error
-    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
-        raise UsageError(
-            f"{file}: expected lm-eval's results with the key `results`, got other JSON"
-        )
-    check_results(content, file)
+    content = read_results(file)
     date = content.get("date")
-    return content | {"date": date if isinstance(date, (int, float)) else 0.0}
+    return content | {"date": date if isinstance(date, int | float) else 0.0}
 
 
 def _tasks(run: Mapping[str, Any]) -> list[str]:
