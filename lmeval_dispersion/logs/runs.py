@@ -190,7 +190,7 @@ def _runs_of(files: Sequence[Path], place: Path) -> list[LoggedRun]:
 def _inspect_runs(files: Sequence[Path]) -> list[LoggedRun]:
     """The finished evaluations in logs of Inspect, each of which holds one task."""
     runs = []
-    headers = {file: inspect.read_header(file) for file in files}
+    headers = dict(zip(files, map(inspect.read_header, files), strict=True))
     for file, header in inspect.finished(headers).items():
         task = header["inspect"]["task"]
         runs.append(LoggedRun(file, header, {task: file}))

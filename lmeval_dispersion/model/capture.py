@@ -288,9 +288,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.is_floating_point() and value.ndim >= 2:
             yield value
-    elif isinstance(value, dict | tuple | list):
-        items = value.values() if isinstance(value, dict) else value
-        for item in items:
+    elif isinstance(value, dict):
+        yield from _tensors([*value.values()])
+    elif isinstance(value, tuple | list):
+        for item in value:
             yield from _tensors(item)
 
 
@@ -323,8 +324,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def text_decoder(model: nn.Module) -> nn.Module:
     """The text decoder inside a model, which may also have a vision tower; else the model."""
     get_decoder = getattr(model, "get_decoder", None)
-    inner = get_decoder() if callable(get_decoder) else None
-    return inner if isinstance(inner, nn.Module) and block_lists(inner) else model
+    if callable(get_decoder):
+        inner = get_decoder()
+        if isinstance(inner, nn.Module) and block_lists(inner):
+            return inner
+    return model
 
 
 def depth(config: Any) -> int | None:
@@ -348,7 +352,7 @@ def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
 
 def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
     """The first norm registered after the blocks, else the last before them but the embedding's, or None."""
-    before: list[nn.Module] = []
+    before: nn.Module | None = None
     passed = False
     for name, child in parent.named_children():
         label = f"{name} {type(child).__name__}".lower()
@@ -358,15 +362,18 @@ def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
             if passed:
                 return child
             if "emb" not in label:
-                before.append(child)
-    return before[-1] if before else None
+                before = child
+    return before
 
 
 def head(model: nn.Module) -> nn.Module | None:
     """The output projection, or None for a bare decoder."""
     find = getattr(model, "get_output_embeddings", None)
-    projection = find() if callable(find) else None
-    return projection if isinstance(projection, nn.Module) else None
+    if callable(find):
+        projection = find()
+        if isinstance(projection, nn.Module):
+            return projection
+    return None
 
 
 def has_two_parts(block: nn.Module) -> bool:

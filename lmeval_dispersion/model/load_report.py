@@ -121,10 +121,13 @@ def _watched_from_pretrained(kind: type, tell: Tell) -> Any:
             model, report = load(*args, **options)
             raise DispersionError(_of_other_shape(model, report))
         # Of a model with an adapter in its folder this is the adapter's report: see load_adapter.
-        sentence = "" if model._hf_peft_config_loaded else report_sentence(model, report)
-        if sentence:
-            tell(_name_of(model), sentence)
-        return (model, report) if report_is_asked else model
+        if not model._hf_peft_config_loaded:
+            sentence = report_sentence(model, report)
+            if sentence:
+                tell(_name_of(model), sentence)
+        if report_is_asked:
+            return model, report
+        return model
 
     return classmethod(from_pretrained)
 

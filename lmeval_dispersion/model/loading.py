@@ -154,9 +154,10 @@ class LoadedModel(NamedTuple):
         weights = weights_identity(self.name, self.revision)
         if weights:
             identity["weights"] = weights
-        adapter = adapter_identity(self.choice.adapter) if self.choice.adapter else None
-        if adapter:
-            identity["adapter"] = adapter
+        if self.choice.adapter:
+            adapter = adapter_identity(self.choice.adapter)
+            if adapter:
+                identity["adapter"] = adapter
         return identity
 
 
@@ -165,14 +166,18 @@ ModelLike = str | Path | ModelChoice | LoadedModel
 
 def loaded_model(model: ModelLike) -> LoadedModel:
     """``model``, loaded if needed; raises as :func:`load_model`."""
-    return model if isinstance(model, LoadedModel) else load_model(**asdict(model_choice(model)))
+    if isinstance(model, LoadedModel):
+        return model
+    return load_model(**asdict(model_choice(model)))
 
 
 def model_choice(model: ModelLike) -> ModelChoice:
     """The ModelChoice of ``model``, without loading it."""
     if isinstance(model, LoadedModel):
         return model.choice
-    return model if isinstance(model, ModelChoice) else ModelChoice(str(model))
+    if isinstance(model, ModelChoice):
+        return model
+    return ModelChoice(str(model))
 
 
 def load_model(
@@ -445,7 +450,9 @@ def cached_commit(name: str, revision: str | None = None, file: str | None = Non
         path = try_to_load_from_cache(name, file or "config.json", revision=revision)
     except HFValidationError:
         return None
-    commit = Path(path).parent.name if isinstance(path, str) else ""
+    if not isinstance(path, str):
+        return None
+    commit = Path(path).parent.name
     return commit if len(commit) == _COMMIT else None
 
 

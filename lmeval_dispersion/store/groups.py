@@ -104,9 +104,9 @@ def document_weights(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> N
     >>> document_weights(["a", "a", "b"], {}).tolist()
     [0.25, 0.25, 0.5]
     """
-    texts = np.array([str(task) for task in tasks])
+    texts = np.array(list(map(str, tasks)))
     names, place, sizes = np.unique(texts, return_inverse=True, return_counts=True)
-    position = {task: i for i, task in enumerate(names.tolist())}
+    position = dict(zip(names.tolist(), range(len(names)), strict=True))
     share = np.zeros(len(names))
     alone = set(position)
     units = 0

@@ -220,9 +220,11 @@ def places_of(folder: Path) -> list[Path]:
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
         return [folder]
     # Other tools also write a manifest.json: below the named folder it is not a store.
-    places = ("*", "dispersion_*/*", "*/dispersion_*/*")
-    patterns = [f"{place}/{name}" for place in places for name in (VECTORS, DOCUMENTS)]
-    return sorted({file.parent for pattern in patterns for file in folder.glob(pattern)})
+    places = set()
+    for place in ("*", "dispersion_*/*", "*/dispersion_*/*"):
+        for name in (VECTORS, DOCUMENTS):
+            places.update(file.parent for file in folder.glob(f"{place}/{name}"))
+    return sorted(places)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -214,8 +214,11 @@ class Logged:
     def commonest(self) -> CommonestAnswer:
         """The most frequent answer, by its words or by its place among the choices."""
         finite = finite_answer(self.log_probabilities)
-        answered = [self.predictions[row] for row in np.flatnonzero(finite).tolist()]
-        words = Counter(word for word in answered if isinstance(word, str))
+        words = Counter[str]()
+        for row in np.flatnonzero(finite).tolist():
+            word = self.predictions[row]
+            if isinstance(word, str):
+                words[word] += 1
         places = Counter[str]()
         for rows, values in by_length(self.log_probabilities):
             if values.shape[1] > 1:
@@ -402,8 +405,11 @@ def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, 
 
     Each maps (task, number) to the document's hash. Documents whose hash repeats within a run do not count.
     """
-    places = _unique(second)
-    return sum(places.get(key, place) != place for key, place in _unique(first).items())
+    others = _unique(second)
+    count = 0
+    for key, number in _unique(first).items():
+        count += others.get(key, number) != number
+    return count
 
 
 def renumbered_clause(documents: int) -> str:
@@ -416,8 +422,10 @@ def renumbered_clause(documents: int) -> str:
 
 def _unique(hashes: Mapping[tuple[str, int], str]) -> dict[tuple[str, str], int]:
     """(task, hash) -> number, of the hashes that one document of the task has."""
-    times = Counter((task, text) for (task, _), text in hashes.items())
-    return {(task, text): i for (task, i), text in hashes.items() if times[task, text] == 1}
+    numbers = defaultdict[tuple[str, str], list[int]](list)
+    for (task, number), text in hashes.items():
+        numbers[task, text].append(number)
+    return {key: known[0] for key, known in numbers.items() if len(known) == 1}
 
 
 def _beyond_half_precision(values: Array) -> Flags:

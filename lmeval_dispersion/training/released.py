@@ -59,7 +59,8 @@ def repulsion_as_released(p: Points, tau: float) -> Means:
         centre = z.detach().sum(1, keepdim=True) / count.view(-1, 1, 1)
         z = (z - centre) * real.unsqueeze(-1)
         squares = z.square().sum(-1)
-        distance = squares.unsqueeze(2) + squares.unsqueeze(1) - 2 * torch.bmm(z, z.mT)
+        both_squares = squares.unsqueeze(2) + squares.unsqueeze(1)
+        distance = both_squares - 2 * torch.bmm(z, z.mT)
         distance = distance.masked_fill(_diagonal(real), 0.0).clamp(min=0.0)
         both = real.unsqueeze(2) & real.unsqueeze(1)
         empty = ~real.any(1).view(-1, 1, 1)  # its value does not count, but must be finite
@@ -101,4 +102,5 @@ def _with_gradient(p: Points, measure: Callable[[Points], Tensor]) -> Means:
             value = measure(replace(p, z=leaf))
             (pull,) = torch.autograd.grad(value.sum(), leaf)
     value = value.detach()
-    return _pulled(p.z, value, pull, torch.ones_like(value), counted, p.owner)
+    weight = torch.ones_like(value)
+    return _pulled(p.z, value, pull, weight, counted, p.owner)

@@ -121,8 +121,10 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
             f"{path} does not exist; expected lm-eval's results or a folder of them (PATH:TASK), or a CSV "
             "file with the columns repo,accuracy"
         )
-    if path.suffix == ".csv" and task:
-        raise UsageError(f"{path}: a CSV file takes no :TASK; leave out :{task}")
+    if task and path.suffix == ".csv":
+        raise UsageError(
+            f"{path}: a CSV file has one accuracy for each checkpoint, and takes no :TASK"
+        )
     if path.is_dir() or path.suffix == ".json" or task or is_log(path):
         try:
             return _from_results(path, task, metric)
