@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from lmeval_dispersion.errors import UsageError, without_secrets
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.checkpoints.account import CONTRADICTIONS, Account, RetryError, contradiction
 from lmeval_screener.checkpoints.http import (
     Notice,
@@ -209,12 +210,10 @@ class Hub:
         names, _ = await self.page(address, repo, parse_references, account)
         matches = matching(names, pattern)
         if not matches:
-            first_names = ", ".join(sorted(names, key=step_key)[:6]) or "none"
-            if len(names) > 6:
-                first_names += ", …"
+            first_names = some(sorted(names, key=step_key), 6) or "none"
             raise ScreeningError(
                 "RevisionNotFound",
-                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {first_names}",
+                f"no branch or tag of {repo} matches {pattern!r}; it has {first_names}",
             )
         return matches
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import without_secrets
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.checkpoints.account import Account, RetryError
 from lmeval_screener.checkpoints.concurrency import in_thread, side_by_side
 from lmeval_screener.checkpoints.snapshot import (
@@ -387,6 +388,4 @@ def _matches(
 
 
 def _first_names(listing: FolderListing) -> str:
-    names = [*(f"{name}/" for name in listing.folders), *listing.files]
-    first_names = ", ".join(names[:4]) or "nothing"
-    return f"{first_names}, …" if len(names) > 4 else first_names
+    return some([*(f"{name}/" for name in listing.folders), *listing.files], 4) or "nothing"

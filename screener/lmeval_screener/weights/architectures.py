@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.budgets import bundled_yaml
 from lmeval_screener.errors import cannot
 
@@ -32,18 +33,16 @@ _LOGIT_SCALE = ("lm_head.logit_scale",)
 
 NormKind = Literal["rms", "layer"]
 #: Kind of the final norm, and whether it multiplies by 1 + its weight, by ``model_type``.
-NORMS: dict[str, tuple[NormKind, bool]] = {
-    name: (norm["kind"], norm["plus_one"])
-    for norm in TABLES["norms"]
-    for name in norm["types"].split()
-}
+NORMS: dict[str, tuple[NormKind, bool]] = {}
+for _norm in TABLES["norms"]:
+    NORMS |= dict.fromkeys(_norm["types"].split(), (_norm["kind"], _norm["plus_one"]))
 #: Architectures whose final norm has no weight.
 NORMS_WITHOUT_WEIGHT = frozenset(TABLES["norms_without_weight"])
 
 #: What decides on tied embeddings, and whether a silent class ties, by the outer ``model_type``.
-TYING: dict[str, tuple[Literal["outer", "inner", "either", "never"], bool]] = {
-    name: (rule["by"], rule["silent"]) for rule in TABLES["tying"] for name in rule["types"].split()
-}
+TYING: dict[str, tuple[Literal["outer", "inner", "either", "never"], bool]] = {}
+for _rule in TABLES["tying"]:
+    TYING |= dict.fromkeys(_rule["types"].split(), (_rule["by"], _rule["silent"]))
 #: The format that mlx_lm's files state.
 MLX = "mlx"
 #: Types for which mlx_lm stores the whole multiplier of each norm, 1 + its weight.
@@ -107,10 +106,10 @@ def choose_tensor(
         reason = f"its output projection is stored packed or in parts ({packed})"
         raise cannot("QuantizedTensor", reason, "screen the unquantised model")
     if embedding is None:
-        first_names = ", ".join(sorted(stored)[:3]) or "none"
+        first_names = some(sorted(stored), 3) or "none"
         raise cannot(
             "NoOutputProjection",
-            f"none of its {len(stored)} tensors ({first_names}, …) is a known output projection or input "
+            f"none of its {len(stored)} tensors ({first_names}) is a known output projection or input "
             "embedding",
             "check that it is a causal language model",
         )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.budgets import CONFIG, INDEX, parsed
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
@@ -69,8 +70,7 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
                 if file not in snapshot.files or "/" in file or not file.endswith(kind.suffix):
                     missing.append(file)
             if missing:
-                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-                reason = f"names {missing[0]!r}{more}, which does not exist, of {len(named)} files"
+                reason = f"names {some(missing, 1)}, which does not exist, of {len(named)} files"
                 raise bad_index(snapshot, kind.index, reason)
             return ModelFiles(tuple(named), kind, index)
     others = safetensors_files(snapshot.files)

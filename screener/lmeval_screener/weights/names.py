@@ -97,9 +97,9 @@ _INCOMPLETE = (
 #: Types whose own names have a wrapper's part behind the prefix.
 _INSIDE = {"inkling2_text": "llm", "inkling2_loop_text": "llm"}
 #: Prefix of stored names by ``model_type``, where it is not ``model.``.
-_PREFIXES = {
-    name: f"{prefix}." for prefix, types in TABLES["prefixes"].items() for name in types.split()
-}
+_PREFIXES: dict[str, str] = {}
+for _prefix, _types in TABLES["prefixes"].items():
+    _PREFIXES |= dict.fromkeys(_types.split(), f"{_prefix}.")
 #: Beginnings of a head's names, which have no prefix.
 _OF_HEADS = (
     *(

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.budgets import bounded_yaml
 from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
@@ -193,9 +194,9 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
         raise cannot("BadRows", reason, "screen another checkpoint")
 
     v = projection.shape[0]
-    outside = sorted({i for i in ids if not 0 <= i < v})
-    refuse(outside, f"are outside its {v} rows", "the checkpoint's vocabulary is too short")
     wanted, place = np.unique(np.asarray(ids, dtype=int), return_inverse=True)
+    outside = wanted[(wanted < 0) | (wanted >= v)]
+    refuse(outside, f"are outside its {v} rows", "the checkpoint's vocabulary is too short")
     matrix = await projection.rows.read(wanted.tolist())
     finite = np.isfinite(matrix).all(axis=1)
     refuse(wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
@@ -540,7 +541,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         step = "save it with save_pretrained"
         if snapshot.revision:  # of the Hub
             step = f"look for a revision in safetensors (often refs/pr/N), or {step}"
-        reason = f"its weights are stored only as {_listed(unread)}, where {usual} is expected"
+        reason = f"its weights are stored only as {some(unread, 2)}, where {usual} is expected"
         return cannot("NoSafetensors", reason, step)
     stopped = layout_of(around, snapshot.repo, "stopped")
     if stopped is not None:
@@ -550,7 +551,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         command = f"`hf download {snapshot.repo} --include '{folder}/*'`"
         return cannot(
             "NoSafetensors",
-            f"its safetensors are in subfolders ({_listed(inside)})",
+            f"its safetensors are in subfolders ({some(inside, 2)})",
             f"download one ({command}) and screen that folder",
         )
     return cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
@@ -578,8 +579,3 @@ async def _base_model(snapshot: Snapshot) -> str | None:
             if isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:
                 return f"{name}, which its {path} names"
     return None
-
-
-def _listed(paths: list[str]) -> str:
-    listed = ", ".join(paths[:2])
-    return f"{listed} and {len(paths) - 2} more" if len(paths) > 2 else listed

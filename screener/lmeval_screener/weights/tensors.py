@@ -83,7 +83,10 @@ class Header:
     @property
     def parameters(self) -> int:
         """Elements of all tensors together; shared bytes count once."""
-        elements = {(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}
+        elements = {}
+        for tensor in self.tensors.values():
+            if tensor.elements:
+                elements[tensor.begin, tensor.end] = tensor.elements
         return sum(elements.values())
 
 

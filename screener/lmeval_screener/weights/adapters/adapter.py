@@ -348,7 +348,7 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
     unplaced = [name for name in adapter.tensors if not base.fits(name)]
     if not unplaced:
         return adapter, ""
-    of_modules = [name for name in adapter.tensors if module_of(name)]
+    of_modules = list(filter(module_of, adapter.tensors))
     if len(unplaced) == len(of_modules) and not adapter.has_base:
         raise _unplaced_error(adapter, base)
     lacking = set(unplaced)
@@ -380,8 +380,8 @@ def _unplaced_error(adapter: Adapter, base: BaseModules) -> ScreeningError:
 
 def _parts_of_head(adapter: Adapter, *, tied: bool) -> dict[str, dict[str, Tensor]]:
     """Tensors of the head, and of an embedding tied to it, by module, as far as they change its rows."""
-    heads = [module for module in adapter.modules if _is_head(module)]
-    embeddings = [module for module in adapter.modules if _is_embedding(module)]
+    heads = list(filter(_is_head, adapter.modules))
+    embeddings = list(filter(_is_embedding, adapter.modules))
     if len(heads) > 1 or len(embeddings) > 1:
         raise adapter.unread_error(f"changes {len(heads)} heads and {len(embeddings)} embeddings")
     # transformers never merges an adapter next to the weights: a tied head lacks the embedding's change.
@@ -558,14 +558,15 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     settings = adapter.settings
     if settings.get("peft_type") != "LORA":
         raise adapter.unread_error(f"changes {module}")
-    embedding = "EA" in place or "EB" in place
-    factors = [place[name] for name in ("A", "B", "EA", "EB") if name in place]
-    if len(factors) != 2 or (("EA" in place) != ("EB" in place)):
+    factors = sorted({"A", "B", "EA", "EB"} & place.keys())
+    embedding = factors == ["EA", "EB"]
+    if factors != ["A", "B"] and not embedding:
         raise adapter.unread_error(f"lacks a factor of {module}")
-    a, b = factors
+    a = place[factors[0]]
+    b = place[factors[1]]
     magnitude = place.get("magnitude")
-    if (magnitude is not None) != bool(settings.get("use_dora")):
-        use = settings.get("use_dora")
+    use = settings.get("use_dora")
+    if (magnitude is not None) != bool(use):
         raise adapter.unread_error(
             f"has use_dora={use!r} without the matching magnitudes of {module}"
         )

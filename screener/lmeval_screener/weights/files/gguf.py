@@ -92,7 +92,9 @@ _NORM_WITHOUT_WEIGHT = "olmo"
 #: GGUF's type code -> name, weights a block, bytes a block.
 GGUF_TYPES: dict[int, tuple[str, int, int]] = TABLES["gguf_types"]
 #: Name -> code, weights a block, bytes a block.
-_BLOCKS = {name: (code, weights, size) for code, (name, weights, size) in GGUF_TYPES.items()}
+_BLOCKS: dict[str, tuple[int, int, int]] = {}
+for _code, (_name, _weights, _size) in GGUF_TYPES.items():
+    _BLOCKS[_name] = (_code, _weights, _size)
 
 
 class _Blocks(Matrix):

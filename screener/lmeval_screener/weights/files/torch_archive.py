@@ -90,9 +90,10 @@ async def read_header(file: WeightFile) -> Header:
         raise broken(f"its pickle is broken ({type(error).__name__})") from error
     described = _described_in(state)
     if described:
-        return Header(
-            {name: _placed(name, t, entries, root) for name, t in in_steps(described.items())}
-        )
+        tensors = {}
+        for name, tensor in in_steps(described.items()):
+            tensors[name] = _placed(name, tensor, entries, root)
+        return Header(tensors)
     for key, inner in state.items() if isinstance(state, dict) else ():
         if _described_in(inner):
             raise ScreeningError(
