@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from glob import escape
 from itertools import chain
 from pathlib import Path
@@ -83,6 +85,21 @@ def _digest(values: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
+@contextmanager
+def _without_metadata_advice() -> Iterator[None]:
+    """Leave out lm-eval's advice to try ``--metadata``, an option that a race does not have."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "--metadata" not in record.getMessage()
+
+    log = logging.getLogger("lm_eval.api.task")
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
+
+
 def batch_of(asking: LmEval, requests: int) -> int:
     """Number of questions asked at once, where each has so many ``requests``.
 
@@ -138,9 +155,10 @@ class Evaluation:
         self.asking = asking
         self.seed = asking.seed
         self.chat = asking.apply_chat_template
-        self.tasks, groups = seams.loaded_suite(
-            asking.tasks or "", asking.num_fewshot, asking.include_path, stock=False
-        )
+        with _without_metadata_advice():
+            self.tasks, groups = seams.loaded_suite(
+                asking.tasks or "", asking.num_fewshot, asking.include_path, stock=False
+            )
         self._group_entries = seams.group_entries(groups)
         self._named = self._named_metrics(asking.metric, seams.groups_above(groups))
         self.recorded = dict[str, DispersionTask]()

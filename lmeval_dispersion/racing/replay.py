@@ -40,13 +40,13 @@ from lmeval_dispersion.racing.report import (
     MarginAt,
     Race,
     add_margin,
-    margin_words,
+    asked_words,
     race_of,
+    shown_words,
     unit_scores,
 )
 from lmeval_dispersion.racing.rule import SHARED, STEP, Array
 from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.store import Store, read_store
 from lmeval_dispersion.store.documents import Sample, by_filter, known_probabilities
 from lmeval_dispersion.store.groups import (
@@ -142,30 +142,13 @@ class Replay(Report):
     def _first(self) -> str:
         """The best, what is shown of the others, and what it took."""
         score = next(row.score for row in self.checkpoints if row.label == self.best)
-        if self.loaded < 2:
-            shown = "no other was raced"
-        elif self.margin_shown is None:
-            shown = "too few were asked everything to say more"
-        elif self.margin_shown >= 1:
-            shown = "nothing is shown of the others yet"
-        else:
-            shown = "no other that went on" if self.left_out else "no other raced"
-            better = "is better"
-            if len(self.top) > 1:
-                shown += f" than the best {len(self.top)}"
-                better = "is better than the last of them"
-            margin = margin_words(self.margin_shown)
-            by = f" by more than {margin}" if margin else ""
-            shown += f" {better}{by} (error ≤ {100 * self.error:.3g} %)"
-        share = f"{100 * self.questions / self.questions_all:.0f} %"
-        everything = self.loaded * self.questions_each
-        if self.budget is not None and everything < self.questions_all:
-            part = f"{100 * self.questions / everything:.0f} %"
-            share += f"; {part} of the {everything:,} that those in the race could be asked"
-        return (
-            f"Best: {self.best}, {score:.3f}; {shown}; {self.questions:,} of "
-            f"{count(self.questions_all, 'question')} asked ({share})."
-        )
+        shown = "no other was raced"
+        if self.loaded > 1:
+            is_part = bool(self.left_out)
+            shown = shown_words(self.margin_shown, self.error, len(self.top), is_part=is_part)
+        part = None if self.budget is None else self.loaded * self.questions_each
+        asked = asked_words(self.questions, self.questions_all, part)
+        return f"Best: {self.best}, {score:.3f}; {shown}; {asked}."
 
     def _orders(self) -> str:
         """How often random orders named the same best, and by how many questions."""

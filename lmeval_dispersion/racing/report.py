@@ -285,18 +285,14 @@ class Race(Report):
     def _extent(self) -> str:
         """How many checkpoints and questions it took, and how long."""
         raced = "raced" if self.seconds is None else "loaded"  # of recorded answers nothing is
-        share = f"{100 * self.questions / self.questions_all:.0f} %"
-        everything = self._racing * self.questions_each
-        if self.budget is not None and everything < self.questions_all:
-            part = f"{100 * self.questions / everything:.0f} %"
-            share += f"; {part} of the {everything:,} that those in the race could be asked"
+        part = None if self.budget is None else self._racing * self.questions_each
         time = ""
         if self.seconds:
             minutes = self.seconds / 60
             time = f", {minutes:.0f} min" if self.seconds > 90 else f", {self.seconds:.0f} s"
         return (
-            f"{self.loaded} of {count(self.of, 'checkpoint')} {raced}, {self.questions:,} of "
-            f"{count(self.questions_all, 'question')} asked ({share}){time}."
+            f"{self.loaded} of {count(self.of, 'checkpoint')} {raced}, "
+            f"{asked_words(self.questions, self.questions_all, part)}{time}."
         )
 
     def _base_sentence(self) -> str:
@@ -387,21 +383,11 @@ class Race(Report):
         is_part = bool(left_out or deleted)  # not all that were asked can be the best
         if not going and not undecided:
             return "no other was raced"
-        error = f"(error ≤ {100 * self.error:.3g} %)"
-        if self.margin_shown is None or self.margin_shown >= 1:
-            shown = "nothing is shown of the others yet"
-        elif not undecided and {row.status for row in going} == {"behind"}:
-            shown = f"better than all others {'that went on' if is_part else 'raced'} {error}"
-        else:
+        shown = shown_words(self.margin_shown, self.error, len(self.top), is_part=is_part)
+        is_shown = self.margin_shown is not None and self.margin_shown < 1
+        if is_shown and not undecided and {row.status for row in going} == {"behind"}:
             raced = "that went on" if is_part else "raced"
-            others = "of those that went on no other" if is_part else "no other raced"
-            better = "is better"
-            if len(self.top) > 1:  # the margin is to the last of those named
-                others = f"no other {raced} than the best {len(self.top)}"
-                better = "is better than the last of them"
-            margin = margin_words(self.margin_shown)
-            by = f" by more than {margin}" if margin else ""
-            shown = f"{others} {better}{by} {error}"
+            shown = f"better than all others {raced} (error ≤ {100 * self.error:.3g} %)"
         near = next((row for row in going if row.status == "within"), None)
         if near is not None and not undecided:
             shown += f"; nearest: {near.label}, {near.score:.3f}"
@@ -485,6 +471,38 @@ def margin_words(margin: float) -> str:
     """
     digits = math.ceil(round(1000 * margin, 6)) / 1000
     return f"{digits:g}" if digits else ""
+
+
+def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) -> str:
+    """What is shown of all but the best ``top``, with its error.
+
+    ``is_part``: some that were asked cannot be the best, as they were left out or deleted.
+    """
+    if margin is None or margin >= 1:
+        return "nothing is shown of the others yet"
+    others = "of those that went on no other" if is_part else "no other raced"
+    better = "is better"
+    if top > 1:  # the margin is to the last of those named
+        raced = "that went on" if is_part else "raced"
+        others = f"no other {raced} than the best {top}"
+        better = "is better than the last of them"
+    words = margin_words(margin)
+    if words:
+        better = f"{better} by more than {words}"
+    return f"{others} {better} (error ≤ {100 * error:.3g} %)"
+
+
+def asked_words(questions: int, everything: int, part: int | None = None) -> str:
+    """The questions asked and their share; of ``part`` of them a budget is a share.
+
+    >>> asked_words(500, 50_000), asked_words(500, 50_000, 5_000)[:40]
+    ('500 of 50,000 questions asked (1 %)', '500 of 50,000 questions asked (1 %; 10 %')
+    """
+    share = f"{100 * questions / everything:.0f} %"
+    if part is not None and part < everything:
+        own = f"{100 * questions / part:.0f} %"
+        share += f"; {own} of the {part:,} that those in the race could be asked"
+    return f"{questions:,} of {count(everything, 'question')} asked ({share})"
 
 
 def race_of(

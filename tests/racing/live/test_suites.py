@@ -369,3 +369,25 @@ def test_what_is_asked_at_once_fills_the_device_and_is_a_step_at_least(
     size: int | str | None, requests: int, batch: int
 ) -> None:
     assert batch_of(LmEval(batch_size=size), requests) == batch
+
+
+def test_lm_evals_advice_on_an_option_of_its_own_is_left_out(
+    in_world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """lm-eval gives it for every task whose documents a function makes."""
+    (tmp_path / "made.py").write_text(
+        "import datasets\n"
+        "def rows(**_):\n"
+        "    rows = [{'q': f'{n}+1=', 'choices': ['1', '2'], 'label': 1} for n in range(30)]\n"
+        "    return {'test': datasets.Dataset.from_list(rows)}\n"
+    )
+    (tmp_path / "made.yaml").write_text(
+        "task: made\ncustom_dataset: !function made.rows\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: '{{choices}}'\n"
+        "doc_to_target: '{{label}}'\nmetric_list: [{metric: acc, aggregation: mean, "
+        "higher_is_better: true}]\n"
+    )
+    assert len(Evaluation(Asking(tasks="made", include_path=str(tmp_path))).questions) == 30
+    assert "--metadata" not in caplog.text
+    seams.loaded_suite("made", None, str(tmp_path))
+    assert "--metadata" in caplog.text
