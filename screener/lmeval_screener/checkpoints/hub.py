@@ -213,7 +213,7 @@ class Hub:
             first_names = some(sorted(names, key=step_key), 6) or "none"
             raise ScreeningError(
                 "RevisionNotFound",
-                f"no branch or tag of {repo} matches {pattern!r}; it has {first_names}",
+                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {first_names}",
             )
         return matches
 

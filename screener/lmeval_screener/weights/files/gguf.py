@@ -90,10 +90,11 @@ for _kind_of_norm, _types in TABLES["gguf_norms"].items():
 #: The architecture whose norm has no weight.
 _NORM_WITHOUT_WEIGHT = "olmo"
 #: GGUF's type code -> name, weights a block, bytes a block.
-GGUF_TYPES: dict[int, tuple[str, int, int]] = TABLES["gguf_types"]
+GGUF_TYPES: dict[int, tuple[str, int, int]] = {}
 #: Name -> code, weights a block, bytes a block.
 _BLOCKS: dict[str, tuple[int, int, int]] = {}
-for _code, (_name, _weights, _size) in GGUF_TYPES.items():
+for _code, (_name, _weights, _size) in TABLES["gguf_types"].items():
+    GGUF_TYPES[_code] = (_name, _weights, _size)
     _BLOCKS[_name] = (_code, _weights, _size)
 
 
