@@ -277,7 +277,7 @@ def test_lines_of_progress_come_every_half_minute_and_name_failures(monkeypatch,
         for done in range(1, 1001):
             now[0] += 60 if done == 1000 else 0.125
             ended(
-                failed("org/x", "GatedRepo") if done % 100 == 0 else failed("org/y", ""), done, 1000
+                failed("org/x", "GatedRepo") if done % 100 == 0 else screened("org/y"), done, 1000
             )
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "org/y (failed: 2 GatedRepo); 24%, at this pace 2 min left"
