@@ -220,7 +220,7 @@ def places_of(folder: Path) -> list[Path]:
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
         return [folder]
     # Other tools also write a manifest.json: below the named folder it is not a store.
-    places = set()
+    places: set[Path] = set()
     for place in ("*", "dispersion_*/*", "*/dispersion_*/*"):
         for name in (VECTORS, DOCUMENTS):
             places.update(file.parent for file in folder.glob(f"{place}/{name}"))
