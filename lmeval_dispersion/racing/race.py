@@ -76,7 +76,8 @@ def ended_race(racing: Racing) -> Ended:
         raise UsageError(
             "expected checkpoints to race, got none: name a folder of them, ORG/NAME or a family"
         )
-    if racing.model == "hf" or not racing.all:  # with all, another backend's names are its own
+    # With all, the names for another backend are its own.
+    if not racing.family and (racing.model == "hf" or not racing.all):
         named.check_there(all_of_them=racing.all)
     racing = replace(racing, tasks=racing.tasks or ",".join(named.tasks))
     if racing.output_path is None:
