@@ -165,8 +165,11 @@ class CausalModel:
         parts: list[Unit] = []
         for start in range(0, len(rows), self.batch):
             parts += self._in_halves(run, tokens[start : start + self.batch])
+        names = [*layers]
+        if losses:
+            names.append("nll")
         results: Unit = {}
-        for name in parts[0]:
+        for name in names:
             values = np.concatenate([part[name] for part in parts])
             self._check_finite(values, name, segments.origins[rows], segments.source)
             results[name] = values
