@@ -20,8 +20,10 @@ import yaml
 
 ROOT = Path(__file__).parent
 SETTINGS = yaml.safe_load((ROOT / "births.yaml").read_text("utf-8"))
-TASKS = {"next": (0, 1000), "next_truth": (1000, 2000)}
+TASKS = {"next": (0, 1000), "next_truth": (1000, 1150)}
 ASKED = 100
+STEPS = 200
+SAVED_EVERY = 10
 SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 
@@ -43,7 +45,7 @@ def questions(texts: list[str], count: int) -> list[dict[str, Any]]:
         label = draw.randrange(4)
         choices = [draw.choice(SENTENCE.split(other)[1:]) for other in others]
         choices.insert(label, sentences[cut])
-        begin = " ".join(sentences[:cut])[-400:]
+        begin = " ".join(sentences[:cut])[-150:]
         rows.append({"begin": begin, "choices": choices, "label": label})
     return rows
 
@@ -92,41 +94,43 @@ def trained(model: str, train: list[str], held: list[str], out: Path, seed: int)
         return [{"input_ids": tokenizer(text).input_ids[:128]} for text in texts]
 
     run = out / f"run-{seed}"
+    base = AutoModelForCausalLM.from_pretrained(model, dtype="bfloat16")
     lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")
     trainer = Trainer(
-        model=get_peft_model(AutoModelForCausalLM.from_pretrained(model), lora),
+        model=get_peft_model(base, lora),
         args=TrainingArguments(
             str(run),
             seed=seed,
-            max_steps=400,
-            save_steps=20,
+            max_steps=STEPS,
+            save_steps=SAVED_EVERY,
             eval_strategy="steps",
-            eval_steps=20,
-            logging_steps=20,
+            eval_steps=SAVED_EVERY,
+            logging_steps=SAVED_EVERY,
             learning_rate=0.001,
             lr_scheduler_type="constant",
             per_device_train_batch_size=4,
             report_to="none",
         ),
         train_dataset=tokens(random.Random(seed).sample(train, min(len(train), 2000))),
-        eval_dataset=tokens(held[:200]),
+        eval_dataset=tokens(held[:100]),
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         processing_class=tokenizer,
     )
     options = {"include_path": out / "tasks", "metric": "acc_norm", "batch_size": 16, "texts": ()}
     race = RaceCallback("next", questions=ASKED, **options)
-    truth = RaceCallback("next_truth", questions=1000, **options)
+    truth = RaceCallback("next_truth", questions=150, **options)
     for callback in (truth, race):  # the race's best is named last
         trainer.add_callback(callback)
     result = trainer.train()
     history = trainer.state.log_history
+    saves = range(SAVED_EVERY, STEPS + 1, SAVED_EVERY)
     return {
         "seconds": result.metrics["train_runtime"],
         "losses": {row["step"]: row["eval_loss"] for row in history if "eval_loss" in row},
         "margin": [row["race/margin"] for row in history if "race/margin" in row][-1],
         "named": int(str(trainer.state.best_model_checkpoint).rpartition("-")[2]),
         "answers": {
-            name: {step: scores(run / f"race-{name}", step) for step in range(20, 401, 20)}
+            name: {step: scores(run / f"race-{name}", step) for step in saves}
             for name in TASKS
         },
         "asking": {name: seconds(run / f"race-{name}") for name in TASKS},
@@ -186,7 +190,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SETTINGS["seeds"])
     args = parser.parse_args()
     held = paragraphs(args.test)
-    rows = questions(held, 2000)
+    rows = questions(held, 1150)
     write_tasks(args.out / "tasks", rows)
     file = args.out / "births.json"
     runs = json.loads(file.read_text("utf-8")) if file.exists() else {}
