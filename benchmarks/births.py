@@ -3,7 +3,8 @@
 python -m benchmarks.births MODEL TRAIN.txt TEST.txt OUT [--seeds 401 402 403]
 
 MODEL is a folder of SmolLM2-135M-Instruct, the texts are two parts of WikiText-2. It goes on where
-it was stopped, and prints the verdicts; OUT/births.json has all answers.
+it was stopped, and prints the verdicts; OUT/births.json has all answers. births.json next to this
+script has those so far: copied to OUT, its seeds are not run again.
 """
 
 from __future__ import annotations

@@ -115,13 +115,16 @@ def layers():
 
 
 def floors():
-    """Each floor's row in CONTRIBUTING's table: its rooms as module names, and the names inside one."""
+    """The three lists of CONTRIBUTING: a floor's rooms as paths, and the names inside one of them."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    (rows,) = re.findall(r"^\| floor \|.*?\n\|[-|]+\|\n(.*?)\n\n", text, flags=re.M | re.S)
+    (lists,) = re.findall(
+        r"^The house has three floors\..*?\n\n(.*?)\nWhich room", text, re.M | re.S
+    )
     floors = []
-    for row in rows.splitlines():
-        rooms, inside = [], []
-        for line in row.split("|")[2].split("<br>"):
+    for rows in re.split(r"^\*\*\w+\*\* ", lists, flags=re.M)[1:]:
+        rooms = []
+        inside = []
+        for line in re.findall(r"^- (.*?)(?=\n- |\n\n|\Z)", rows, flags=re.M | re.S):
             names, _, words = line.partition(":")
             rooms += re.findall(r"`([^`]+)`", names)
             if names == "inside":
@@ -149,7 +152,7 @@ def test_no_room_of_a_floor_may_import_one_of_a_floor_above():
         assert max(above) <= min(below)
 
 
-def test_what_the_table_names_is_there():
+def test_what_the_lists_name_is_there():
     for paths, inside in floors():
         assert not [path for path in [*paths, *inside] if not (ROOT / path).exists()]
 
