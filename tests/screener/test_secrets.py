@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from faulty_proxy import WebServer
 from gguf_files import matrix, write
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.account import Cache
 from lmeval_screener.registry.database import identity_of, to_write
 from lmeval_screener.targets.names import parse_target
 

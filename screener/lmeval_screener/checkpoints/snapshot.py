@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from lmeval_screener.checkpoints.account import ATTEMPTS, Account, RetryError, contradiction
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.account import ATTEMPTS, Account, Cache, RetryError, contradiction
 from lmeval_screener.checkpoints.concurrency import in_thread, lock, side_by_side
 from lmeval_screener.errors import ScreeningError
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.account import Cache
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_damaged_entry_counts_as_missing_and_is_replaced(cache, damage):
 WRITER = """
 import sys
 from pathlib import Path
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.account import Cache
 
 cache, mine = Cache(Path(sys.argv[1])), sys.argv[2].encode()
 for number in range(400):

@@ -11,7 +11,7 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.account import Cache
 from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.weights.projection import find_projection, read_rows
 from lmeval_screener.weights.rows import SLACK, coalesced
