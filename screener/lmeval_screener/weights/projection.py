@@ -259,7 +259,8 @@ class _Model:
         if chosen.kind is None:
             await _refuse_unreadable(snapshot, chosen)
             self._warnings += chosen.notes
-            parameters = parameters or await self._read_headers()
+            stored_parameters = await self._read_headers()
+            parameters = parameters or stored_parameters
         await self._refuse_names()
         name, tied = self._choose()
         header, tensor = await self._locate(name)
