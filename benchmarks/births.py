@@ -131,8 +131,7 @@ def trained(model: str, train: list[str], held: list[str], out: Path, seed: int)
         "margin": [row["race/margin"] for row in history if "race/margin" in row][-1],
         "named": int(str(trainer.state.best_model_checkpoint).rpartition("-")[2]),
         "answers": {
-            name: {step: scores(run / f"race-{name}", step) for step in saves}
-            for name in TASKS
+            name: {step: scores(run / f"race-{name}", step) for step in saves} for name in TASKS
         },
         "asking": {name: seconds(run / f"race-{name}") for name in TASKS},
     }

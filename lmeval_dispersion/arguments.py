@@ -138,7 +138,7 @@ def _help(text: str, default: Any, types: list[Any]) -> str:
     return words.replace("%", "%%")
 
 
-def options_of(declared: Callable[..., T], args: argparse.Namespace) -> T:
+def options_from(declared: Callable[..., T], args: argparse.Namespace) -> T:
     """The options object of a command's arguments, which are called as the fields."""
     given = vars(args)
     names = [name for name in inspect.signature(declared).parameters if name in given]

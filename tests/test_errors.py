@@ -38,7 +38,7 @@ ERRORS = [
         f"calibrate {RUN} --slice correct -o c.json",
         lambda: d.calibrate(RUN, slice="correct"),
         "slice",
-        "by",
+        "slice",
     ),
     (f"inspect law {DATA} --bins 1", lambda: d.law(MODEL, TEXTS, bins=1), "bins", "bins"),
     (

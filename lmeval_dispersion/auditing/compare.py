@@ -491,7 +491,7 @@ def compare(asked: Comparing) -> Comparison:
     if asked.demo:
         if paths:
             raise UsageError(
-                f"expected runs, or --demo (demo=True) without any, got both: {paths[0]}"
+                f"expected runs, or `--demo` (demo=True) without any, got both: {paths[0]}"
             )
         paths = sorted(data_folder("demo_runs").glob("sums-*"))
     if len(paths) < 2:

@@ -59,7 +59,7 @@ SHARES = (5, 10, 20, 50)  # per cent of the documents, lowest first
 TAIL = 0.1  # share of the documents, from the low end
 _MOST = 2000  # most documents to cluster, lowest first
 _CLUSTERS = 8  # most clusters of the hard tail
-_TYPICAL = 3  # texts that stand for a cluster
+_TYPICAL = 3  # texts shown of a cluster
 COUNT = 20  # documents of lowest contribution in a table
 
 

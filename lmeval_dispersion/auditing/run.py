@@ -320,11 +320,13 @@ def read_run(
     """
     if demo:
         if run is not None:
-            raise UsageError(f"expected a RUN, or --demo (demo=True) without any, got both: {run}")
+            raise UsageError(
+                f"expected a RUN, or `--demo` (demo=True) without any, got both: {run}"
+            )
         run = data_folder("demo_runs") / "sums-30"
     if run is None:
         raise UsageError(
-            "expected a RUN, the folder of a finished run; --demo (demo=True) takes a bundled one"
+            "expected a RUN, the folder of a finished run; `--demo` (demo=True) takes a bundled one"
         )
     if isinstance(run, AuditRun):
         return run

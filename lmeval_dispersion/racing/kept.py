@@ -103,8 +103,8 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
 def _where_it_lies(entry: Entry, folder: Path) -> Entry:
     """An entry, with its present place where its folder was moved together with the race's.
 
-    Where the folder that it names is gone, the end of its path is looked for beside the race's
-    ``folder``: ``checkpoint-10`` beside ``race-sums``, both in a run. Its answers count only where
+    Where the folder that it names is gone, the end of its path is looked for next to the race's
+    ``folder``: ``checkpoint-10`` next to ``race-sums``, both in a run. Its answers count only where
     the files have the sizes and times that they had.
     """
     arguments = dict(entry.arguments)

@@ -32,7 +32,7 @@ from lmeval_dispersion.files import read_json, write_whole
 from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.layouts import Form, Text
 from lmeval_dispersion.statistics import LEVEL, f_p
-from lmeval_screener.figures import Gap, Ratio, left_out
+from lmeval_screener.figures import Gap, Ratio, figures_left_out
 
 NEAR = 0.01  # accuracies that differ by no more are taken as equal
 WITHIN = 0.9  # chance with which the places to evaluate hold the best
@@ -288,7 +288,7 @@ def is_noise(figures: Sequence[Gap | Ratio]) -> bool:
     spread = float(np.square(logs - logs.mean()).sum())
     noise = squared = below = 0.0
     sides: list[Array] = []
-    for side in left_out(figures):
+    for side in figures_left_out(figures):
         values = np.log(np.maximum(side, _LEAST))
         m = values.shape[1]
         values = (values - values.mean(axis=1, keepdims=True)) * math.sqrt(1 - 1 / m)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmeval_dispersion.arguments import add_options, options_of
+from lmeval_dispersion.arguments import add_options, options_from
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
@@ -27,8 +27,8 @@ from lmeval_dispersion.options import (
 )
 from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report.forms import PICTURES
-from lmeval_screener.orders import Ordering
-from lmeval_screener.screening.arguments import Measuring, ScreenArguments, Selecting, Showing
+from lmeval_screener.orders import RankedBy
+from lmeval_screener.screening.arguments import FigureChoice, ScreenArguments, Selecting, Showing
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -50,7 +50,7 @@ checkpoints:
   -                     a list from standard input, one a line or CSV
 
 exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed,
-  4 below --fail-if-below, 5 news of --since; if several apply, the first of 4, 5, 3
+  4 below --fail-if-below, 5 news of --since; the first of 4, 5, 3 wins
 """
 
 
@@ -86,8 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(group, Selecting)
     group = parser.add_argument_group("how")
-    add_options(group, Measuring)
-    add_options(group, Ordering)
+    add_options(group, FigureChoice)
+    add_options(group, RankedBy)
     group = parser.add_argument_group("what to show")
     add_options(group, Showing)
     add_output(group)
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             f"screen-checkpoints: the server's rate limit of {name} is reached; continuing in {seconds:.0f} s"
         )
 
-    arguments = options_of(ScreenArguments, args)
+    arguments = options_from(ScreenArguments, args)
     screening = Screening(
         arguments, fail_if_below=args.fail_if_below, notice=notice, keep_on_interrupt=True
     )

@@ -271,7 +271,7 @@ def _bits(dtype: str) -> int:
     return int(bits[0]) if bits else 4
 
 
-def left_out(figures: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
+def figures_left_out(figures: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
     """Figures without each token of T, (n, |T|), and without each of R, (n, |R|), a row per figure."""
     domain = np.stack([figure.left_out_domain for figure in figures])
     reference = np.stack([figure.left_out_reference for figure in figures])

@@ -61,7 +61,7 @@ def _figure(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ordering:
+class RankedBy:
     """How a user wants checkpoints to be ordered.
 
     Attributes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Gap, Ratio, difference, left_out
+from lmeval_screener.figures import Gap, Ratio, difference, figures_left_out
 from lmeval_screener.orders import BY_RATIO, UNSAID, Order
 from lmeval_screener.screened import (
     TOKENIZER,
@@ -264,7 +264,7 @@ def against_base(
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
     """First index from which on no two figures, best first, differ; pairs tested two-sided at ``level``."""
-    sides = [side - side.mean(axis=1, keepdims=True) for side in left_out(gaps)]
+    sides = [side - side.mean(axis=1, keepdims=True) for side in figures_left_out(gaps)]
     means = np.array([gap.mean for gap in gaps])
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
     place = len(gaps) - 1

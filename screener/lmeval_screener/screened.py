@@ -498,7 +498,7 @@ class Group:
     @cached_property
     def names(self) -> dict[Screened, str]:
         """Member -> its name in the group's tables: a training's step, else the label."""
-        names = {c: c.label for c in self.checkpoints}
+        names: dict[Screened, str] = {}
         for c in self.trajectory:
             run, step = c.training_and_step
             if step is not None:
@@ -509,6 +509,8 @@ class Group:
                 names[c] = "final model"
             else:
                 names[c] = Path(c.repo).name
+        for c in self.checkpoints:
+            names.setdefault(c, c.label)
         return names
 
     @property

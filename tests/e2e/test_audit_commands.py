@@ -47,7 +47,7 @@ def test_the_bundled_run_is_audited_anywhere(dispersion_command, tmp_path):
         "76.8 % of 600 right, dispersion 0.7937; weakest subject: 0x + 0x (52%)."
     )
     assert "Dispersion replaces no labels here: it does not reliably beat the labelled" in opening
-    assert "held out); ATC, as it is, does (6.7)." in opening
+    assert "whose confidence is above a threshold (ATC) does (6.7)." in opening
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,7 +220,7 @@ def test_mistakes_are_one_sentence(dispersion_command, store, model, tmp_path, a
 def test_an_audit_as_rows_and_as_a_page(dispersion_command, store, tmp_path):
     lines = dispersion_command("audit", store, "--format", "csv", "--slice", "truncated").stdout
     rows = list(csv.DictReader(lines.splitlines()))
-    assert [row["by"] for row in rows[:2]] == ["all", "subject"]
+    assert [row["by"] for row in rows[:2]] == ["all", "truncated"]
     assert {row["by"] for row in rows} == {
         "all",
         "subject",

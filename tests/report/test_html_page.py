@@ -175,7 +175,9 @@ def test_the_answer_is_the_heading_and_the_footer_has_the_day():
 def test_a_saved_picture_has_its_whole_caption():
     caption = " ".join(["the caption of a picture"] * 12)
     chart = Chart(LINE, caption, "d")
-    svg = file_bytes(Document("t", sections=[Section("", [chart])]), "svg").decode("utf-8")
+    svg = file_bytes(Document("t", sections=[Section("", [chart])], figure=chart), "svg").decode(
+        "utf-8"
+    )
     lines = re.findall(r">([^<>]*(?:caption|picture)[^<>]*)<", svg)
     assert len(lines) > 1
     assert " ".join(lines) == caption

@@ -16,7 +16,7 @@ from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.options import add_examples, add_output, one_thread
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.report.declared import listed
-from lmeval_screener.orders import Ordering
+from lmeval_screener.orders import RankedBy
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Report
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", nargs="?", metavar="ARGUMENT", help="SQL, CHECKPOINT or DATE, see below"
     )
     add_options(parser, Questioned, "domain", "scale", "top")
-    add_options(parser, Ordering)
+    add_options(parser, RankedBy)
     add_output(parser, details=False)
     add_examples(
         parser,
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Questioned(Ordering):
+class Questioned(RankedBy):
     """What a registry is asked.
 
     Attributes:

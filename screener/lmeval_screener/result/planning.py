@@ -187,8 +187,9 @@ def tasks_document() -> Document:
 
 
 def _examples(texts: Iterable[str]) -> str:
-    """The first five texts."""
-    return " ".join(text.strip() for text in itertools.islice(texts, 5))
+    """The first five different texts."""
+    different = dict.fromkeys(text.strip() for text in texts)
+    return " ".join(itertools.islice(different, 5))
 
 
 def _listing(

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from lmeval_dispersion.arguments import Option
 from lmeval_dispersion.options import Once
-from lmeval_screener.orders import Ordering
+from lmeval_screener.orders import RankedBy
 
 
 def _places(text: str) -> int:
@@ -57,7 +57,7 @@ class Selecting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring(Ordering):
+class FigureChoice(RankedBy):
     """By which tokens checkpoints are measured, and what else is known of them.
 
     Attributes:
@@ -92,7 +92,7 @@ class Measuring(Ordering):
 
 
 @dataclass(frozen=True)
-class ScreenArguments(Selecting, Measuring):
+class ScreenArguments(Selecting, FigureChoice):
     """All arguments of a screening.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import combinations, permutations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,9 @@ from screenings import ranked, screened
 from screenings import result as result_of
 from test_figures import GAMMA, HEAD, OF_NORM, SAME, D, R, T
 
-DEMO = Path(screen.__code__.co_filename).parents[2] / "lmeval_dispersion" / "data" / "demo"
+from lmeval_dispersion.installation import data_folder
+
+DEMO = data_folder("demo")
 ROWS = [*T, *R]
 SIBLINGS = ["sums-00", "sums-20", "sums-80", "wrong-sums-45"]
 
