@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -387,6 +388,7 @@ def test_lm_evals_advice_on_an_option_of_its_own_is_left_out(
         "doc_to_target: '{{label}}'\nmetric_list: [{metric: acc, aggregation: mean, "
         "higher_is_better: true}]\n"
     )
+    caplog.set_level(logging.WARNING, logger="lm_eval")
     assert len(Evaluation(Asking(tasks="made", include_path=str(tmp_path))).questions) == 30
     assert "--metadata" not in caplog.text
     seams.loaded_suite("made", None, str(tmp_path))
