@@ -40,7 +40,7 @@ class Distance:
         side = "lower" if self.difference < 0 else "higher"
         words = f"{figure} {side} by {abs(self.difference):.{places}f}{error}"
         if self.chance is not None and self.chance <= _HARDLY:
-            words += f", chance to be better {self.chance:.0%}"
+            words += f", chance to be better {self.chance:.0%} as on our own models or by `--slope`"
         return f"{self.label} ({words})"
 
 
