@@ -242,13 +242,6 @@ def add_quiet(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_tasks(parser: argparse._ActionsContainer, text: str, **more: Any) -> None:
-    """Add ``--task``, which is also ``--tasks``, as ``args.tasks``; ``text`` is its help."""
-    parser.add_argument(
-        "--task", "--tasks", action=Once, dest="tasks", metavar="NAME,NAME", help=text, **more
-    )
-
-
 def add_column(parser: argparse._ActionsContainer) -> None:
     """Add ``--column FIELD``, for text files with fields."""
     text = "field with the text (default: text)"

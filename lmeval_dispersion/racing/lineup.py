@@ -270,6 +270,8 @@ def lineup(
         # Adapters whose rows say nothing, even if their base cannot be read here: all are asked.
         taken = all_named([f.target.name for f in screened.of_base], None, api=api)
         return taken._replace(failed=failed)
+    # Next to others, an adapter whose base cannot be read fails as any that cannot be screened.
+    failed = (*failed, *screened.of_base)
     if not screened.checkpoints:
         raise UsageError([*map(_not_screened, failed), *_set_aside(screened)][0])
     notes += _set_aside(screened)
@@ -328,8 +330,6 @@ def _set_aside(screened: Result) -> list[str]:
             notes.append(
                 f"Set aside by the screen, so not raced: {c.label} (no ratio: {c.no_ratio})."
             )
-    for failed in screened.of_base:
-        notes.append(f"Not raced, as its base could not be read: {failed.label} ({failed.cause}).")
     return notes
 
 

@@ -28,7 +28,7 @@ from lmeval_dispersion.options import (
 from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report.forms import PICTURES
 from lmeval_screener.orders import RankedBy
-from lmeval_screener.screening.arguments import FigureChoice, ScreenArguments, Selecting, Showing
+from lmeval_screener.screening.arguments import ScreenArguments, ScreenInputs, Selecting, Showing
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(group, Selecting)
     group = parser.add_argument_group("how")
-    add_options(group, FigureChoice)
+    add_options(group, ScreenInputs)
     add_options(group, RankedBy)
     group = parser.add_argument_group("what to show")
     add_options(group, Showing)

@@ -57,7 +57,7 @@ class Selecting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureChoice(RankedBy):
+class ScreenInputs(RankedBy):
     """By which tokens checkpoints are measured, and what else is known of them.
 
     Attributes:
@@ -92,7 +92,7 @@ class FigureChoice(RankedBy):
 
 
 @dataclass(frozen=True)
-class ScreenArguments(Selecting, FigureChoice):
+class ScreenArguments(Selecting, ScreenInputs):
     """All arguments of a screening.
 
     Attributes:

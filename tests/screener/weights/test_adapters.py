@@ -334,7 +334,7 @@ def test_a_race_of_adapters_without_a_readable_base_asks_all(untied, tmp_path, h
     ]
 
 
-def test_a_race_says_which_adapter_it_leaves_out_for_its_base(untied, tmp_path, hub, monkeypatch):
+def test_in_a_race_an_adapter_without_a_readable_base_fails_next_to_others(untied, tmp_path, hub, monkeypatch):
     from lmeval_dispersion.asking import Which
     from lmeval_dispersion.racing.lineup import Named, lineup
 
@@ -343,9 +343,10 @@ def test_a_race_says_which_adapter_it_leaves_out_for_its_base(untied, tmp_path, 
         of_base(untied, tmp_path / "run" / name, base)
     named = Named.of(str(tmp_path / "run"))
     taken = lineup(named, "gsm8k", Which(domain="math"), api=False, count=lambda: (None, 0))
-    (note,) = [note for note in taken.notes if "b (" in note]
-    assert note.startswith("Not raced, as its base could not be read: b (")
-    assert "org/missing" in note
+    assert [entry.label for entry in taken.entries] == ["a"]
+    (failed,) = taken.failed
+    assert failed.label == "b"
+    assert "org/missing" in failed.message
 
 
 def test_of_a_repository_with_an_adapter_and_whole_weights_the_named_base_is_read(
