@@ -334,7 +334,9 @@ def test_a_race_of_adapters_without_a_readable_base_asks_all(untied, tmp_path, h
     ]
 
 
-def test_in_a_race_an_adapter_without_a_readable_base_fails_next_to_others(untied, tmp_path, hub, monkeypatch):
+def test_in_a_race_an_adapter_without_a_readable_base_fails_next_to_others(
+    untied, tmp_path, hub, monkeypatch
+):
     from lmeval_dispersion.asking import Which
     from lmeval_dispersion.racing.lineup import Named, lineup
 
