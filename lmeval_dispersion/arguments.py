@@ -35,7 +35,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _INDENT = 4  # of a docstring's section, and again of its entries
-_DEFAULT = re.compile(r" Default: ([^.]*(?:\.\w[^.]*)*)\.$")
+_DEFAULT = re.compile(r" Default: ([^.]*(?:\.\S[^.]*)*)\.$")
 
 
 class Option(NamedTuple):
@@ -96,7 +96,7 @@ def _hints(declared: type[Any]) -> dict[str, Any]:
         try:
             return get_type_hints(declared, localns=unknown, include_extras=True)
         except NameError as error:
-            unknown[error.name] = Any
+            unknown[str(error.name)] = Any
 
 
 def _option(hint: Any) -> Option:
@@ -141,11 +141,12 @@ def _settings(
         elif not is_required and not choices:  # `options.py` puts in a choice that is left out
             settings["nargs"] = "?"
         return settings
-    if is_required:
-        settings["required"] = True
     if several and "type" not in settings:
         settings["action"] = "append"
         settings["default"] = []
+    if is_required:
+        settings["required"] = True
+        settings.pop("default", None)
     if option.action:
         settings["action"] = option.action
     if bool in types:  # the option may be given without its value
@@ -189,6 +190,8 @@ def shown(default: Any) -> str:
     """A default as the help shows it, several values with commas; empty for none."""
     if isinstance(default, (list, tuple)):
         return ",".join(map(str, default))
+    if default is False:
+        return "no"
     return "" if default is None else str(default)
 
 

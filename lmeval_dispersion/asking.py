@@ -181,9 +181,7 @@ class Racing(Asking, How, Which):
         quiet: Show no progress.
     """
 
-    checkpoints: Annotated[
-        str | Path | Iterable[str | Path] | Result, Option("CHECKPOINT")
-    ] = ()
+    checkpoints: Annotated[str | Path | Iterable[str | Path] | Result, Option("CHECKPOINT")] = ()
     _: KW_ONLY
     demo: bool = False
     quiet: bool = False

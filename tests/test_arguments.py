@@ -106,7 +106,7 @@ def test_a_command_has_them_as_options_with_their_types_choices_and_help() -> No
         "part of it, such as 5% (default: 0.5 of it)",
         "--GPUs N as in GPUs (default: none)",
         "--spice NAME one of them; may be repeated (default: none)",
-        "--lid [NAME] use the lid, or the named one (default: False)",
+        "--lid [NAME] use the lid, or the named one (default: no)",
     ):
         assert line in text
     for wrong in (["--stove", "coal"], ["-m", "x"], ["-m", "1", "-m", "2"]):
