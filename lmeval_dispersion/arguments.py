@@ -30,6 +30,8 @@ from typing import (
     get_type_hints,
 )
 
+from lmeval_dispersion.layouts import nearest
+
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -237,7 +239,9 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R
                 signature.bind(*args, **given)
             except TypeError as error:
                 # Python names the options' class here, which no user knows.
-                raise TypeError(f"{function.__name__}() {error}") from None
+                unknown = [name for name in given if name not in signature.parameters]
+                hint = nearest(unknown[0], signature.parameters) if unknown else ""
+                raise TypeError(f"{function.__name__}() {error}{hint}") from None
             return function(options(*args, **given))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
