@@ -3,7 +3,8 @@
 The field has the type, the choices and the default; the ``Attributes`` of the class's docstring are
 the help of the command (the first paragraph of each) and the ``Args`` of the function. A field
 ``minutes: Annotated[int, Option("N")] = 5`` with the text "Time on the fire." is ``--minutes N``,
-*time on the fire (default: 5)*, and ``minutes=5`` in Python.
+*time on the fire (default: 5)*, and ``minutes=5`` in Python. What Python takes by position, a field
+before ``KW_ONLY``, is a positional argument of the command.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import UnionType
@@ -29,12 +30,14 @@ from typing import (
     get_type_hints,
 )
 
+from lmeval_dispersion.layouts import nearest
+
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
 _INDENT = 4  # of a docstring's section, and again of its entries
-_DEFAULT = re.compile(r" Default: ([^.]*(?:\.\w[^.]*)*)\.$")
+_DEFAULT = re.compile(r" Default: ([^.]*(?:\.\S[^.]*)*)\.$")
 
 
 class Option(NamedTuple):
@@ -60,60 +63,49 @@ def add_options(
     dashed: bool = True,
     **more: Any,
 ) -> None:
-    """Add an option for each field that a dataclass declares itself.
+    """Add an option, or a positional argument, for each field that a dataclass declares itself.
 
     Args:
         parser: The parser, or a group of it.
         declared: The dataclass.
-        names: Fields that are wanted alone.
+        names: Fields that are wanted alone, in the order wanted, also those of its bases.
         dashed: Whether options have dashes where fields have underscores, which lm-eval's keep.
-        more: Further arguments of each ``add_argument``, such as ``required``.
+        more: Further arguments of each ``add_argument``, in place of those from the field; ``help``
+            is a text as docstrings have it.
     """
-    hints = get_type_hints(declared, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(declared)}
+    hints = _hints(declared)
     texts = texts_of(declared)
-    for field in dataclasses.fields(declared):
-        if field.name in (names or declared.__annotations__):
-            name = field.name.replace("_", "-") if dashed else field.name
-            given = {"help": texts[field.name], **more}
-            _add_option(parser, f"--{name}", field, hints[field.name], given)
+    for name in names or declared.__annotations__:
+        if name in fields:
+            field = fields[name]
+            option = _option(hints[name])
+            flags = option.names
+            if field.kw_only and not flags:
+                flags = ("--" + (name.replace("_", "-") if dashed else name),)
+            settings = _settings(field, _types(hints[name]), option, positional=not flags)
+            settings |= more
+            settings["help"] = _help(more.get("help", texts[name]), settings, positional=not flags)
+            if flags:
+                settings["dest"] = name
+            parser.add_argument(*(flags or (name,)), **settings)
 
 
-def _add_option(
-    parser: argparse._ActionsContainer,
-    name: str,
-    field: dataclasses.Field[Any],
-    hint: Any,
-    given: dict[str, Any],
-) -> None:
-    option = Option()
+def _hints(declared: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields; a class that type checkers alone import is Any."""
+    unknown = dict[str, Any]()
+    while True:
+        try:
+            return get_type_hints(declared, localns=unknown, include_extras=True)
+        except NameError as error:
+            unknown[str(error.name)] = Any
+
+
+def _option(hint: Any) -> Option:
     for part in getattr(hint, "__metadata__", ()):
         if isinstance(part, Option):
-            option = part
-    types = _types(hint)
-    given["dest"] = field.name
-    given["help"] = _help(given["help"], field.default, types)
-    choices = [choice for kind in types if get_origin(kind) is Literal for choice in get_args(kind)]
-    if types == [bool]:
-        given["action"] = "store_true"
-    elif get_origin(types[0]) is Sequence:
-        given["action"] = "append"
-        given["default"] = []
-        given["metavar"] = option.metavar
-    else:
-        given["default"] = field.default
-        given["metavar"] = option.metavar
-        if option.action:
-            given["action"] = option.action
-        if choices:
-            given["choices"] = choices
-        if option.type:
-            given["type"] = option.type
-        elif types[0] in (int, float, Path) and str not in types:
-            given["type"] = types[0]
-    if bool in types and len(types) > 1:  # an option that may be given without its value
-        given["nargs"] = "?"
-        given["const"] = True
-    parser.add_argument(*(option.names or (name,)), **given)
+            return part
+    return Option()
 
 
 def _types(hint: Any) -> list[Any]:
@@ -124,7 +116,61 @@ def _types(hint: Any) -> list[Any]:
     return [part for part in parts if part is not type(None)]
 
 
-def _help(text: str, default: Any, types: list[Any]) -> str:
+def _settings(
+    field: dataclasses.Field[Any], types: list[Any], option: Option, *, positional: bool
+) -> dict[str, Any]:
+    """The arguments of ``add_argument`` that follow from a field, but for its names and help."""
+    if types == [bool]:
+        return {"action": "store_true", "default": False}
+    settings: dict[str, Any] = {"metavar": option.metavar}
+    is_required = field.default is dataclasses.MISSING
+    if not is_required:
+        settings["default"] = field.default
+    several = [kind for kind in types if get_origin(kind) in (Sequence, Iterable)]
+    one_of = [item for kind in several for item in _types(get_args(kind)[0])]
+    choices = [choice for kind in [*types, *one_of] for choice in _choices(kind)]
+    if choices:
+        settings["choices"] = list(dict.fromkeys(choices))
+    if option.type:
+        settings["type"] = option.type
+    elif one_of[:1] == [int]:
+        settings["type"] = _numbers
+    elif types[0] in (int, float, Path) and str not in types:
+        settings["type"] = types[0]
+    if positional:
+        if several:
+            settings["nargs"] = "+" if is_required else "*"
+        elif not is_required and not choices:  # `options.py` puts in a choice that is left out
+            settings["nargs"] = "?"
+        return settings
+    if several and "type" not in settings:
+        settings["action"] = "append"
+        settings["default"] = []
+    if is_required:
+        settings["required"] = True
+        settings.pop("default", None)
+    if option.action:
+        settings["action"] = option.action
+    if bool in types:  # the option may be given without its value
+        settings["nargs"] = "?"
+        settings["const"] = True
+    return settings
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers with commas, got {text!r}"
+        ) from None
+
+
+def _help(text: str, settings: dict[str, Any], *, positional: bool) -> str:
     """A field's text as argparse's help: without its full stop, the default in brackets."""
     named = _DEFAULT.search(text)
     words = text[: named.start()] if named else text
@@ -133,16 +179,34 @@ def _help(text: str, default: Any, types: list[Any]) -> str:
         words = words[0].lower() + words[1:]
     if named:
         words += f" (default: {named[1]})"
-    elif types != [bool]:
-        words += f" (default: {'none' if default in (None, '', ()) else default})"
+    elif "default" in settings and settings.get("action") != "store_true":
+        default = shown(settings["default"])
+        if default:
+            words += f" (default: {default})"
+        elif not positional:
+            words += " (default: none)"
     return words.replace("%", "%%")
+
+
+def shown(default: Any) -> str:
+    """A default as the help shows it, several values with commas; empty for none."""
+    if isinstance(default, (list, tuple)):
+        return ",".join(map(str, default))
+    if default is False:
+        return "no"
+    return "" if default is None else str(default)
 
 
 def options_from(declared: Callable[..., T], args: argparse.Namespace) -> T:
     """The options object of a command's arguments, which are called as the fields."""
+    return declared(**given_of(declared, args))
+
+
+def given_of(declared: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
+    """A command's arguments as the function of the options object takes them, by name."""
     given = vars(args)
     names = [name for name in inspect.signature(declared).parameters if name in given]
-    return declared(**{name: given[name] for name in names})
+    return {name: given[name] for name in names}
 
 
 def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
@@ -175,7 +239,9 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R
                 signature.bind(*args, **given)
             except TypeError as error:
                 # Python names the options' class here, which no user knows.
-                raise TypeError(f"{function.__name__}() {error}") from None
+                unknown = [name for name in given if name not in signature.parameters]
+                hint = nearest(unknown[0], signature.parameters) if unknown else ""
+                raise TypeError(f"{function.__name__}() {error}{hint}") from None
             return function(options(*args, **given))
 
         call.__signature__ = signature  # type: ignore[attr-defined]

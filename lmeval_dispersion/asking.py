@@ -1,6 +1,6 @@
-"""What a race, and a callback of a training, ask checkpoints: the declaration of the arguments.
+"""What a race, and a callback of a training, ask checkpoints, and what several commands ask.
 
-Nothing is imported for it: neither torch nor lm-eval.
+The declaration of the arguments. Nothing is imported for it: neither torch nor lm-eval.
 """
 
 from __future__ import annotations
@@ -56,6 +56,40 @@ class Judge:
     """
 
     metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=JoinedByCommas)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """Where a model of transformers runs.
+
+    Attributes:
+        device: cpu, cuda, cuda:1; auto spreads the model. Default: the first GPU, else the CPU.
+    """
+
+    device: Annotated[str | None, Option("DEVICE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(OnDevice):
+    """How a model of transformers is loaded.
+
+    Attributes:
+        model_args: As of lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft, revision,
+            trust_remote_code, such as dtype=bfloat16,revision=step1000.
+    """
+
+    model_args: Annotated[str, Option("K=V,K=V")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextColumn:
+    """Where the text of a file or a data set is.
+
+    Attributes:
+        column: Field with the text, where texts have fields.
+    """
+
+    column: Annotated[str, Option("FIELD")] = "text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +174,14 @@ class Racing(Asking, How, Which):
     """All arguments of a race.
 
     Attributes:
-        checkpoints: As :func:`screen` takes them, its result, or the folder of a short list
-            (``--emit``).
+        checkpoints: As `dispersion screen` has them, or the folder of a short list (--emit).
+
+            Or the result of :func:`screen`.
         demo: Race the bundled models by recorded answers instead; no model is loaded.
         quiet: Show no progress.
     """
 
-    checkpoints: str | Path | Iterable[str | Path] | Result = ()
+    checkpoints: Annotated[str | Path | Iterable[str | Path] | Result, Option("CHECKPOINT")] = ()
     _: KW_ONLY
     demo: bool = False
     quiet: bool = False

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 
-from lmeval_dispersion.arguments import Option, add_options, takes, texts_of
+from lmeval_dispersion.arguments import Option, add_options, given_of, options_from, takes, texts_of
 from lmeval_dispersion.options import Once
+
+if TYPE_CHECKING:
+    from pathlib import PurePath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 def test_a_function_has_the_fields_as_its_parameters() -> None:
     assert cook("soup") == "soup 5 None"
     assert cook("soup", minutes=7, stove="gas") == "soup 7 gas"
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"cook\(\) .*'minute'; did you mean minutes"):
         cook("soup", minute=7)
     signature = str(inspect.signature(cook))
     assert signature.startswith("(dish: 'str', *, stove: ")
@@ -106,7 +109,7 @@ def test_a_command_has_them_as_options_with_their_types_choices_and_help() -> No
         "part of it, such as 5% (default: 0.5 of it)",
         "--GPUs N as in GPUs (default: none)",
         "--spice NAME one of them; may be repeated (default: none)",
-        "--lid [NAME] use the lid, or the named one (default: False)",
+        "--lid [NAME] use the lid, or the named one (default: no)",
     ):
         assert line in text
     for wrong in (["--stove", "coal"], ["-m", "x"], ["-m", "1", "-m", "2"]):
@@ -126,3 +129,114 @@ def test_every_field_has_a_text() -> None:
         "lid",
     ]
     assert texts_of(Cooking)["stove"] == "Kind of the stove, of the kitchen's."
+
+
+Way = Literal["boiled", "fried"]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How it is served.
+
+    Attributes:
+        course: Which course it is.
+        dishes: What is served; see below.
+
+            Or a dish that is ready.
+        guests: Who eats it.
+        way: How each dish is made; may be repeated.
+        hours: Hours at which it is served.
+        table: Where it is served.
+    """
+
+    course: Literal["first", "last"] = "first"
+    dishes: Annotated[str | Iterable[str] | PurePath, Option("DISH")] = ()
+    guests: Annotated[str | None, Option("NAME")] = None
+    _: KW_ONLY
+    way: Sequence[Way] | Way | None = None
+    hours: Annotated[Sequence[int], Option("N,N")] = (12, 19)
+    table: Annotated[str, Option("PLACE", ("-t", "--table"))]
+
+
+def served(*words: str, **more: object) -> argparse.Namespace:
+    made = argparse.ArgumentParser()
+    add_options(made, Serving, "dishes", "way", "hours", "table", **more)
+    return made.parse_args(words)
+
+
+def test_what_python_takes_by_position_is_a_positional_argument() -> None:
+    given = served("soup", "fish", "-t", "garden")
+    assert vars(given) == {
+        "dishes": ["soup", "fish"],
+        "way": [],
+        "hours": (12, 19),
+        "table": "garden",
+    }
+    assert served("-t", "garden").dishes == ()
+    assert given_of(Serving, given) == vars(given)
+    assert options_from(Serving, given) == Serving("first", **vars(given))
+    with pytest.raises(SystemExit):  # without a default an option is required
+        served("soup")
+    made = argparse.ArgumentParser()
+    add_options(made, Cooking, "dish")
+    add_options(made, Serving, "guests")
+    assert vars(made.parse_args(["soup"])) == {"dish": "soup", "guests": None}
+    assert vars(made.parse_args(["soup", "Ann"])) == {"dish": "soup", "guests": "Ann"}
+    with pytest.raises(SystemExit):
+        made.parse_args([])
+
+
+def test_the_positional_arguments_have_their_help_in_the_order_wanted() -> None:
+    made = argparse.ArgumentParser(prog="serve")
+    add_options(made, Serving, "guests", "course", "dishes")
+    text = made.format_help()
+    assert "[NAME] {first,last} [DISH ...]" in text
+    assert "  NAME          who eats it\n" in text
+    assert "  {first,last}  which course it is (default: first)\n" in text
+    assert "  DISH          what is served; see below\n" in text
+
+
+def test_values_of_a_sequence_are_of_its_type(capsys: pytest.CaptureFixture[str]) -> None:
+    given = served("-t", "x", "--way", "fried", "--way", "boiled", "--hours", "8,20")
+    assert given.way == ["fried", "boiled"]
+    assert given.hours == (8, 20)
+    for words, message in (
+        (["--way", "raw"], "argument --way: invalid choice: 'raw' (choose from"),
+        (["--hours", "8,x"], "argument --hours: expected whole numbers with commas, got '8,x'"),
+    ):
+        with pytest.raises(SystemExit):
+            served("-t", "x", *words)
+        assert message in capsys.readouterr().err
+    text = str(inspect.signature(takes(Serving)(_plain)))
+    assert "way: 'Sequence[Way] | Way | None' = None" in text
+
+
+def _plain(serving: Serving) -> str:
+    """Serve."""
+    return serving.table
+
+
+def test_what_a_caller_adds_stands_in_place_of_the_fields(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = argparse.ArgumentParser()
+    add_options(made, Serving, "way", "hours", default=None, help="At will. Default: a.-1,b.")
+    assert vars(made.parse_args([])) == {"way": None, "hours": None}
+    assert "at will (default: a.-1,b)\n" in made.format_help()
+    made = argparse.ArgumentParser()
+    add_options(made, Serving, "table", required=False, default=None)
+    assert made.parse_args([]).table is None
+    assert "where it is served (default: none)" in made.format_help()
+    made = argparse.ArgumentParser()
+    add_options(made, Serving, "way", nargs="+", action="extend")
+    assert made.parse_args(["--way", "fried", "boiled", "--way", "fried"]).way == [
+        "fried",
+        "boiled",
+        "fried",
+    ]
+    with pytest.raises(SystemExit):
+        made.parse_args(["--way", "fried", "raw"])
+    assert "invalid choice: 'raw'" in capsys.readouterr().err
+    made = argparse.ArgumentParser()
+    add_options(made, Serving, "hours")
+    assert "hours at which it is served (default: 12,19)" in made.format_help()

@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 from lmeval_screener.registry.commands import Questioned
 from lmeval_screener.screening.arguments import ScreenArguments
+from lmeval_screener.shortlist.arguments import Verifying
 
 import lmeval_dispersion
 from lmeval_dispersion.asking import Racing
 from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing
 from lmeval_dispersion.cli import COMMANDS, parser_of
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.harness.arguments import AnswerTokens, Embedding
+from lmeval_dispersion.laboratory.arguments import Clusters, Condensation, Law, Sublayers
+from lmeval_dispersion.laboratory.commands import MEASURES
 
 ROOT = Path(lmeval_dispersion.__file__).parent
 EXAMPLES = ROOT.parent / "examples"
@@ -114,17 +118,26 @@ def test_functions_take_no_class_that_is_not_public():
 @pytest.mark.parametrize(
     ("command", "declared", "python_alone"),
     [
-        ("screen", ScreenArguments, ("checkpoints", "progress")),
-        ("registry", Questioned, ("file", "action", "what", "since")),
-        ("race", Racing, ("checkpoints", "demo", "quiet")),
-        ("audit", Auditing, ("run", "demo", "details", "seed", "short")),
-        ("calibrate", Calibrating, ("run", "seed")),
-        ("compare", Comparing, ("runs", "demo")),
+        ("screen", ScreenArguments, {"progress"}),
+        ("verify", Verifying, set()),
+        ("registry", Questioned, {"since"}),
+        ("race", Racing, {"demo", "quiet"}),
+        ("tokens", AnswerTokens, set()),
+        ("embed", Embedding, set()),
+        ("audit", Auditing, {"details", "seed", "short"}),
+        ("calibrate", Calibrating, {"seed"}),
+        ("compare", Comparing, set()),
+        ("law", Law, {"batch", "quiet"}),
+        ("sublayers", Sublayers, {"batch", "quiet", "model"}),
+        ("condensation", Condensation, {"batch", "quiet"}),
+        ("clusters", Clusters, {"batch", "quiet"}),
     ],
 )
 def test_what_a_command_takes_is_declared_once(command, declared, python_alone):
-    """The function's parameters and their help are those of the command's options."""
-    options = {a.dest: a for a in parser_of(command)[0]._actions if a.option_strings}
+    """The function's parameters and their help are those of the command's arguments."""
+    is_measure = command in MEASURES
+    parser = parser_of("inspect" if is_measure else command)[0]
+    actions = {action.dest: action for action in parser._actions}
     function = getattr(lmeval_dispersion, command)
     signature = inspect.signature(function)
     assert {*signature.parameters} == {field.name for field in dataclasses.fields(declared)}
@@ -133,10 +146,17 @@ def test_what_a_command_takes_is_declared_once(command, declared, python_alone):
         assert f"\n    {name}: " in text
         if name in python_alone:
             continue
-        default = options[name].default
-        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        action = actions[name]
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            # By position on both sides, but for what a command names by an option.
+            assert not action.option_strings or action.required
+            continue
+        assert "default:" in action.help or action.nargs == 0
+        if is_measure:  # its function has the default, as measures differ
+            assert action.default is None
+            continue
+        default = action.default
         assert parameter.default == (tuple(default) if isinstance(default, list) else default)
-        assert "default:" in options[name].help or options[name].nargs == 0
 
 
 def test_a_name_without_its_library_says_what_to_install():

@@ -29,12 +29,15 @@ class OneRun(Vectors, Judge):
     """A finished run.
 
     Attributes:
-        run: Folder of the store, or a folder that holds the stores of one run.
+        run: A finished run: folder of its store, lm-eval's samples (folder, results or samples
+            file) or Inspect's logs.
+
+            Also a folder that holds the stores of one run.
         demo: Take a bundled run: 600 sums, by a tiny model.
         seed: Seed of all draws.
     """
 
-    run: AuditRun | str | Path | None = None
+    run: Annotated[AuditRun | str | Path | None, Option("RUN")] = None
     _: KW_ONLY
     demo: bool = False
     seed: int = 0
@@ -59,8 +62,8 @@ class Auditing(OneRun):
 
 
 @dataclass(frozen=True)
-class Ordering(OneRun):
-    """All arguments of an order of the documents.
+class RankArguments(OneRun):
+    """All arguments of a ranking of the documents.
 
     Attributes:
         worst: List the N documents nearest to all others, probably hard ones. Default: none.
@@ -90,11 +93,11 @@ class Calibrating(SlicedDocuments, Vectors):
     """All arguments of a calibration.
 
     Attributes:
-        run: Folder of the store, or a folder that holds the stores of one run.
+        run: Folder of a finished run (its store), or of several of one model.
         seed: Seed of all draws.
     """
 
-    run: AuditRun | str | Path
+    run: Annotated[AuditRun | str | Path, Option("RUN")]
     _: KW_ONLY
     seed: int = 0
 
@@ -111,7 +114,7 @@ class Comparing(Vectors, Judge):
         slice: Column of the documents that makes the slices.
     """
 
-    runs: Sequence[str | Path] = ()
+    runs: Annotated[Sequence[str | Path], Option("RUN")] = ()
     _: KW_ONLY
     demo: bool = False
     slice: Annotated[str, Option("COLUMN", action=Once)] = "subject"

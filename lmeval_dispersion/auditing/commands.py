@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
-from lmeval_dispersion.arguments import add_options
-from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing, Ordering
+from lmeval_dispersion.arguments import add_options, given_of
+from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing, RankArguments
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
-from lmeval_dispersion.auditing.calibrating.prediction import predict
+from lmeval_dispersion.auditing.calibrating.prediction import Predicting, predict
 from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
@@ -22,14 +21,8 @@ from lmeval_dispersion.report.declared import listed
 
 def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion audit``."""
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        metavar="RUN",
-        help="a finished run: folder of its store, lm-eval's samples (folder, results or samples file) or "
-        "Inspect's logs",
-    )
-    add_options(parser, Ordering, "worst")
+    add_options(parser, Auditing, "run", nargs="*")
+    add_options(parser, RankArguments, "worst")
     add_options(parser, Auditing, "demo", "layer", "metric", "slice", "metrics")
     add_output(parser)
     add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20")
@@ -38,11 +31,11 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit``; 3 if a run with vectors lacks a part other than confidence, else 0."""
     output = Output.of(args)
-    if len(args.runs) > 1:
+    if len(args.run) > 1:
         raise UsageError(
-            f"expected one RUN, got {len(args.runs)}; run: dispersion compare {shlex.join(args.runs)}"
+            f"expected one RUN, got {len(args.run)}; run: dispersion compare {shlex.join(args.run)}"
         )
-    place = args.runs[0] if args.runs else None
+    place = args.run[0] if args.run else None
     run = read_run(place, args.layer, args.metric, demo=args.demo)
     if args.worst is not None:
         if args.slice or args.metrics == "all":
@@ -68,18 +61,8 @@ def run_audit(args: argparse.Namespace) -> int:
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion calibrate``."""
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        help="folder of a finished run (its store), or of several of one model",
-    )
-    parser.add_argument(
-        "--from",
-        dest="fitted",
-        type=Path,
-        metavar="FILE",
-        help="estimate RUN's accuracy by this calibrator, which -o wrote (default: fit one to its labels)",
-    )
+    add_options(parser, Calibrating, "run")
+    add_options(parser, Predicting, "calibrator", required=False, default=None)
     add_options(parser, Calibrating, "where", "slice", "layer")
     add_output(
         parser,
@@ -102,14 +85,14 @@ def run_calibrate(args: argparse.Namespace) -> int:
 
     With ``--from`` 3 if some slices have no estimate, 1 if none has.
     """
-    if args.fitted is not None:
+    if args.calibrator is not None:
         return _estimate(args)
     file = None
     if args.output:
         output, file = report_and_file(args, "json")
     else:
         output = Output.of(args)
-    calibration = calibrate(args.run, where=args.where, layer=args.layer, slice=args.slice)
+    calibration = calibrate(**given_of(Calibrating, args))
     if file:
         file.write_text(calibration.calibrator.to_json())
     output.write(calibration.document())
@@ -123,7 +106,7 @@ def _estimate(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if args.layer is not None:
         raise UsageError("the calibrator has its own layer; leave out --layer")
-    result = predict(args.fitted, args.run, where=args.where, slice=args.slice)
+    result = predict(**given_of(Predicting, args))
     output.write(result.document())
     without = [row for row in result.slices if row.reason is not None]
     if not without:
@@ -133,14 +116,7 @@ def _estimate(args: argparse.Namespace) -> int:
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion compare``."""
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        metavar="RUN",
-        help="two runs or more, each a store's folder, lm-eval's samples (folder, results or samples file) "
-        "or Inspect's logs (folder or file); the first is the baseline",
-    )
-    add_options(parser, Comparing, "demo", "layer", "metric", "slice")
+    add_options(parser, Comparing, "runs", "demo", "layer", "metric", "slice")
     add_output(parser)
     add_examples(
         parser,
@@ -153,10 +129,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 def run_compare(args: argparse.Namespace) -> int:
     """Run ``dispersion compare``; returns 0."""
     output = Output.of(args)
-    comparison = compare(
-        args.runs, demo=args.demo, layer=args.layer, metric=args.metric, slice=args.slice
-    )
-    output.write(comparison.document())
+    output.write(compare(**given_of(Comparing, args)).document())
     return 0
 
 

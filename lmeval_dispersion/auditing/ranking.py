@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.auditing.arguments import Ordering
+from lmeval_dispersion.auditing.arguments import RankArguments
 from lmeval_dispersion.auditing.figures import (
     Claim,
     RunReport,
@@ -470,8 +470,8 @@ class Worst(RunReport):
         }
 
 
-@takes(Ordering)
-def rank(asked: Ordering) -> Worst:
+@takes(RankArguments)
+def rank(asked: RankArguments) -> Worst:
     """Documents by their contribution, lowest first, as in ``dispersion audit --worst``.
 
     A table lists ``worst`` of them, without a number 20; ``to_frame()`` and CSV hold all.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from dataclasses import fields
 from pathlib import Path
 
-from lmeval_dispersion.arguments import add_options
+from lmeval_dispersion.arguments import add_options, given_of
 from lmeval_dispersion.asking import Judge
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
@@ -17,8 +16,6 @@ from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.options import Command, add_examples, add_quiet
 from lmeval_dispersion.output import Output
-
-_OF_TEXTS = ("layer", "tasks", "column", "model_args", "device")
 
 
 def _enable_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,19 +121,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _embed_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="Hub id or folder of a decoder model"
-    )
-    parser.add_argument(
-        "texts",
-        nargs="?",
-        metavar="FILE|HUB_ID",
-        help="text, JSONL or parquet file, or a Hub data set",
-    )
-    parser.add_argument(
-        "-o", "--output", required=True, metavar="FOLDER", help="folder of the store to write"
-    )
-    add_options(parser, Embedding, *_OF_TEXTS, dashed=False)
+    add_options(parser, Embedding, "model")
+    add_options(parser, Embedding, "texts", nargs="?")
+    names = ("output", "layer", "tasks", "column", "model_args", "device")
+    add_options(parser, Embedding, *names, dashed=False)
     add_quiet(parser)
     group = parser.add_argument_group("from samples of lm-eval, of any backend")
     group.add_argument(
@@ -159,13 +147,12 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _embed(args: argparse.Namespace) -> int:
-    if args.model is None or (args.texts is None) == (args.from_samples is None):
-        raise UsageError("expected a model, and either a file of texts or --from-samples RESULTS")
+    if (args.texts is None) == (args.from_samples is None):
+        raise UsageError("expected either a file of texts or --from-samples RESULTS")
     if args.from_samples is None:
         from lmeval_dispersion.harness.embedding.texts import embed
 
-        options = {name: getattr(args, name) for name in _OF_TEXTS}
-        folder = embed(args.model, args.texts, args.output, **options)
+        folder = embed(**given_of(Embedding, args))
     else:
         from lmeval_dispersion.harness.embedding.samples import stores_from_samples
 
@@ -188,7 +175,7 @@ def _embed(args: argparse.Namespace) -> int:
 
 
 def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tasks", nargs="?", metavar="NAME,NAME", help="lm-eval's tasks and groups")
+    add_options(parser, AnswerTokens, "tasks")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
     )
@@ -216,8 +203,7 @@ def _tokens(args: argparse.Namespace) -> int:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lmeval_dispersion.harness.answers import tokens
 
-    options = {field.name: getattr(args, field.name) for field in fields(AnswerTokens)}
-    answer_tokens = tokens(**options)
+    answer_tokens = tokens(**given_of(AnswerTokens, args))
     output.write_text(answer_tokens.text)
     if answer_tokens.note:
         output.say(f"note: {answer_tokens.note}")

@@ -5,149 +5,66 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
+from lmeval_dispersion.arguments import add_options, shown, texts_of
+from lmeval_dispersion.asking import Loading, TextColumn
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import cache_folder
-from lmeval_dispersion.options import (
-    Command,
-    add_data,
-    add_examples,
-    add_model_args,
-    add_output,
-    add_seed,
+from lmeval_dispersion.laboratory.arguments import (
+    Clusters,
+    Condensation,
+    Law,
+    StudyOptions,
+    Sublayers,
 )
+from lmeval_dispersion.options import Command, add_examples, add_output
 from lmeval_dispersion.output import Output
 
-MEASURES = {
-    "law": "perplexity against dispersion, per layer",
-    "sublayers": "which sub-layer should key a kNN-LM",
-    "condensation": "similarity of a text's tokens by layer",
-    "clusters": "distances within and between contexts",
+MEASURES: dict[str, type[StudyOptions]] = {
+    "law": Law,
+    "sublayers": Sublayers,
+    "condensation": Condensation,
+    "clusters": Clusters,
 }
-_OF_SEVERAL_MODELS = ("law", "condensation", "clusters")
+_SETTLED = ("batch", "quiet")  # by memory, and by --quiet
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected whole numbers with commas, got {text!r}"
-        ) from None
+def _takers() -> dict[str, list[str]]:
+    """The measures that take each option, by the option's name in Python."""
+    takers: dict[str, list[str]] = {}
+    for measure, declared in MEASURES.items():
+        for field in fields(declared):
+            if field.kw_only and field.name not in _SETTLED:
+                takers.setdefault(field.name, []).append(measure)
+    return takers
 
 
-def _number(about: str, metavar: str = "N") -> dict[str, Any]:
-    return {"type": int, "metavar": metavar, "help": about}
-
-
-def _several(about: str) -> dict[str, Any]:
-    return {"type": _numbers, "metavar": "N,N", "help": about}
-
-
-def _part(about: str, share: float) -> dict[str, Any]:
-    text = f"of a kNN-LM, the text {about}, or a share of --data's segments in its order"
-    return {"metavar": "FILE|HUB_ID", "help": f"{text} (default: {share})"}
-
-
-# Measures -> the options that only they take, each a parameter of their functions, which hold the defaults.
-_OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
-    tuple(MEASURES): {
-        "--segment": _number(
-            "tokens of a segment or context (default: 512, for clusters 100)", "TOKENS"
-        ),
-    },
-    ("law", "sublayers", "clusters"): {
-        "--layer": {
-            "action": "append",
-            "dest": "layers",
-            "metavar": "LAYER",
-            "help": "last, all, or a name such as layer.3 or layer.-1.attn; may be repeated (default: last, "
-            "for sublayers layer.-1.attn and layer.-1.ffn)",
-        },
-    },
-    ("law", "condensation", "sublayers"): {
-        "--segments": _number(
-            "segments to draw (default: 100000, for condensation 100, for a kNN-LM 1000)"
-        ),
-    },
-    ("law", "condensation"): {
-        "--control": {
-            "action": "append",
-            "choices": ("untrained", "shuffled"),
-            "help": "also run the model with random weights, or each text's tokens in random order; may be "
-            "repeated (default: none)",
-        },
-    },
-    ("law",): {
-        "--bins": _number("bins that algorithm 1 chooses (default: 50)"),
-        "--bin-size": _number("segments a bin (default: 100)"),
-        "--contexts": _several(
-            "context lengths of the last-token variant (default: 16,64,128,256)"
-        ),
-        "--held-out": {
-            "metavar": "FILE|HUB_ID",
-            "help": "a second text, binned separately (default: none)",
-        },
-    },
-    ("sublayers",): {
-        "--sizes": _several("segments a draw (default: 10,50,100)"),
-        "--knn": {
-            "action": "store_true",
-            "default": None,
-            "help": "also key a kNN-LM by each candidate, and by last, and compare their "
-            "perplexities (default: false)",
-        },
-        "--datastore": _part("that the neighbours are of", 0.8),
-        "--tune": _part("that chooses the neighbours' weight and temperature", 0.1),
-        "--test": _part("whose perplexity is given", 0.1),
-        "--neighbours": _number("neighbours of a token in a kNN-LM (default: 1024)"),
-    },
-    ("condensation",): {
-        "--last": _number("last depths by which models are compared (default: 3)"),
-        "--teacher": {
-            "metavar": "MODEL",
-            "help": "the model that the others are compared with, as distilled from it "
-            "(default: none)",
-        },
-    },
-    ("clusters",): {
-        "--ngram": _number("tokens of an n-gram (default: 10)"),
-        "--occurrences": _number(
-            "times that an n-gram must occur, and contexts of a cluster (default: 100)"
-        ),
-        "--clusters": _number("clusters at most (default: 500)"),
-    },
-}
+def _about(measure: str) -> str:
+    """What a measure is, by the first line of its declaration."""
+    line = (MEASURES[measure].__doc__ or "").partition(".")[0]
+    return f"{measure}: {line[0].lower()}{line[1:]}"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
+    about = "; ".join(map(_about, MEASURES))
     parser.add_argument("measure", choices=tuple(MEASURES), metavar="MEASURE", help=about)
-    about = (
-        "Hub id or folder, with @REVISION where it is not the main one; sublayers takes one model"
-    )
-    parser.add_argument("model", nargs="+", metavar="MODEL", help=about)
-    add_model_args(parser)
-    about = (
-        ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]; "
-        "law takes several"
-    )
-    add_data(parser, about, required=True, nargs="+")
-    parser.add_argument(
-        "--pack", action="store_true", help="join all texts into one stream (.txt always is)"
-    )
-    about = "folder of studies; the same command resumes its own (default: in the user's cache)"
-    parser.add_argument("--study", type=Path, metavar="FOLDER", help=about)
-    add_seed(parser)
+    add_options(parser, Law, "models", nargs="+")
+    add_options(parser, Loading, "model_args", "device", dashed=False)
+    add_options(parser, Law, "data", nargs="+", action="extend")
+    add_options(parser, TextColumn)
     add_output(parser)
-    for measures, options in _OPTIONS.items():
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name, measures in _takers().items():
         title = "every measure" if len(measures) == len(MEASURES) else ", ".join(measures)
-        group = parser.add_argument_group(title)
-        for option, settings in options.items():
-            group.add_argument(option, **settings)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        declared = MEASURES[measures[0]]
+        text = texts_of(declared)[name]
+        if "Default: " not in text:
+            text += f" Default: {_default(name, measures)}."
+        add_options(groups[title], declared, name, default=None, help=text)
     add_examples(
         parser,
         "law MODEL --data texts.txt --layer all --control untrained -o law.html",
@@ -158,39 +75,44 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _given(args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+def _default(name: str, measures: list[str]) -> str:
+    """An option's default in words, with those of the measures where another holds."""
+    defaults = [shown(getattr(MEASURES[measure], name)) or "none" for measure in measures]
+    words = defaults[0]
+    for measure, default in zip(measures, defaults, strict=True):
+        if default != defaults[0]:
+            words += f", for {measure} {default}"
+    return words
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
     """The parameters of the measure that the command gives; one of another measure is refused."""
-    for measures, options in _OPTIONS.items():
-        for option, settings in options.items():
-            name = settings.get("dest", option[2:].replace("-", "_"))
-            if (value := getattr(args, name)) is None:
-                continue
-            if args.measure not in measures:
-                raise UsageError(
-                    f"expected an option of {args.measure}, got one of {', '.join(measures)}; leave it out",
-                    argument=name,
-                )
-            yield name, value
-    if len(args.model) > 1 and args.measure not in _OF_SEVERAL_MODELS:
-        raise UsageError(f"expected one model for {args.measure}, got {', '.join(args.model)}")
-    if len(args.data) > 1 and args.measure != "law":
-        raise UsageError(
-            f"expected one text for {args.measure}, got {', '.join(args.data)}", argument="data"
-        )
-
-
-def _share(text: str) -> float | None:
-    """A share such as 0.2; None for the name of a text."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    given = {}
+    for name, measures in _takers().items():
+        value = getattr(args, name)
+        if value is None:
+            continue
+        if args.measure not in measures:
+            raise UsageError(
+                f"expected an option of {args.measure}, got one of {', '.join(measures)}; leave it out",
+                argument=name,
+            )
+        given[name] = value
+    return given
 
 
 def _run(args: argparse.Namespace) -> int:
     """Run a measure; 3 if the text was too short for some draws."""
     output = Output.of(args)
-    given = dict(_given(args))
+    given = _given(args)
+    declared = {field.name for field in fields(MEASURES[args.measure])}
+    is_of_several = "models" in declared
+    if len(args.models) > 1 and not is_of_several:
+        raise UsageError(f"expected one model for {args.measure}, got {', '.join(args.models)}")
+    if len(args.data) > 1 and args.measure != "law":
+        raise UsageError(
+            f"expected one text for {args.measure}, got {', '.join(args.data)}", argument="data"
+        )
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import lmeval_dispersion
@@ -198,20 +120,18 @@ def _run(args: argparse.Namespace) -> int:
     from lmeval_dispersion.model.texts import Texts
 
     for name in ("held_out", "datastore", "tune", "test"):
-        if name in given:
-            given[name] = _share(given[name]) or Texts(given[name], column=args.column)
+        if isinstance(given.get(name), str):
+            given[name] = Texts(given[name], column=args.column)
     if "layers" in given:
         given["layers"] = ",".join(args.layers)
     if "teacher" in given:
         given["teacher"] = chosen_model(args.teacher, args.model_args, args.device)
-    models = [chosen_model(text, args.model_args, args.device) for text in args.model]
+    given.setdefault("folder", cache_folder("dispersion-runs"))
+    models = [chosen_model(text, args.model_args, args.device) for text in args.models]
     texts = [Texts(source, column=args.column) for source in args.data]
     result = getattr(lmeval_dispersion, args.measure)(
-        models if args.measure in _OF_SEVERAL_MODELS else models[0],
+        models if is_of_several else models[0],
         texts if args.measure == "law" else texts[0],
-        pack=args.pack,
-        seed=args.seed,
-        folder=args.study or cache_folder("dispersion-runs"),
         quiet=args.quiet,
         **given,
     )

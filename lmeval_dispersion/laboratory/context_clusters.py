@@ -13,22 +13,24 @@ n-gram is a shifted copy of another, the more frequent one counts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion import statistics
+from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.files import hashed
 from lmeval_dispersion.geometry import contributions, unit_rows
 from lmeval_dispersion.geometry.dispersion import jackknifed
 from lmeval_dispersion.geometry.dispersion import left_out as dispersions_left_out
 from lmeval_dispersion.laboratory import charts
+from lmeval_dispersion.laboratory.arguments import Clusters
 from lmeval_dispersion.laboratory.models import CausalModel, last_vectors
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import (
@@ -39,14 +41,10 @@ from lmeval_dispersion.laboratory.segments import (
     gap_of,
     tokenised,
 )
-from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
-from lmeval_dispersion.model.loading import ModelLike
+from lmeval_dispersion.laboratory.study import Study, TableRow, studied
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import Array
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _SHOWN_NGRAMS = 20
 
@@ -140,33 +138,23 @@ class ClustersResult(StudyResult):
         return [group for group in groups.items() if group[1]]
 
 
-def clusters(
-    models: ModelLike | Sequence[ModelLike],
-    data: DataLike,
-    *,
-    ngram: int = 10,
-    occurrences: int = 100,
-    segment: int = 100,
-    clusters: int = 500,
-    layers: str | Sequence[str] = "last",
-    **run: Unpack[StudyOptions],
-) -> ClustersResult:
-    """Distances within and between clusters of contexts from ``data``, in every model.
+@takes(Clusters)
+def clusters(asked: Clusters) -> ClustersResult:
+    """Distances within and between clusters of contexts of a text, in every model.
 
-    ``models`` share one tokenizer, such as revisions of one training. A file or Hub data set is read whole.
-    The ``clusters`` most frequent n-grams of ``ngram`` tokens count; a cluster holds ``occurrences``
-    contexts of ``segment`` tokens, each before one occurrence of its n-gram. ``layers``: ``last``, ``all``,
-    or names. More: :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    The contexts of a cluster are the ``segment`` tokens before each occurrence of one n-gram.
 
     Raises:
         UsageError: Too few n-grams recur, tokenizers differ, or a setting does not fit a model.
         NonFiniteStateError: A model produces NaN; names layer and text.
     """
     settings = {
-        **{"ngram": ngram, "occurrences": occurrences, "segment": segment, "clusters": clusters},
-        "layers": layers,
+        "ngram": asked.ngram,
+        "occurrences": asked.occurrences,
+        "clusters": asked.clusters,
+        "layers": asked.layers,
     }
-    manifest, tables = studied("clusters", _measure, models, data, settings, run)
+    manifest, tables = studied("clusters", _measure, asked.models, asked.data, settings, asked)
     return ClustersResult(manifest, **tables)
 
 

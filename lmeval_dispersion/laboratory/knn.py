@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.laboratory.arguments import PARTS
 from lmeval_dispersion.laboratory.models import CausalModel
 from lmeval_dispersion.laboratory.report import with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
@@ -31,8 +32,6 @@ from lmeval_dispersion.laboratory.study import Study, TableRow
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import Array
 
-PARTS = {"datastore": 0.8, "tune": 0.1, "test": 0.1}
-NEIGHBOURS = 1024
 WEIGHTS = np.arange(20) / 20  # of the neighbours; 0 is the model alone
 TEMPERATURES = 2.0 ** np.arange(-10, 1)  # in units of the keys' variance
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import psutil
@@ -34,6 +34,7 @@ from lmeval_dispersion.errors import (
     NonFiniteStateError,
     UsageError,
 )
+from lmeval_dispersion.laboratory.arguments import Control
 from lmeval_dispersion.laboratory.segments import Segments, Unit, affixes_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import (
@@ -46,7 +47,7 @@ from lmeval_dispersion.model.loading import (
 
 #: Reduces a batch's states (b, t, d) to an array of b rows, which is kept.
 Reduce = Callable[[Tensor], NDArray[Any]]
-CONTROLS = ("untrained", "shuffled")
+CONTROLS = get_args(Control)
 
 _LARGEST_BATCH = 64
 _CPU_BYTES = 2**30  # larger batches are no faster on a CPU

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lmeval_dispersion import statistics
+from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import (
     Dispersion,
@@ -34,6 +35,7 @@ from lmeval_dispersion.geometry import (
     vendi_score,
 )
 from lmeval_dispersion.laboratory import charts
+from lmeval_dispersion.laboratory.arguments import Law
 from lmeval_dispersion.laboratory.models import (
     CONTROLS,
     CausalModel,
@@ -45,23 +47,16 @@ from lmeval_dispersion.laboratory.models import (
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
 from lmeval_dispersion.laboratory.study import (
-    DataLike,
     Study,
-    StudyOptions,
     TableRow,
     as_models,
     studied,
 )
-from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.statistics import Array
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
-CONTEXTS = (16, 64, 128, 256)
 FEWEST_BINS = (
     8  # with 6 bins, an interval of r = -0.95 leaves out 0 in 6 of 100 studies; with 8 in 97
 )
@@ -345,52 +340,33 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
     return f"at {len(chosen)} of {len(every)} layers ({', '.join(shown)})"
 
 
-def law(
-    models: ModelLike | Sequence[ModelLike],
-    data: DataLike | Sequence[DataLike],
-    *,
-    segment: int = 512,
-    segments: int = 100_000,
-    layers: str | Sequence[str] = "last",
-    bins: int = 50,
-    bin_size: int = 100,
-    contexts: Sequence[int] = CONTEXTS,
-    held_out: DataLike | None = None,
-    control: str | Sequence[str] | None = None,
-    **run: Unpack[StudyOptions],
-) -> LawResult:
-    """Perplexity against dispersion over the texts of ``data``, per layer, of every model on every text.
+@takes(Law)
+def law(asked: Law) -> LawResult:
+    """Perplexity against dispersion over the texts, per layer, of every model on every text.
 
-    Models run in float32, unless another dtype is asked for: with bfloat16 bins change members.
-
-    At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin
-    has ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths
-    of the last-token variant (those below ``segment``). ``held_out``, a further source, is binned
-    separately; the line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled``
-    or both, run with the model on the same bins. ``layers``: ``last``, ``all``, or names. More:
-    :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    Models run in float32, unless another dtype is asked for: with bfloat16 bins change members. A
+    text gives at most ``segments`` segments, and a bin has ``bin_size`` of them.
 
     Raises:
         UsageError: A setting does not fit a model or the data, a model does not fit into memory in
             float32, or a source has segments for fewer than eight bins, too few for r.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
-    for name, value, least in (("bins", bins, FEWEST_BINS), ("bin_size", bin_size, 3)):
+    for name, value, least in (("bins", asked.bins, FEWEST_BINS), ("bin_size", asked.bin_size, 3)):
         if value < least:
             raise UsageError(f"expected at least {least}, got {value}", argument=name)
     settings: dict[str, Any] = {
-        "segment": segment,
-        "segments": segments,
-        "layers": layers,
-        "bins": bins,
-        "bin_size": bin_size,
-        "contexts": [int(c) for c in contexts if 0 < c < segment],
-        "control": as_controls(control),
+        "segments": asked.segments,
+        "layers": asked.layers,
+        "bins": asked.bins,
+        "bin_size": asked.bin_size,
+        "contexts": [int(c) for c in asked.contexts if 0 < c < asked.segment],
+        "control": as_controls(asked.control),
     }
-    further = {} if held_out is None else {"held_out": held_out}
-    exact = [in_float32(model) for model in as_models(models)]
-    manifest, tables = studied("law", _measure, exact, data, settings, run, further=further)
-    found = correlations(tables["points"], settings["control"], run.get("seed", 0))
+    further = {} if asked.held_out is None else {"held_out": asked.held_out}
+    exact = [in_float32(model) for model in as_models(asked.models)]
+    manifest, tables = studied("law", _measure, exact, asked.data, settings, asked, further=further)
+    found = correlations(tables["points"], settings["control"], asked.seed)
     return LawResult(manifest, **tables, **found)
 
 

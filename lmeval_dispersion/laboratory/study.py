@@ -21,7 +21,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.files import keep_arrays, write_whole
 from lmeval_dispersion.installation import __version__
+from lmeval_dispersion.laboratory.arguments import StudyOptions
 from lmeval_dispersion.laboratory.models import CausalModel, Reduce
 from lmeval_dispersion.laboratory.segments import (
     Segments,
@@ -48,35 +49,16 @@ from lmeval_dispersion.model.loading import (
     model_choice,
     weights_identity,
 )
-from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.model.texts import DataLike, Texts
 from lmeval_dispersion.output import progress_bar, say_above_progress
 from lmeval_dispersion.report.cells import plain, short_names
 from lmeval_dispersion.store.format import make_folder
 
-DataLike = str | Path | Texts
 TableRow = tuple[str, dict[str, Any]]  # the name of a table, and a row of it
 Measure = Callable[["Study"], Iterable[TableRow]]
 T = TypeVar("T")
 
 _LAYOUT = 4  # of kept units and rows; another number makes other studies
-
-
-class StudyOptions(TypedDict, total=False):
-    """Settings of every analysis.
-
-    Attributes:
-        pack: Join a source's texts into one stream before cutting (default: False).
-        seed: Seed of the draws, the bootstrap and the random weights (default: 0).
-        batch: Segments per forward pass; by memory if None, the default.
-        folder: Folder of studies, for resuming; temporary if None, the default.
-        quiet: Whether to print nothing on stderr, where a notebook and a terminal show a bar.
-    """
-
-    pack: bool
-    seed: int
-    batch: int | None
-    folder: str | Path | None
-    quiet: bool
 
 
 @dataclass
@@ -87,7 +69,7 @@ class Study:
         place: Folder of its units; with the suffix .json, the file of its rows.
         load: Returns the model, loaded at the first call.
         texts: The sources by their names in settings, ``data`` first.
-        settings: Those of the measure, with ``pack`` and ``seed``.
+        settings: Those of the measure, with ``segment``, ``pack`` and ``seed``.
         batch: Segments per forward pass; None for what memory allows.
         quiet: Whether nothing is printed.
         label: The model's name in reports.
@@ -193,7 +175,7 @@ def studied(
     models: ModelLike | Sequence[ModelLike],
     data: DataLike | Sequence[DataLike],
     settings: Mapping[str, Any],
-    run: StudyOptions,
+    asked: StudyOptions,
     *,
     further: Mapping[str, DataLike] = MappingProxyType({}),
     read: Callable[[ModelLike], CausalModel] = CausalModel,
@@ -206,18 +188,23 @@ def studied(
     Raises:
         UsageError: Equal models or texts, none of them, or no batch size; and as the measure.
     """
-    batch = run.get("batch")
-    quiet = run.get("quiet", False)
-    folder = run.get("folder")
+    batch = asked.batch
+    quiet = asked.quiet
+    folder = asked.folder
     if batch is not None and batch < 1:
-        raise UsageError(f"expected a batch size of at least 1, got {batch}")
+        raise UsageError(f"expected at least 1, got {batch}", argument="batch")
     chosen = as_models(models)
     names = [str(model_choice(model)) for model in chosen]
     sources = [_texts(source) for source in ([data] if isinstance(data, DataLike) else data)]
     source_names = [texts.source for texts in sources]
     _check_different("models", names)
     _check_different("texts", source_names)
-    settings = {**settings, "pack": run.get("pack", False), "seed": run.get("seed", 0)}
+    settings = {
+        **settings,
+        "segment": asked.segment,
+        "pack": asked.pack,
+        "seed": asked.seed,
+    }
     contents = [data_settings(texts) for texts in sources]
     more_texts = {name: _texts(source) for name, source in further.items()}
     others = {name: data_settings(texts) for name, texts in more_texts.items()}

@@ -15,27 +15,25 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import charts
-from lmeval_dispersion.laboratory.knn import NEIGHBOURS, PARTS, against, knn_rows, summary_of
+from lmeval_dispersion.laboratory.arguments import NEIGHBOURS, PARTS, Sublayers
+from lmeval_dispersion.laboratory.knn import against, knn_rows, summary_of
 from lmeval_dispersion.laboratory.models import last_vectors
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table
-from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
-from lmeval_dispersion.model.loading import ModelLike
+from lmeval_dispersion.laboratory.study import Study, TableRow, studied
+from lmeval_dispersion.model.texts import DataLike
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count, listed
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-SIZES = (10, 50, 100)
 REPEATS = 10
 MARGIN = 2.0  # least lead, in its standard deviations over draws
 
@@ -187,53 +185,39 @@ def _moved(row: Mapping[str, Any]) -> str:
     return f"{abs(row['change']):.2f} % ({ends[0]:.2f} to {ends[1]:.2f}) {way} perplexity"
 
 
-def sublayers(
-    model: ModelLike,
-    data: DataLike,
-    *,
-    layers: str | Sequence[str] = "layer.-1.attn,layer.-1.ffn",
-    segment: int = 512,
-    sizes: Sequence[int] = SIZES,
-    knn: bool = False,
-    segments: int = 1000,
-    datastore: float | DataLike = PARTS["datastore"],
-    tune: float | DataLike = PARTS["tune"],
-    test: float | DataLike = PARTS["test"],
-    neighbours: int = NEIGHBOURS,
-    **run: Unpack[StudyOptions],
-) -> SublayersResult:
+@takes(Sublayers)
+def sublayers(asked: Sublayers) -> SublayersResult:
     """Dispersion of the candidates' states, and the recommended one.
 
-    ``layers`` are the candidates, by default both sub-layers of the last block. Draws have ``sizes``
-    segments of ``segment`` tokens of a file or Hub data set; those that it cannot fill are left out.
-
-    ``knn`` also keys a kNN-LM by each candidate, and by ``last``: of at most ``segments`` segments,
-    shares fill the ``datastore``, choose weight and temperature (``tune``), and give the perplexity
-    (``test``), each with so many ``neighbours`` for a token. A part may be a text of its own. More:
-    :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    With ``knn`` also the perplexity of a kNN-LM by each key: shares of at most ``segments``
+    segments fill the ``datastore``, choose weight and temperature (``tune``), and give the
+    perplexity (``test``). A part may be a text of its own.
 
     Raises:
         UsageError: A setting does not fit the model (the message lists its sub-layers) or the data.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
+    sizes = asked.sizes
     if not sizes or min(sizes) < 2:
         raise UsageError(
             f"expected draws of at least 2 segments, got {', '.join(map(str, sizes)) or 'none'}"
         )
-    settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "knn": knn}
-    parts = {"datastore": datastore, "tune": tune, "test": test}
-    if not knn and (parts != PARTS or neighbours != NEIGHBOURS):
+    settings = {"layers": asked.layers, "sizes": sorted(set(sizes)), "knn": asked.knn}
+    parts = {"datastore": asked.datastore, "tune": asked.tune, "test": asked.test}
+    if not asked.knn and (parts != PARTS or asked.neighbours != NEIGHBOURS):
         raise UsageError("expected knn with the parts and neighbours of a kNN-LM", argument="knn")
     texts: dict[str, DataLike] = {}
-    if knn:
-        _check_parts(parts, neighbours)
-        settings |= {"segments": segments, "neighbours": neighbours}
+    if asked.knn:
+        _check_parts(parts, asked.neighbours)
+        settings |= {"segments": asked.segments, "neighbours": asked.neighbours}
         for name, part in parts.items():
             settings[name] = part if isinstance(part, float) else None
             if not isinstance(part, float):
                 texts[name] = part
-    manifest, tables = studied("sublayers", _measure, model, data, settings, run, further=texts)
-    if knn:
+    manifest, tables = studied(
+        "sublayers", _measure, asked.model, asked.data, settings, asked, further=texts
+    )
+    if asked.knn:
         tables["knn"] = summary_of(tables["losses"], tables["knn"])
     return SublayersResult(manifest, **tables)
 

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmeval_dispersion import statistics
+from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import charts
+from lmeval_dispersion.laboratory.arguments import Condensation
 from lmeval_dispersion.laboratory.models import (
     as_controls,
     read_either_way,
@@ -34,20 +36,15 @@ from lmeval_dispersion.laboratory.models import (
 )
 from lmeval_dispersion.laboratory.report import StudyResult, bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import (
-    DataLike,
     Study,
-    StudyOptions,
     TableRow,
     as_models,
     studied,
 )
-from lmeval_dispersion.model.loading import ModelLike, model_choice
+from lmeval_dispersion.model.loading import model_choice
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.statistics import Array
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 BINS = 128
 
@@ -353,49 +350,36 @@ def text_trends(per_text: Array) -> Array:
     return statistics.rank_correlations(np.arange(per_text.shape[1]), per_text)
 
 
-def condensation(
-    models: ModelLike | Sequence[ModelLike],
-    data: DataLike,
-    *,
-    segment: int = 512,
-    segments: int = 100,
-    last: int = 3,
-    teacher: ModelLike | None = None,
-    control: str | Sequence[str] | None = None,
-    **run: Unpack[StudyOptions],
-) -> CondensationResult:
+@takes(Condensation)
+def condensation(asked: Condensation) -> CondensationResult:
     """Similarity of a text's tokens, layer by layer, in one model or several, decoders or encoders.
 
-    ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts
-    of ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last``
-    depths, and models of several sizes that read the same tokens are compared by it, each with the
-    ``teacher`` too. ``control``: ``untrained``, ``shuffled`` or both, also run for every model on the
-    same texts. More: :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    ``last_mean`` averages the ``last`` depths. Models of several sizes that read the same tokens
+    are compared by it, each with the ``teacher`` too.
 
     Raises:
         UsageError: A setting does not fit a model or the data, or the teacher reads other tokens.
         NonFiniteStateError: A model produces NaN; names layer and text.
     """
-    if last < 1:
-        raise UsageError(f"expected at least 1 last layer, got {last}")
+    if asked.last < 1:
+        raise UsageError(f"expected at least 1 last layer, got {asked.last}")
     settings: dict[str, Any] = {
-        "segment": segment,
-        "segments": segments,
-        "last": last,
+        "segments": asked.segments,
+        "last": asked.last,
         "layers": "depths",
-        "control": as_controls(control),
+        "control": as_controls(asked.control),
     }
-    chosen = as_models(models)
-    if teacher is not None and str(model_choice(teacher)) not in map(
-        str, map(model_choice, chosen)
-    ):
-        chosen.append(teacher)
+    chosen = as_models(asked.models)
+    names = [str(model_choice(model)) for model in chosen]
+    teacher = "" if asked.teacher is None else str(model_choice(asked.teacher))
+    if asked.teacher is not None and teacher not in names:
+        chosen.append(asked.teacher)
     manifest, tables = studied(
-        "condensation", _measure, chosen, data, settings, run, read=read_either_way
+        "condensation", _measure, chosen, asked.data, settings, asked, read=read_either_way
     )
     of_teacher = ""
-    if teacher is not None:
-        place = manifest["names"]["models"].index(str(model_choice(teacher)))
+    if teacher:
+        place = manifest["names"]["models"].index(teacher)
         of_teacher = manifest["models"][place]["model"]
     tokens = {each["model"]: each["segments"]["data"]["sha256"] for each in manifest["models"]}
     compared = comparisons(tables["texts"], tables["summary"], tokens, of_teacher)

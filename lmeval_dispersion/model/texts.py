@@ -164,6 +164,10 @@ class Texts:
             raise UsageError(f"expected a parquet file, got {path}: {first_line(error)}") from error
 
 
+#: A source of texts, or what names it.
+DataLike = str | Path | Texts
+
+
 def _file(source: str) -> Path | None:
     """The source as a file of a known kind; None for a Hub id."""
     path = Path(source).expanduser()

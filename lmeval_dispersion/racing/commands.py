@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from typing import Any
 
-from lmeval_dispersion.arguments import add_options
+from lmeval_dispersion.arguments import add_options, options_from
 from lmeval_dispersion.asking import How, Judge, LmEval, Questions, Racing, Which
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.options import add_examples, add_output
@@ -20,12 +19,7 @@ from lmeval_dispersion.racing.rule import SHARED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion race``."""
-    parser.add_argument(
-        "checkpoints",
-        nargs="*",
-        metavar="CHECKPOINT",
-        help="as `dispersion screen` has it, or --emit's folder",
-    )
+    add_options(parser, Racing, "checkpoints")
     add_options(parser.add_argument_group("which race"), Which)
     add_options(parser.add_argument_group("how"), How)
     group = parser.add_argument_group("as for lm_eval")
@@ -60,12 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _racing(args: argparse.Namespace) -> Racing:
-    """The command's arguments as the function's."""
-    given = vars(args)
-    return Racing(**{field.name: given[field.name] for field in fields(Racing)})
-
-
 #: Arguments of a race that asks models.
 _LIVE = ("family", "domain", "base", "tasks", "limit", "engine", "output_path", "hours", "answers")
 
@@ -85,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             raise _recorded(f"--{name}")
     if args.demo and args.checkpoints:
         raise _recorded(args.checkpoints[0])
-    check_settings(_racing(args))
+    check_settings(options_from(Racing, args))
     rule: dict[str, Any] = {
         name: getattr(args, name) for name in ("seed", "error", "margin", "top")
     }
@@ -143,7 +131,7 @@ def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
     try:
         with prints_to_stderr():
-            result, stopped = ended_race(_racing(args))
+            result, stopped = ended_race(options_from(Racing, args))
     except KeyboardInterrupt:
         output.say(
             "dispersion race: interrupted before a question was asked; nothing was written, and "

@@ -301,7 +301,7 @@ def _screened(
     answers = None if task or which.domain else _counted(tasks, count)
     arguments = ScreenArguments(
         named.words,
-        task=task or None,
+        tasks=task or None,
         domain=which.domain,
         base=which.base,
         family=which.family,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmeval_dispersion.arguments import add_options, options_from
+from lmeval_dispersion.arguments import add_options, given_of, options_from
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
@@ -29,6 +29,7 @@ from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report.forms import PICTURES
 from lmeval_screener.orders import RankedBy
 from lmeval_screener.screening.arguments import ScreenArguments, ScreenInputs, Selecting, Showing
+from lmeval_screener.shortlist.arguments import Verifying
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -78,12 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _ABOUT
     parser.usage = f"{parser.prog} [options] CHECKPOINT ..."
     group = parser.add_argument_group("what to screen")
-    group.add_argument(
-        "checkpoints",
-        nargs="*",
-        metavar="CHECKPOINT",
-        help="names, folders, files, addresses: see below",
-    )
+    add_options(group, ScreenArguments, "checkpoints")
     add_options(group, Selecting)
     group = parser.add_argument_group("how")
     add_options(group, ScreenInputs)
@@ -254,24 +250,11 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
-    from lmeval_dispersion.asking import Judge
-
     parser.description = (
         "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
         "--emit FOLDER` with its results."
     )
-    parser.add_argument(
-        "manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder"
-    )
-    parser.add_argument(
-        "results",
-        nargs="*",
-        metavar="RESULTS",
-        help="lm-eval's results or samples, Inspect's logs, or folders of them (PATH:TASK where they hold "
-        "several tasks); a CSV file with the columns repo,accuracy (default: those of MANIFEST, a race's "
-        "folder)",
-    )
-    add_options(parser, Judge)
+    add_options(parser, Verifying, "manifest", "results", "metric")
     parser.add_argument(
         "--keep",
         type=Path,
@@ -293,7 +276,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
     from lmeval_screener.shortlist.verdict import verify
 
-    verdict = verify(args.manifest, args.results, metric=args.metric)
+    verdict = verify(**given_of(Verifying, args))
     output.write(verdict.document())
     if args.keep is not None:
         output.say(f"dispersion verify: {verdict.keep(args.keep)}")

@@ -267,7 +267,7 @@ def test_accuracies_say_where_they_are_from(demo, tmp_path):
     assert demo.accuracy == "measured when the demo was trained"
     place = tmp_path / "accuracy.csv"
     place.write_text(f"repo,accuracy\n{DEMO / 'sums-80'},0.75\n")
-    assert screen(str(DEMO / "sums-80"), accuracy=place).accuracy == str(place)
+    assert screen(str(DEMO / "sums-80"), results=place).accuracy == str(place)
 
 
 def test_lines_of_progress_come_every_half_minute_and_name_failures(monkeypatch, capsys):

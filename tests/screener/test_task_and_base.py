@@ -128,7 +128,7 @@ def test_of_several_tasks_the_first_with_known_answers_counts_and_all_are_evalua
     assert json.loads((folder / "manifest.json").read_text())["tasks"] == ["mine", "snippets"]
     assert "the ratio is over tokens of snippets; the task 'mine'" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="over tokens of snippets"):
-        assert screen(names, task=f"mine,{task}").task == "snippets"
+        assert screen(names, tasks=f"mine,{task}").task == "snippets"
 
 
 def test_a_report_warns_where_most_of_the_answers_is_left_out(tmp_path, capsys):
@@ -161,7 +161,7 @@ def test_rows_of_a_task_are_the_tokenizers_own_and_none_is_an_everyday_word():
 def test_the_ratio_is_over_the_answers_and_g_over_its_t(tmp_path, task, capsys):
     names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)]
     plain = screen(names)
-    found = screen(names, task=task, registry=tmp_path / "r.db")
+    found = screen(names, tasks=task, registry=tmp_path / "r.db")
     of = {c.label: c for c in plain.checkpoints}
     rows, everyday = (
         [ROW[text] for text in (" num", " buf", " True", " None")],
@@ -189,7 +189,7 @@ def test_the_ratio_is_over_the_answers_and_g_over_its_t(tmp_path, task, capsys):
     )
     assert "answer tokens of snippets" not in plain.to_markdown()
     # From the registry the same, over the same tokens; without the task other figures, that are read.
-    again = screen(names, task=task, registry=tmp_path / "r.db")
+    again = screen(names, tasks=task, registry=tmp_path / "r.db")
     assert [c.bytes_read for c in again.checkpoints] == [0] * 3
     for a, b in zip(found.checkpoints, again.checkpoints, strict=True):
         np.testing.assert_array_equal(numbers_of(a.gaps, a.ratio), numbers_of(b.gaps, b.ratio))
@@ -414,7 +414,7 @@ def test_a_gate_is_for_candidates_and_the_help_says_what_ranks(tmp_path, capsys)
 def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task):
     names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)]
     for of, count in ((None, 3), (task, 2)):  # as if the set of a domain had changed
-        screen(names[:count], task=of, registry=tmp_path / "r.db")
+        screen(names[:count], tasks=of, registry=tmp_path / "r.db")
     with closing(sqlite3.connect(tmp_path / "r.db")) as file, file:
         file.execute("UPDATE runs SET domain = 'math'")
     with to_read(tmp_path / "r.db") as connection:

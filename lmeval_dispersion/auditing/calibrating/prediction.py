@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.arguments import takes
+from lmeval_dispersion.arguments import Option, takes
 from lmeval_dispersion.auditing.arguments import SlicedDocuments
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration
 from lmeval_dispersion.auditing.calibrating.calibrator import (
@@ -100,12 +100,14 @@ class Predicting(SlicedDocuments):
     """All arguments of a prediction.
 
     Attributes:
-        calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion
-            calibrate``.
-        run: Folder of the store, or a folder that holds the stores of one run.
+        calibrator: Calibrator that estimates the accuracy in place of the run's labels, a file
+            that -o wrote.
+
+            Or the result of :func:`lmeval_dispersion.calibrate`.
+        run: Folder of a finished run (its store), or of several of one model.
     """
 
-    calibrator: Calibration | Calibrator | str | Path
+    calibrator: Annotated[Calibration | Calibrator | str | Path, Option("FILE", ("--from",))]
     run: AuditRun | str | Path
 
 

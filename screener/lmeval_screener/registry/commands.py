@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from lmeval_dispersion.arguments import Option, add_options, takes
+from lmeval_dispersion.arguments import Option, add_options, given_of, takes
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.layouts import nearest
 from lmeval_dispersion.options import add_examples, add_output, one_thread
@@ -38,16 +38,8 @@ DATE: the end of the last run before today (yesterday), a date or time in UTC, o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion registry``."""
-    parser.add_argument(
-        "action", choices=_TAKES, default="query", help="what to do, see below (default: query)"
-    )
-    parser.add_argument(
-        "registry", type=Path, metavar="FILE", help="the registry that --registry wrote"
-    )
-    parser.add_argument(
-        "what", nargs="?", metavar="ARGUMENT", help="SQL, CHECKPOINT or DATE, see below"
-    )
-    add_options(parser, Questioned, "domain", "scale", "top")
+    names = ("action", "file", "what", "domain", "scale", "top")
+    add_options(parser, Questioned, *names)
     add_options(parser, RankedBy)
     add_output(parser, details=False)
     add_examples(
@@ -64,11 +56,15 @@ class Questioned(RankedBy):
     """What a registry is asked.
 
     Attributes:
-        file: The registry.
-        action: ``query``: the latest state of every checkpoint, ranked; ``show``: the history of a
+        file: The registry that --registry wrote.
+        action: What to do, see below.
+
+            ``query``: the latest state of every checkpoint, ranked; ``show``: the history of a
             checkpoint; ``diff``: the changes since a time.
-        what: For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint: label, path
-            or address.
+        what: SQL, CHECKPOINT or DATE, see below.
+
+            For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint: label, path or
+            address; the date of ``diff`` is ``since``.
         domain: Only results of this token set. Default: the most used.
 
             For ``query`` and ``diff``.
@@ -82,9 +78,9 @@ class Questioned(RankedBy):
             ``yesterday``, a date or time in UTC, or a run of the registry, for all changes since.
     """
 
-    file: str | Path
+    file: Annotated[str | Path, Option("FILE")]
     action: Literal["query", "show", "diff"] = "query"
-    what: str | None = None
+    what: Annotated[str | None, Option("ARGUMENT")] = None
     _: KW_ONLY
     domain: Annotated[str | None, Option("SET")] = None
     scale: Annotated[str | None, Option("NAME")] = None
@@ -144,15 +140,14 @@ def registry(asked: Questioned) -> Report:
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion registry``; returns the exit code 0, or raises as :func:`registry`."""
     output = Output.of(args)
-    if args.what is not None and not args.registry.exists() and Path(args.what).is_file():
-        word = str(args.registry)
+    if args.what is not None and not Path(args.file).exists() and Path(args.what).is_file():
         raise UsageError(
-            f"expected {listed(list(_TAKES), 'or')}, got {word!r}{nearest(word, _TAKES)}"
+            f"expected {listed(list(_TAKES), 'or')}, got {args.file!r}{nearest(args.file, _TAKES)}"
         )
-    names = ("domain", "scale", "top", "rank_by", "metric", "base")
-    options = {name: getattr(args, name) for name in names}
-    options["since" if args.action == "diff" else "what"] = args.what
-    output.write(registry(args.registry, args.action, **options).document())
+    options = given_of(Questioned, args)
+    if args.action == "diff":
+        options["since"] = options.pop("what")
+    output.write(registry(**options).document())
     return 0
 
 

@@ -63,7 +63,7 @@ class ScreenInputs(RankedBy):
     Attributes:
         domain: Words of the domain: bundled, SET:GROUP,GROUP or a YAML file. Default: the task's,
             else math.
-        task: Tasks of lm-eval, or a set's file; the ratio is over answers of the first that has
+        tasks: Tasks of lm-eval, or a set's file; the ratio is over answers of the first that has
             known ones. Default: those of the domain.
         reference: Everyday words.
 
@@ -71,9 +71,10 @@ class ScreenInputs(RankedBy):
         tokenizer: Tokenizer for checkpoints without one.
 
             The name of a repository, a folder, an address, or a tokenizer file.
-        accuracy: Compare with results or CSV.
+        results: Compare with results or CSV.
 
-            lm-eval's results, or a CSV file of accuracies.
+            lm-eval's results or samples, Inspect's logs, folders of them, or a CSV file of
+            accuracies.
         slope: Your slope k, of verify --keep. Default: ours.
 
             Chances are then by your own results.
@@ -83,10 +84,12 @@ class ScreenInputs(RankedBy):
     """
 
     domain: Annotated[str | None, Option("SET")] = None
-    task: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), Once)] = None
+    tasks: Annotated[str | None, Option("NAME,NAME", ("--task", "--tasks"), Once)] = None
     reference: Annotated[str, Option("SET")] = "reference"
     tokenizer: Annotated[str | None, Option("SOURCE")] = None
-    accuracy: Annotated[str | Path | None, Option("SOURCE")] = None
+    results: Annotated[str | Path | None, Option("SOURCE", ("--accuracy", "--results"), Once)] = (
+        None
+    )
     slope: Annotated[str | Path | None, Option("FILE")] = None
     registry: Annotated[str | Path | None, Option("FILE")] = None
 
@@ -96,14 +99,16 @@ class ScreenArguments(Selecting, ScreenInputs):
     """All arguments of a screening.
 
     Attributes:
-        checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``,
+        checkpoints: Names, folders, files, addresses: see below.
+
+            One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``,
             folders, folders of training runs, weights files, or addresses such as
             ``s3://bucket/run/checkpoint-*``; ``demo`` for the bundled ones.
         progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a
             bar, in a notebook or on a terminal, where that takes more than a second.
     """
 
-    checkpoints: str | Iterable[str] = ()
+    checkpoints: Annotated[str | Iterable[str], Option("CHECKPOINT")] = ()
     _: KW_ONLY
     progress: Callable[[int, int, str], None] | None = None
 

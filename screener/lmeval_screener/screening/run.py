@@ -142,12 +142,12 @@ class Screening:
         arguments = self.arguments
         self.order = arguments.order
         self.accuracies: Accuracies | None = None
-        if arguments.accuracy is not None:
+        if arguments.results is not None:
             from lmeval_screener.shortlist.accuracies import read_accuracies
 
-            self.accuracies = read_accuracies(str(arguments.accuracy))
+            self.accuracies = read_accuracies(str(arguments.results))
         self.slope = None if arguments.slope is None else read_slope(arguments.slope)
-        self.domain = load_domain(arguments.domain, self.answers or arguments.task)
+        self.domain = load_domain(arguments.domain, self.answers or arguments.tasks)
         self.reference = load_token_set(arguments.reference, "reference")
         self.session: Session | None = None  # the registry's, with known readings
         given = os.environ.get(TIMEOUT) or _TIMEOUT

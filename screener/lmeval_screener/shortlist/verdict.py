@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import FINE_TUNES, SLOPES, Slope
 from lmeval_dispersion.report import Chart, Col, Report, Table
@@ -27,6 +28,7 @@ from lmeval_screener.orders import DISTANCES
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import RANKED, title_of
 from lmeval_screener.shortlist.accuracies import Accuracies, Rated, read_accuracies
+from lmeval_screener.shortlist.arguments import Verifying
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest, read_shortlist_manifest
 from lmeval_screener.targets.names import Target
@@ -225,29 +227,22 @@ class Verdict(Report):
         }
 
 
-def verify(
-    manifest: Manifest | str | Path,
-    results: Sequence[str | Path] = (),
-    *,
-    metric: str | None = None,
-) -> Verdict:
+@takes(Verifying)
+def verify(asked: Verifying) -> Verdict:
     """Check the screen against results: the verdict on a short list.
-
-    Args:
-        manifest: The short list, or the file or folder that ``--emit`` wrote.
-        results: lm-eval's results or samples, folders of them, or CSV files with the columns repo,accuracy;
-            default: those in the manifest's folder.
-        metric: ``[FILTER/]METRIC`` of the results; default: as in ``dispersion compare``.
 
     Raises:
         UsageError: No manifest, a source of results that cannot be read or has none of its checkpoints, or
             two results of one checkpoint that differ.
     """
-    if not isinstance(manifest, Manifest):
-        place = Path(manifest)
+    results = asked.results
+    if isinstance(asked.manifest, Manifest):
+        manifest = asked.manifest
+    else:
+        place = Path(asked.manifest)
         results = results or [place if place.is_dir() else place.parent]
         manifest = read_shortlist_manifest(place)
-    candidates, sources = _rated(manifest, [str(source) for source in results], metric)
+    candidates, sources = _rated(manifest, [str(source) for source in results], asked.metric)
     titles = _titles(candidates)
     members: dict[str, list[Candidate]] = {}
     for c, title in zip(candidates, titles, strict=True):

@@ -32,7 +32,7 @@ def test_a_trajectory_end_to_end(s3_server, proxied, tmp_path):
     for step, name in ((10, "sums-00"), (20, "sums-10"), (30, "sums-80")):
         s3_server.put(data_folder("demo") / name, f"train/checkpoint-{step}")
     (tmp_path / "a.csv").write_text("repo,accuracy\ncheckpoint-10,0.1\ncheckpoint-30,0.9\n")
-    result = screen(["s3://box/train"], accuracy=tmp_path / "a.csv")
+    result = screen(["s3://box/train"], results=tmp_path / "a.csv")
     assert not result.failed
     accuracies = {c.repo.rpartition("-")[2]: c.accuracy for c in result.checkpoints}
     assert accuracies == {"10": 0.1, "20": None, "30": 0.9}
