@@ -1,4 +1,4 @@
-"""The account of reading one checkpoint: its time budget, attempts and traffic, and the cache of bytes."""
+"""The account of reading one checkpoint: time budget, retries, traffic, and the cache of bytes."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ _NUMBERS = itertools.count()
 
 
 def usual_cache() -> Cache:
-    """This user's cache, below huggingface_hub's folder for assets."""
+    """Return the default cache, a folder inside huggingface_hub's ``HF_ASSETS_CACHE``."""
     from huggingface_hub import constants
 
     return Cache(Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
 
 
 class Cache:
-    """A folder of entries by kind and key, each with its checksum and written atomically.
+    """A cache on disk that keeps bytes under a kind and a key.
 
-    An entry is a file: one line of JSON (``{"key": …, "sha256": …}``), then the content. A damaged entry or
-    one of another key counts as missing. After the folder is deleted, checkpoints are read again.
+    Each entry is one file: a line of JSON (``{"key": …, "sha256": …}``), then the content. It is
+    written atomically, and a damaged entry counts as missing. Users may delete the folder at any
+    time; checkpoints are then read from their source again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +64,7 @@ class Cache:
                 os.mkdir(place, 0o700)
 
     def read(self, kind: str, key: str) -> bytes | None:
-        """An entry's content; None if it is missing or damaged."""
+        """Return the content of an entry; None if the entry is missing or damaged."""
         try:
             with open("/".join(self._place(kind, key)), "rb") as file:
                 raw = file.read()
@@ -81,7 +82,10 @@ class Cache:
         return content
 
     def write(self, kind: str, key: str, *content: bytes) -> None:
-        """Write an entry, its content in one piece or several; a full or read-only disk is ignored."""
+        """Write an entry, whose content is the given pieces joined.
+
+        If the disk is full or read-only, nothing is written and no error is raised.
+        """
         folder, name = self._place(kind, key)
         digest = hashlib.sha256()
         for piece in content:
@@ -106,7 +110,14 @@ def _private(path: str, flags: int) -> int:
 
 
 class RetryError(Exception):
-    """A transient failure: retry after ``wait`` seconds (None: backoff); ``error`` after ``attempts``."""
+    """A failure that may pass, so that `Account.retried` tries again.
+
+    Attributes:
+        error: The error to raise once there are no attempts left.
+        wait: Seconds until the next attempt; None for exponential backoff.
+        attempts: Number of attempts in a row without progress after which ``error`` is raised.
+        progressed: Whether this attempt got further than the one before, such as by more bytes.
+    """
 
     def __init__(
         self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS
@@ -115,26 +126,34 @@ class RetryError(Exception):
         self.error = error
         self.wait = wait
         self.attempts = attempts
-        self.progressed = False  # whether it got further than the attempt before
+        self.progressed = False
 
 
 def contradiction(what: str, code: str = "BadResponse") -> RetryError:
-    """The RetryError of an answer that contradicts the request, the listing or an earlier answer."""
+    """Return the RetryError for a server's answer that contradicts what is known.
+
+    That is the request, the list of files, or an earlier answer; ``what`` says how. The code
+    ``BadResponse`` adds the advice to try again and to check the endpoint and any proxy.
+    """
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
     return RetryError(ScreeningError(code, what), attempts=CONTRADICTIONS)
 
 
 class Account:
-    """The account of one checkpoint, or of a whole run, which counts its checkpoints' traffic too.
+    """Time budget, retries and traffic of reading one checkpoint, or of a whole screening.
+
+    Traffic of a checkpoint is also added to the account of the screening that it is part of.
 
     Attributes:
-        seconds: Time budget; the clock runs only while the checkpoint is worked on.
-        cache: Cache of bytes.
-        bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
-        requests: HTTP requests, retries and redirect hops included.
-        trouble: Why the last attempt failed; None if it did not.
-        refusals: How often each quota had been refused when this account first used it.
+        seconds: Time budget in seconds. The clock runs only while the checkpoint is being read.
+        cache: Cache for the bytes that are read.
+        bytes_read: Bytes of response bodies as transferred (perhaps compressed), including failed
+            attempts, without HTTP headers.
+        requests: Number of HTTP requests, including retries and redirects.
+        trouble: Error of the last attempt; None if that attempt succeeded.
+        refusals: For each quota of a server, how often it had been refused (status 429) before
+            this account first used it.
     """
 
     def __init__(self, seconds: float = math.inf, run: Account | None = None) -> None:
@@ -150,21 +169,26 @@ class Account:
         self._pauses = 0
 
     def part(self, seconds: float) -> Account:
-        """A checkpoint's account in the same run."""
+        """Return an account for one checkpoint of the same screening.
+
+        ``seconds`` is the checkpoint's time budget.
+        """
         return Account(seconds, self._run)
 
     def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
-        """Count traffic."""
+        """Add bytes and requests to this account and to that of the screening."""
         for account in {self, self._run}:
             account.bytes_read += bytes_read
             account.requests += requests
 
     @contextlib.contextmanager
     def share(self) -> Iterator[int]:
-        """Number of ranges that it may request at a time, fewer while other checkpoints are read.
+        """Yield the number of byte ranges that this checkpoint may request at a time.
 
-        A request that waits for a connection costs a fifth more than one that is not yet made.
+        The number is smaller while other checkpoints are being read, which is as long as they are
+        inside this context too.
         """
+        # A request that waits for a connection costs a fifth more than one that is not yet made.
         self._run._readers += 1
         try:
             yield max(RANGES // self._run._readers, FEWEST_RANGES)
@@ -173,12 +197,12 @@ class Account:
 
     @property
     def remaining(self) -> float:
-        """Seconds left of its time budget; below 0 when it is overdrawn."""
+        """Seconds left of the time budget; negative if more were used."""
         return self.seconds - self._elapsed()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock inside this context, such as during the wait for a server's quota."""
+        """Stop the clock inside this context, for example while waiting for a server's quota."""
         if not self._pauses:
             self._spent = self._elapsed()
         self._pauses += 1
@@ -190,9 +214,14 @@ class Account:
                 self._since = time.monotonic()
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """A coroutine's result, one at a time; ScreeningError when time runs out.
+        """Await ``work`` within the time budget and return its result.
 
-        In an event loop what waits is stopped then; work that does not wait stops at its next `check_time`.
+        Only one coroutine of an account may be awaited at a time. When time runs out, a coroutine
+        that waits in an event loop is cancelled; one that computes stops at its next call of
+        `budgets.check_time`.
+
+        Raises:
+            ScreeningError: Time ran out (``Timeout``, or the error of the last failed attempt).
         """
         self._since = time.monotonic()
         try:
@@ -215,7 +244,8 @@ class Account:
                 return task.result()
             raise self.trouble or ScreeningError(
                 "Timeout",
-                f"not read within {self.seconds:g} s; try again, or set more in DISPERSION_TIMEOUT",
+                f"it was not read within {self.seconds:g} s; try again, or set DISPERSION_TIMEOUT "
+                "to a larger number of seconds",
             )
         finally:
             if not task.done():
@@ -223,7 +253,11 @@ class Account:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of ``attempt``, retried on RetryError with backoff; finally it raises that ``error``."""
+        """Call ``attempt`` until it succeeds, and return its result.
+
+        After a RetryError it is called again, with exponential backoff. When its attempts are used
+        up, or the wait is longer than the time left, the ``error`` of the RetryError is raised.
+        """
         failures = 0
         while True:
             try:

@@ -1,6 +1,6 @@
 """Coroutines run concurrently in an event loop, or one after the other without a loop.
 
-A few folders are read without a loop: importing asyncio, with its servers, takes longer than reading them.
+A few folders are read without a loop: importing asyncio takes longer than reading them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ T = TypeVar("T")
 
 
 def in_loop() -> bool:
-    """Whether an event loop runs in this thread."""
+    """Whether this thread runs an event loop of asyncio."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
-    """The result of a coroutine, in a new event loop, or ``in_turn`` without one: RuntimeError if it waits.
+    """Run a coroutine to its end and return its result.
 
-    A thread that already runs a loop, as a notebook's, gets a second thread.
+    It runs in a new event loop, or without one if ``in_turn`` is true. If this thread already runs
+    an event loop, as in a notebook, the coroutine runs in a second thread.
+
+    Raises:
+        RuntimeError: ``in_turn`` is true and the coroutine has to wait for something.
     """
 
     def act() -> T:
@@ -37,7 +41,9 @@ def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-        raise RuntimeError("expected work that does not wait")
+        raise RuntimeError(
+            "expected a coroutine that does not wait, got one that waits; use a loop"
+        )
 
     if not in_loop():
         return act()
@@ -48,7 +54,10 @@ def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
 
 
 def lock(holders: int = 1) -> AbstractAsyncContextManager[object]:
-    """A lock for so many at a time in an event loop; without one, a context that does nothing."""
+    """Return an asynchronous context that at most ``holders`` coroutines can be inside at a time.
+
+    Without an event loop, where coroutines run one after the other, the context does nothing.
+    """
     if not in_loop():
         return contextlib.nullcontext()
     import asyncio
@@ -57,9 +66,11 @@ def lock(holders: int = 1) -> AbstractAsyncContextManager[object]:
 
 
 async def side_by_side(works: Iterable[Any], most: int | None = None) -> list[Any]:
-    """Results of coroutines (in a loop, also tasks), in order; in a loop concurrently, ``most`` at a time.
+    """Await coroutines and return their results in the same order.
 
-    If one fails, the others are stopped before its error is raised.
+    In an event loop they run concurrently, at most ``most`` at a time (None: all), and may also be
+    tasks; without a loop they run one after the other. If one fails, the others are cancelled and
+    then its error is raised.
     """
     if not in_loop():
         in_turn = list(works)
@@ -74,11 +85,11 @@ async def side_by_side(works: Iterable[Any], most: int | None = None) -> list[An
         results: dict[int, Any] = {}
         waiting = enumerate(works)
 
-        async def some() -> None:
+        async def take_turns() -> None:
             for place, work in waiting:
                 results[place] = await work
 
-        await side_by_side(some() for _ in range(most))
+        await side_by_side(take_turns() for _ in range(most))
         return [results[place] for place in range(len(results))]
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -90,7 +101,11 @@ async def side_by_side(works: Iterable[Any], most: int | None = None) -> list[An
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Result of a blocking call; in a loop by a daemon thread, so that a call that hangs delays no exit."""
+    """Call a blocking function and return its result, without blocking the event loop.
+
+    In a loop the call runs in a daemon thread, so that the program can exit even if the call
+    hangs; without a loop it runs in this thread.
+    """
     if not in_loop():
         return work()
     import asyncio

@@ -60,34 +60,45 @@ Notice = Callable[[str, float], None]
 
 
 def url_of(address: str, *, encoded: bool = True) -> URL:
-    """An address as a URL, or ValueError; ``encoded`` leaves it as written: quoting breaks signatures."""
+    """Parse an address as a URL.
+
+    With ``encoded`` its characters are left as they are, since quoting them again would break
+    signatures.
+
+    Raises:
+        ValueError: The address is not a URL.
+    """
     from yarl import URL  # not imported for folders
 
     return URL(address, encoded=encoded)
 
 
 def untrusted(host: str | None, reason: str = "") -> ScreeningError:
-    """The error of an untrusted certificate."""
+    """Return the error for a server whose TLS certificate is not trusted."""
     return ScreeningError(
         "Unreachable",
-        f"the certificate of {host} is not trusted{reason}; if your own network issued it, name its issuer's "
-        "file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
+        f"the certificate of {host} is not trusted{reason}; if your own network issued it, set "
+        "SSL_CERT_FILE or REQUESTS_CA_BUNDLE to the file with the issuer's certificate",
     )
 
 
 def misdirected(host: str | None, where: str) -> ScreeningError:
-    """The error of a redirect that is not followed."""
+    """Return the error for a redirect by ``host`` that is not followed.
+
+    ``where`` completes "HOST redirects …".
+    """
     return ScreeningError(
         "BadResponse", f"{host} redirects {where}; check the address or HF_ENDPOINT"
     )
 
 
 class Quota:
-    """One host's rate limit for one kind of request.
+    """One server's rate limit for one kind of request.
 
-    The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
-    answer states the rest of its quota (``RateLimit: "api";r=12;t=87``) and its size. A request is sent when
-    the quota also covers those in flight; else it waits, and its checkpoint's clock stops.
+    The Hub counts requests in windows of five minutes, separately for ``api``, ``resolvers`` and
+    ``pages``. Every answer states how many requests are left and when the window ends
+    (``RateLimit: "api";r=12;t=87``). A request is sent if the quota has room for it and for the
+    requests that are not answered yet. Otherwise it waits, and the clock of its checkpoint stops.
     """
 
     def __init__(self, name: str, notice: Notice | None = None) -> None:
@@ -99,7 +110,10 @@ class Quota:
         self._changed = asyncio.Event()
 
     def available(self) -> float:
-        """Number of requests that may be sent now: infinite without a limit, 0 or less for none."""
+        """Return how many requests may be sent now.
+
+        It is infinite if the server states no limit, and 0 or negative if requests have to wait.
+        """
         now = time.monotonic()
         if now < self._throttled_until:
             return 0
@@ -110,10 +124,13 @@ class Quota:
         return self._left - self._in_flight
 
     async def acquire(self, account: Account) -> None:
-        """Wait until one request may be sent; `release` must follow.
+        """Wait until one request may be sent; call `release` once it has ended.
 
-        The account's clock stops meanwhile, unless the server refused this quota `PATIENCE` times since the
-        account first used it. ScreeningError for a wait of more than `LONGEST_WAIT` seconds.
+        The account's clock stops during the wait, unless the server has refused requests of this
+        quota `PATIENCE` times since the account first used it.
+
+        Raises:
+            ScreeningError: The wait would be longer than `LONGEST_WAIT` seconds (``RateLimited``).
         """
         while self.available() <= 0:
             now = time.monotonic()
@@ -135,14 +152,17 @@ class Quota:
         self._in_flight += 1
 
     def release(self, headers: Mapping[str, str] | None) -> None:
-        """Record the end of one request, with its response headers or, if it failed, None."""
+        """Record that one request has ended.
+
+        ``headers`` are those of its response; None if it got none.
+        """
         self._in_flight -= 1
         if headers is not None:
             self._update(headers)
         self._changed.set()
 
     def throttle(self, seconds: float) -> None:
-        """Send no request within this quota for some seconds, as the server asks."""
+        """Send no requests of this quota for ``seconds``, because the server asked for a pause."""
         now = time.monotonic()
         self._refusals += now >= self._throttled_until
         self._throttled_until = max(self._throttled_until, now + seconds)
@@ -163,7 +183,16 @@ class Quota:
 
 
 class Transport:
-    """One connection pool for all checkpoints of a run; made inside a running event loop."""
+    """HTTP connections, shared by all checkpoints of a screening.
+
+    An object must be made inside a running event loop.
+
+    Args:
+        endpoint: Address of the Hub; only its host gets the token.
+        token: Token for the Hub; None to send none.
+        notice: Called with a server's name and a number of seconds when requests have to wait.
+        networks: The hosts that may be asked; None for those of the endpoint and environment.
+    """
 
     def __init__(
         self,
@@ -208,11 +237,11 @@ class Transport:
         return self._opened
 
     def is_hub(self, url: URL) -> bool:
-        """Whether a URL has the Hub's origin."""
+        """Whether a URL has the scheme, host and port of the Hub."""
         return url.origin() == self._origin
 
     def quota(self, url: URL) -> Quota:
-        """The quota that counts requests to ``url``."""
+        """Return the quota in which the server of ``url`` counts requests to it."""
         origin = url.origin()
         kind = _kind(url.raw_path) if origin == self._origin else ""
         if (origin, kind) not in self._quotas:
@@ -222,9 +251,15 @@ class Transport:
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
-        """Send one request within its rate limit, without retries or redirects; use it as a context.
+        """Send one request as soon as its rate limit allows, and return the response.
 
-        A broken connection raises RetryError, an untrusted certificate or a long wait ScreeningError.
+        Redirects are not followed. Use the response as a context manager, which frees its
+        connection.
+
+        Raises:
+            RetryError: The connection failed.
+            ScreeningError: The certificate is not trusted, the proxy is not an HTTP proxy, or the
+                rate limit demands too long a wait.
         """
         if self.is_hub(url) and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
@@ -246,7 +281,7 @@ class Transport:
         except _broken() as error:
             check = "the address"
             if self.is_hub(url):
-                check = "HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded"
+                check = "HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to use only downloaded files"
             raise _unreachable(error, url, check) from error
         finally:
             quota.release(answered)
@@ -259,9 +294,14 @@ class Transport:
         account: Account,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
     ) -> aiohttp.ClientResponse:
-        """`request`, following redirects: the last response, or a redirect that ``until`` accepts.
+        """Send a request, follow its redirects, and return the last response.
 
-        Raises also the errors of `redirect` and `raise_if_transient`, and ScreeningError after `HOPS`.
+        If ``until`` accepts a redirect, that redirect is returned instead.
+
+        Raises:
+            RetryError: The connection failed, or the server asks to try again.
+            ScreeningError: A redirect must not be followed (see `redirect`), there were more than
+                `HOPS` of them, or an error of `request`.
         """
         for _ in range(HOPS):
             response = await self.request(method, url, headers, account)
@@ -274,7 +314,7 @@ class Transport:
                 response.close()
                 raise
             response.release()
-        raise misdirected(url.host, "in circles")
+        raise misdirected(url.host, f"more than {HOPS} times in a row")
 
     async def body(
         self,
@@ -283,7 +323,15 @@ class Transport:
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
     ) -> tuple[bytes, aiohttp.ClientResponse]:
-        """A whole body, decompressed, and its response, in one attempt; raises ``refused`` unless 200."""
+        """Get a whole body, in one attempt; return it decompressed, with its response.
+
+        If the final status is not 200, the error that ``refused`` makes of the response is raised.
+
+        Raises:
+            RetryError: The connection failed, the server asks to try again, or the body is broken
+                or has more than ``limit`` bytes.
+            ScreeningError: An error of ``refused`` or of `followed`.
+        """
         async with await self.followed(
             "GET", url, {"Accept-Encoding": "gzip"}, account
         ) as response:
@@ -293,7 +341,12 @@ class Transport:
             return await unpacked(response, account, limit), response
 
     async def redirect(self, response: aiohttp.ClientResponse, account: Account) -> URL:
-        """A redirect's address, after freeing its connection; ScreeningError if it must not be followed."""
+        """Return the address to which a response redirects, and free its connection.
+
+        Raises:
+            ScreeningError: The redirect must not be followed: its address is invalid, leads from
+                https to http, or is in a private network that the user did not name.
+        """
         await drained(response, account)
         source = response.url
         try:
@@ -304,18 +357,19 @@ class Transport:
         except ValueError:
             raise misdirected(source.host, "to an invalid address") from None
         if source.scheme == "https" and url.scheme == "http":
-            raise misdirected(
-                source.host, f"from https to http ({url.host}), which is not followed"
-            )
+            raise misdirected(source.host, f"from https to http ({url.host}), which is not secure")
         if url.host != source.host:
             proxied = self._proxy(url) is not None
             if network := await self.networks.private(url.host, proxied=proxied):
-                where = f"to {url.host}, an address in a {network} network that you did not name"
-                raise misdirected(source.host, f"{where}, which is not followed")
+                where = f"to {url.host} in a {network} network, which you did not name yourself"
+                raise misdirected(source.host, where)
         return url
 
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
-        """Whether a redirect leaves the Hub's origin; False for an invalid address (see `redirect`)."""
+        """Whether a redirect leads to another server than the Hub.
+
+        False if its address is invalid; `redirect` raises the error for that.
+        """
         with contextlib.suppress(ValueError):
             return not self.is_hub(response.url.join(url_of(response.headers["Location"])))
         return False
@@ -327,7 +381,14 @@ class Transport:
         return self._proxies[origin]
 
     def raise_if_transient(self, response: aiohttp.ClientResponse) -> None:
-        """Raise RetryError for 408, 5xx and 429 (throttles its quota); ScreeningError for a long wait."""
+        """Raise an error if the status of a response may pass: 408, 429 or 5xx.
+
+        After 429 the quota sends no requests for as long as the server asks.
+
+        Raises:
+            RetryError: The request may be tried again.
+            ScreeningError: The server asks for a wait of more than `LONGEST_WAIT` seconds.
+        """
         status = response.status
         host = response.url.host
         wait = retry_after(response.headers) if status in (429, 503) else None
@@ -342,13 +403,17 @@ class Transport:
             raise RetryError(error, wait=0.0)
         if status == 408 or status >= 500:
             error = ScreeningError(
-                "ServerError", f"{host} answered {status} repeatedly; try again later"
+                "ServerError",
+                f"{host} answered every attempt with status {status}; try again later",
             )
             raise RetryError(error, wait=wait)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait before a retry, by ``Retry-After`` or ``RateLimit``; None if neither says."""
+    """Return the seconds to wait before a retry, as a response's headers ask.
+
+    They are in ``Retry-After`` or else in ``RateLimit``; None if neither header gives them.
+    """
     value = headers.get("Retry-After", "")
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
         return float(value)
@@ -362,20 +427,21 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def natural(text: str) -> int | None:
-    """The number in a header, such as a size; None for anything else."""
+    """Parse a non-negative integer in a header, such as a size; None if ``text`` is not one."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
-    """The error for a rate limit that was reached."""
+    """Return the error for a rate limit that is used up; ``wait`` is in seconds, None if unknown."""
     until = f"in {wait:.0f} s" if wait else "later"
     return ScreeningError(
-        "RateLimited", f"{host} allows no more requests now (429); try again {until}, or log in"
+        "RateLimited",
+        f"the rate limit of {host} is used up (429); try again {until}, or log in for a higher limit",
     )
 
 
 def is_redirect(response: aiohttp.ClientResponse) -> bool:
-    """Whether a response is a redirect."""
+    """Whether a response redirects to another address."""
     return response.status in (301, 302, 303, 307, 308) and "Location" in response.headers
 
 
@@ -407,7 +473,13 @@ def _unreachable(error: Exception, url: URL, check: str = "the address") -> Exce
 
 
 async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
-    """The next piece of a body as sent, counted by the account; empty at the end; or RetryError."""
+    """Return the next bytes of a body as sent; empty bytes at its end.
+
+    The bytes are added to the account's traffic.
+
+    Raises:
+        RetryError: The connection broke.
+    """
     try:
         piece = await response.content.readany()
     except _broken() as error:
@@ -417,7 +489,12 @@ async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
 
 
 async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: int) -> bytes:
-    """A response's whole body, decompressed; RetryError if it breaks, or above ``limit`` bytes."""
+    """Return a response's whole body, decompressed.
+
+    Raises:
+        RetryError: The connection broke, the body cannot be decompressed, or it has more than
+            ``limit`` bytes.
+    """
     coding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     place = response.url.with_query(None)
     body = bytearray()
@@ -429,21 +506,28 @@ async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: in
             # Bounded by the limit: a few bytes may unpack to gigabytes.
             body += piece if opened is None else opened.decompress(piece, limit + 1 - len(body))
             if len(body) > limit:
-                raise contradiction(f"{place} sends more than the {limit} bytes it has")
+                raise contradiction(f"{place} sends more than the expected {limit} bytes")
     except zlib.error as error:
-        raise contradiction(f"{place} came compressed and cannot be unpacked ({error})") from error
+        what = f"the compressed answer of {place} cannot be unpacked ({error})"
+        raise contradiction(what) from error
     return bytes(body)
 
 
 async def drained(response: aiohttp.ClientResponse, account: Account) -> None:
-    """Read and discard a short body: a connection with unread bytes would have to be closed."""
+    """Read and discard a response's body, up to 64 kB, so that its connection can be used again."""
     received = 0
     while received <= 65_536 and (piece := await piece_of(response, account)):
         received += len(piece)
 
 
 def environment_proxy(url: URL) -> str | None:
-    """The HTTP proxy from the environment for a URL; None without one; ScreeningError for another kind."""
+    """Return the address of the HTTP proxy that the environment names for a URL.
+
+    None if it names no proxy, or exempts the host (``NO_PROXY``).
+
+    Raises:
+        ScreeningError: The proxy is of another kind, such as SOCKS.
+    """
     # Not aiohttp's own `trust_env`, which also reads ~/.netrc.
     import urllib.request
 
@@ -457,8 +541,8 @@ def environment_proxy(url: URL) -> str | None:
     if mark and scheme not in ("http", "https"):
         raise ScreeningError(
             "Unreachable",
-            f"expected an HTTP proxy for {url.host}, got a {scheme} one; set "
-            f"{url.scheme.upper()}_PROXY or NO_PROXY",
+            f"expected an HTTP proxy for {url.host}, got a {scheme} proxy; set "
+            f"{url.scheme.upper()}_PROXY to an http:// address, or add the host to NO_PROXY",
         )
     return proxy if mark else f"http://{proxy}"
 
@@ -489,7 +573,7 @@ def _tls_context() -> ssl.SSLContext:
         except OSError as error:  # includes ssl.SSLError
             raise ScreeningError(
                 "Unreachable",
-                f"no certificates can be read from {place} ({error}); correct or unset {name}",
+                f"certificates cannot be read from {place} ({error}); correct or unset {name}",
             ) from error
     return context
 

@@ -67,37 +67,52 @@ _THE_HUB = "https://huggingface.co"
 
 @dataclass(frozen=True, slots=True)
 class RepoFiles:
-    """A repository's files at one commit; the last three fields as in `Snapshot`."""
+    """The Hub's listing of a repository at one commit.
+
+    Attributes:
+        repo: Name of the repository, ``org/name``.
+        commit: The commit, 40 hex digits.
+        files: Every file, by its path in the repository.
+        parameters: Number of parameters in the safetensors files; None if the Hub does not say.
+        base: The model that this one was trained from, by its model card; empty if unknown.
+        private: Whether the repository is private; None if unknown.
+    """
 
     repo: str
     commit: str
     files: Mapping[str, FileEntry]
     parameters: int | None
-    base: str = ""  # see `Snapshot`
+    base: str = ""
     private: bool | None = None
 
     def to_json(self) -> bytes:
-        """The listing as a cache entry."""
+        """Encode the listing as JSON, for the cache."""
         files = [[entry.path, entry.size, entry.digest] for entry in self.files.values()]
         known = [self.repo, self.commit, files, self.parameters, self.base, self.private]
         return json.dumps(known).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> RepoFiles:
-        """The listing in a cache entry."""
+        """Decode a listing that `to_json` has encoded."""
         repo, commit, files, *others = json.loads(content)
         return cls(repo, commit, {path: FileEntry(path, *known) for path, *known in files}, *others)
 
 
 class Hub:
-    """One connection pool for all checkpoints of a run; an asynchronous context manager.
+    """A client of the Hub, shared by all checkpoints of a screening.
 
-    Endpoint, token, offline mode and places are those of huggingface_hub: ``HF_ENDPOINT``, ``HF_TOKEN`` or
-    ``$HF_HOME/token``, ``HF_HUB_DISABLE_IMPLICIT_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_HUB_CACHE``.
-    Downloads of huggingface_hub are read from its cache.
+    It is an asynchronous context manager: its connections are open inside the context. Endpoint,
+    token, offline mode and folders are those of huggingface_hub, from ``HF_ENDPOINT``, ``HF_TOKEN``
+    or ``$HF_HOME/token``, ``HF_HUB_DISABLE_IMPLICIT_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and
+    ``HF_HUB_CACHE``. Files that huggingface_hub has downloaded are read from its cache.
+
+    Args:
+        offline: Whether to send no requests; None for the setting of huggingface_hub.
+        notice: Called with a server's name and a number of seconds when requests have to wait.
 
     Raises:
-        UsageError: The endpoint is not an address, or (on entering) the token cannot be sent.
+        UsageError: The endpoint is not a web address; or, on entering the context, the token has
+            characters that cannot be sent.
     """
 
     def __init__(self, *, offline: bool | None = None, notice: Notice | None = None) -> None:
@@ -121,8 +136,8 @@ class Hub:
             if token and not _TOKEN.fullmatch(token):
                 # Refused here: a later error would show the token.
                 raise UsageError(
-                    "expected a token of ASCII letters, digits and signs, got another; check HF_TOKEN, "
-                    "or log in again (hf auth login)"
+                    "expected a token of printable ASCII characters without spaces, got one with "
+                    "other characters; correct HF_TOKEN, or log in again (hf auth login)"
                 )
             self.transport = Transport(self.endpoint, token, self._notice, self.networks)
         return self
@@ -133,22 +148,26 @@ class Hub:
             await self.transport.close()
 
     def online(self, what: str) -> Transport:
-        """The connections, to request an item that is not cached; a ScreeningError in offline mode."""
+        """Return the HTTP connections, for a request of something that is not in the cache.
+
+        Raises:
+            ScreeningError: Offline mode is on; the message names ``what`` is missing.
+        """
         if self.transport is None:
             raise ScreeningError(
                 "Offline",
-                f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
-                "HF_HUB_OFFLINE",
+                f"offline mode is on and {what} is not in the cache; screen it once while online, "
+                "or unset HF_HUB_OFFLINE",
             )
         return self.transport
 
     def has_token(self) -> bool:
-        """Whether requests carry a token."""
+        """Whether requests to the Hub carry a token."""
         return bool(self.transport.token if self.transport else _implicit_token())
 
     @property
     def token_mark(self) -> str:
-        """A mark that identifies the requests' token without revealing it; empty for none."""
+        """A hash that identifies the Hub's token without revealing it; empty without a token."""
         token = self.transport.token if self.transport else None
         if not token:
             return ""
@@ -157,10 +176,23 @@ class Hub:
     async def snapshot(
         self, repo: str, revision: str | None, account: Account, listed: Listed | None = None
     ) -> Snapshot:
-        """Open a checkpoint at a revision's commit (None: main) or the ``listed`` one; or ScreeningError."""
+        """Open the checkpoint in a repository.
+
+        Args:
+            repo: Name of the repository, ``org/name``.
+            revision: Branch, tag or commit; None for ``main``.
+            account: Time budget and traffic of reading the checkpoint.
+            listed: Entry of the repository in a list of the Hub, whose commit is then opened; None
+                to look the revision up.
+
+        Raises:
+            ScreeningError: The repository or revision does not exist, is not accessible, or cannot
+                be reached.
+        """
         if not _NAME.fullmatch(repo):
             raise ScreeningError(
-                "RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it"
+                "RepoNotFound",
+                f"expected the name of a repository, such as org/model, got {repo!r}; check the name",
             )
         asked = listed.commit if listed else revision or "main"
         listing = self._kept(repo, asked)
@@ -185,7 +217,19 @@ class Hub:
     async def page(
         self, address: str, what: str, parse: Callable[[Any], T], account: Account
     ) -> tuple[T, str | None]:
-        """A parsed page of a list, and the next one's address (None after the last); else ScreeningError."""
+        """Return one page of a list of the Hub, and the address of the next page.
+
+        The address is None after the last page. In offline mode the page comes from the cache.
+
+        Args:
+            address: Address of the page, whole or without the endpoint.
+            what: The thing that is listed, for messages.
+            parse: Function from the page's JSON to the result.
+            account: Time budget and traffic of the request.
+
+        Raises:
+            ScreeningError: The page cannot be read, or is not in the cache in offline mode.
+        """
         key = f"{self.mark}{address}"
         if "://" in address:
             key = str(url_of(address).with_user(None))
@@ -205,7 +249,11 @@ class Hub:
         return page, following
 
     async def revisions(self, repo: str, pattern: str, account: Account) -> list[str]:
-        """Branches and tags that match a glob, by the numbers in their names; ScreeningError for none."""
+        """Return the branches and tags that match a glob, ordered by the numbers in their names.
+
+        Raises:
+            ScreeningError: No branch or tag matches, or they cannot be listed.
+        """
         address = f"/api/models/{repo}/refs"
         names, _ = await self.page(address, repo, parse_references, account)
         matches = matching(names, pattern)
@@ -213,14 +261,21 @@ class Hub:
             first_names = some(sorted(names, key=step_key), 6) or "none"
             raise ScreeningError(
                 "RevisionNotFound",
-                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {first_names}",
+                f"no branch or tag of {repo} matches {pattern!r}; choose from its branches and tags "
+                f"({len(names)}): {first_names}",
             )
         return matches
 
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """Request an API address: ``parse`` of its JSON, and the response; ScreeningError if retries fail."""
+        """Request an address of the Hub's API; return ``parse`` of its JSON, and the response.
+
+        ``what`` and ``revision`` are named in messages.
+
+        Raises:
+            ScreeningError: The Hub refuses, or the request fails after retries.
+        """
         transport = self.online(address)
         url = url_of(address)
 
@@ -231,17 +286,20 @@ class Hub:
             try:
                 return parse(json.loads(body)), response
             except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-                why = f"the server's answer about {what} is not the Hub's JSON"
-                error = ScreeningError("BadResponse", f"{why}; check HF_ENDPOINT and any proxy")
+                error = ScreeningError(
+                    "BadResponse",
+                    f"expected JSON of the Hub's API about {what}, got another answer from "
+                    f"{url.host}; check HF_ENDPOINT and any proxy",
+                )
                 raise RetryError(error, attempts=CONTRADICTIONS) from None
 
         return await account.retried(attempt)
 
     def refusal(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
-        """The error for a final status of the Hub other than 2xx and 3xx.
+        """Return the error for a response of the Hub whose status is neither 2xx nor 3xx.
 
-        The Hub names its reasons in ``X-Error-Code``; without that, 401 means a repository that is
-        missing or private (it does not say which).
+        The Hub states the reason in the header ``X-Error-Code``. Without that header, status 401
+        means that ``repo`` is missing or private; the Hub does not say which.
         """
         status = response.status
         host = response.url.host
@@ -280,7 +338,8 @@ class Hub:
                 "AccessDenied", f"{host} refuses access to {repo} ({status}); {self._login}"
             )
         return ScreeningError(
-            "ServerError", f"{host} answered {status} for {repo}; try again later"
+            "ServerError",
+            f"{host} answered with status {status} when asked for {repo}; try again later",
         )
 
     def _gated(self, repo: str) -> ScreeningError:
@@ -307,8 +366,9 @@ class Hub:
             if self.transport and self.transport.is_hub(url):
                 return str(url)
             why = "is on another host"
-        what = f"the next page of the listing of {what} {why}"
-        raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT")
+        raise ScreeningError(
+            "BadResponse", f"the next page of the listing of {what} {why}; check HF_ENDPOINT"
+        )
 
     async def _listing(self, repo: str, revision: str, account: Account) -> RepoFiles:
         address = (
@@ -320,7 +380,7 @@ class Hub:
         return listing
 
     def keep(self, listing: RepoFiles, repo: str, *revisions: str) -> None:
-        """Cache a repository's listing under its commit, and under further revisions."""
+        """Write a repository's listing to the cache, under its commit and under ``revisions``."""
         for revision in {listing.commit, *revisions}:
             self.account.cache.write(
                 "listings", f"{self.mark} {repo}@{revision}", listing.to_json()
@@ -354,7 +414,10 @@ class Hub:
 
 
 class HubSnapshot(RemoteSnapshot):
-    """A checkpoint on the Hub at one commit; its files are resolved to other addresses."""
+    """A checkpoint on the Hub at one commit.
+
+    The Hub redirects requests for a file to the address where its content is stored.
+    """
 
     _redirects = True
 
@@ -375,9 +438,10 @@ class HubSnapshot(RemoteSnapshot):
         return self._hub.refusal(response, self.repo, self._listing.commit)
 
     def content_key(self, path: str) -> str:
-        """A file's cache key; see `Snapshot.content_key`.
+        """Return the key under which a file is cached; see `Snapshot.content_key`.
 
-        Another endpoint has keys of its own: it states digests, and sends ranges that nothing checks.
+        The keys of another endpoint than the Hub contain that endpoint: its byte ranges cannot be
+        checked against the digests that it states.
         """
         key = super().content_key(path)
         if self._hub.mark != _THE_HUB:
@@ -391,7 +455,7 @@ class HubSnapshot(RemoteSnapshot):
         def checked(response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
             entry = self.entry(path)
             if problem := resolve_problem(response.headers, entry, self.revision, final=final):
-                raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
+                raise contradiction(_mismatch(path, self.repo, problem))
             if entry.size < 0:
                 entry = completed(entry, response, final=final)
                 self.files = {**self.files, path: entry}
@@ -421,12 +485,22 @@ class HubSnapshot(RemoteSnapshot):
             self._hub.keep(replace(self._listing, files=files), self.repo)
 
     async def look_up(self, path: str) -> FileEntry:
-        """A file with the resolver's size and digest, if not borrowed; see `Snapshot.look_up`."""
+        """Return a file's entry, with a size and digest that the Hub is asked for if necessary.
+
+        See `Snapshot.look_up`; files borrowed from another checkpoint are not asked for.
+
+        Raises:
+            ScreeningError: The file does not exist or cannot be requested, or the server states
+                neither its size nor its digest.
+        """
         if path not in self.borrowed and not is_known(self.entry(path)):
             await self._address(path, self._places.setdefault(path, FilePlace()))
             if not is_known(self.files[path]):
-                what = f"the server gives neither size nor digest (ETag) of {path} of {self.repo}"
-                raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT and any proxy")
+                raise ScreeningError(
+                    "BadResponse",
+                    f"the server states neither the size nor the digest (ETag) of {path} of "
+                    f"{self.repo}; check HF_ENDPOINT and any proxy",
+                )
         return self.files[path]
 
     async def _fetched(self, path: str) -> bytes:
@@ -438,7 +512,7 @@ class HubSnapshot(RemoteSnapshot):
         else:
             body, response = await self._in_git(path, transport)
             if problem := resolve_problem(response.headers, entry, self.revision, final=False):
-                raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
+                raise contradiction(_mismatch(path, self.repo, problem))
             if not is_known(entry) and transport.is_hub(response.url):
                 entry = completed(entry, response, final=False)
             if not is_known(entry):
@@ -447,7 +521,7 @@ class HubSnapshot(RemoteSnapshot):
             entry = replace(entry, size=len(body))
         if not entry.fits(body):
             raise contradiction(
-                f"{path} of {self.repo} does not have the digest that the server gives"
+                f"the content of {path} of {self.repo} does not have the digest that the server states"
             )
         if entry != self.files[path]:
             self.files = {**self.files, path: entry}
@@ -481,7 +555,11 @@ class HubSnapshot(RemoteSnapshot):
 
 
 def parse_listing(info: Any) -> RepoFiles:
-    """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``; ValueError or others if broken."""
+    """Parse the Hub's answer from ``/api/models/{repo}/revision/{revision}?blobs=true``.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: ``info`` is not such an answer.
+    """
     if not COMMIT.fullmatch(info["sha"]):
         raise ValueError("no commit")
     entries = [file_entry(item) for item in items(info.get("siblings", []))]
@@ -506,13 +584,23 @@ def parse_listing(info: Any) -> RepoFiles:
 
 
 def parse_references(refs: Any) -> list[str]:
-    """Names of branches and tags from ``/api/models/{repo}/refs``; TypeError or others if broken."""
+    """Return the names of branches and tags in the Hub's answer from ``/api/models/{repo}/refs``.
+
+    Raises:
+        TypeError, KeyError, AttributeError: ``refs`` is not such an answer.
+    """
     kinds = [items(refs.get(kind) or []) for kind in ("branches", "tags")]
     return list(dict.fromkeys(text(ref["name"]) for kind in kinds for ref in kind))
 
 
 def file_entry(item: Any) -> FileEntry:
-    """A file as a listing names it, else TypeError or KeyError; an invalid size is -1, a digest None."""
+    """Parse the entry of one file in a listing of the Hub.
+
+    The size is -1, and the digest None, if ``item`` states none or an invalid one.
+
+    Raises:
+        TypeError, KeyError, AttributeError: ``item`` is not an entry with a file name.
+    """
     size = item.get("size")
     oid = item.get("blobId")
     sha256 = (item.get("lfs") or {}).get("sha256")
@@ -527,14 +615,23 @@ def file_entry(item: Any) -> FileEntry:
 
 
 def text(value: Any) -> str:
-    """``value`` if it is a text without control characters, else TypeError; for `Hub.api`'s parsers."""
+    """Return ``value`` if it is a text without control characters; for parsers of the Hub's JSON.
+
+    Raises:
+        TypeError: It is something else, or empty, or longer than 1,024 characters.
+    """
     if not isinstance(value, str) or not _TEXT.fullmatch(value):
         raise TypeError("expected a text")
     return value
 
 
 def repository_name(value: Any) -> str:
-    """``value`` if it can be a repository's name, else TypeError or ValueError; for `Hub.api`'s parsers."""
+    """Return ``value`` if it can be a repository's name; for parsers of the Hub's JSON.
+
+    Raises:
+        TypeError: It is not a text.
+        ValueError: It is a text that cannot be a repository's name.
+    """
     name = text(value)
     if not _NAME.fullmatch(name) or ".." in name:
         raise ValueError("not a repository's name")
@@ -542,7 +639,11 @@ def repository_name(value: Any) -> str:
 
 
 def items(value: Any) -> list[Any]:
-    """``value`` if it is a list, else TypeError; for `Hub.api`'s parsers."""
+    """Return ``value`` if it is a list; for parsers of the Hub's JSON.
+
+    Raises:
+        TypeError: It is not a list.
+    """
     if not isinstance(value, list):
         raise TypeError("expected a list")
     return value
@@ -551,7 +652,15 @@ def items(value: Any) -> list[Any]:
 def resolve_problem(
     headers: Mapping[str, str], entry: FileEntry, commit: str | None, *, final: bool
 ) -> str | None:
-    """Why a resolved file is not the listed one, else None; ``final``: Content-Length is the file's size."""
+    """Return why a response for a file contradicts its listing; None if the two agree.
+
+    Args:
+        headers: Headers of the response.
+        entry: The file as listed.
+        commit: The commit as listed; None if it is not checked.
+        final: Whether the response carries the file itself, so that its Content-Length is the
+            file's size; false for a redirect.
+    """
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
     if size and entry.size >= 0 and size != str(entry.size):
         return f"expected {entry.size} bytes, got {size}"
@@ -564,16 +673,24 @@ def resolve_problem(
     return None
 
 
+def _mismatch(path: str, repo: str, problem: str) -> str:
+    return f"the server's headers for {path} of {repo} contradict its listing: {problem}"
+
+
 def is_known(entry: FileEntry) -> bool:
-    """Whether a file needs no request before it is read: its size is known, or a JSON file's digest."""
+    """Whether enough is known of a file to read it without asking the Hub for its size.
+
+    That is its size or, for a JSON file, its digest.
+    """
     return entry.size >= 0 or (entry.digest is not None and entry.path.endswith(".json"))
 
 
 def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
-    """The entry with the size and digest from the Hub's own response to a request for the file.
+    """Return ``entry`` with the size and digest that a response of the Hub for the file states.
 
-    A large file's digest is in ``X-Linked-ETag``, a text's in ``ETag``, or, in the redirect to the text, in a
-    part of that address.
+    The digest of a large file is in ``X-Linked-ETag``. That of a small text file is in ``ETag``,
+    or, if the response redirects to the text, in the query of the new address. Without a digest, a
+    JSON file's entry is returned unchanged. ``final`` is as in `resolve_problem`.
     """
     headers = response.headers
     size = headers.get("X-Linked-Size", "")

@@ -27,14 +27,25 @@ _SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of yo
 
 
 class RegisteredModels:
-    """Models in an MLflow registry; a `Source`."""
+    """Models in an MLflow registry, addressed as ``models:/NAME``; a `Source`.
+
+    Args:
+        open_storage: Opens the checkpoint at the address where MLflow stores a version.
+    """
 
     def __init__(self, open_storage: Callable[[Target, Account], Awaitable[Snapshot]]) -> None:
         self._open_storage = open_storage
         self._client: Any = None
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """A name's or stage's latest version; an alias's version; all for ``*``; ScreeningError for none."""
+        """Resolve an address to numbered versions of a model.
+
+        A bare name or a stage gives the latest version, an alias the version that it names, and
+        ``*`` all versions in order. An address with a number is returned unchanged.
+
+        Raises:
+            ScreeningError: The registry has no such version, or cannot be asked.
+        """
         name, version, alias = _name_version_alias(target.repo)
         if version and version.isdigit():
             return [target]
@@ -50,15 +61,18 @@ class RegisteredModels:
         stated = [natural(str(entry.version)) for entry in every if _is_wanted(entry, version)]
         numbers = sorted(number for number in stated if number is not None)
         if not numbers:
-            which = f"version {version}" if version and version != "*" else "version"
-            others = f"; it has {len(every)} others" if every else ", nor any other"
-            what = f"the registry has no {which} of the model {name}{others}; check the name, and {_SERVER}"
-            raise ScreeningError("RepoNotFound", what)
+            which = f"no version of the model {name}"
+            if every:
+                stage = f" in the stage {version}" if version and version != "*" else ""
+                which = f"{len(every)} versions of the model {name}, but none that is ready{stage}"
+            raise ScreeningError(
+                "RepoNotFound", f"the MLflow registry has {which}; check the name, and {_SERVER}"
+            )
         wanted = numbers if version == "*" else numbers[-1:]
         return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """A version, opened in its storage; see `Source.snapshot`."""
+        """Open a version of a model where MLflow stores it; see `Source.snapshot`."""
         chosen = (await self.expand(target, account))[-1]
         name, version, _ = _name_version_alias(chosen.repo)
         where = await self._asked(
@@ -68,8 +82,9 @@ class RegisteredModels:
         if where.startswith("mlflow-artifacts:"):
             raise ScreeningError(
                 "RangeNotSupported",
-                f"the MLflow server sends the files of {chosen.repo} only whole; start it as `mlflow "
-                f"server --no-serve-artifacts --default-artifact-root s3://…` (or gs://), or {download}",
+                "screening reads only parts of files, and the MLflow server sends those of "
+                f"{chosen.repo} as a whole; start it as `mlflow server --no-serve-artifacts "
+                f"--default-artifact-root s3://…` (or gs://), or {download}",
             )
         inner = replace(
             parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file, by_file=True
@@ -77,7 +92,7 @@ class RegisteredModels:
         if inner.refused is not None or inner.on_hub or inner.scheme == "models":
             raise ScreeningError(
                 "BadName",
-                f"the files of {chosen.repo} are at {where}, which is not supported; {download}",
+                f"the files of {chosen.repo} are at {where}, an address that cannot be read; {download}",
             )
         try:
             # MLflow's flavour for transformers keeps model and tokenizer in separate folders.
@@ -115,7 +130,8 @@ def _client() -> Any:
     except ImportError:
         raise ScreeningError(
             "MissingExtra",
-            "models:/ needs the package mlflow-skinny; pip install 'lmeval-dispersion[mlflow]'",
+            "addresses with models:/ need the package mlflow-skinny; pip install "
+            "'lmeval-dispersion[mlflow]'",
         ) from None
     server = URL(get_registry_uri())
     if server.scheme in ("http", "https") and environment_proxy(server) is None:
@@ -131,19 +147,21 @@ def _client() -> Any:
 
 def _explained(error: Exception, what: str) -> ScreeningError:
     code = str(getattr(error, "error_code", ""))
-    said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND", "INVALID_PARAMETER_VALUE"):
         return ScreeningError(
-            "RepoNotFound", f"the registry has no {what} ({said}); check the name, and {_SERVER}"
+            "RepoNotFound",
+            f"the MLflow registry has no {what} ({reason}); check the name, and {_SERVER}",
         )
-    if code in ("PERMISSION_DENIED", "UNAUTHENTICATED") or re.search(r"\b40[13]\b", said):
+    if code in ("PERMISSION_DENIED", "UNAUTHENTICATED") or re.search(r"\b40[13]\b", reason):
         return ScreeningError(
             "AccessDenied",
-            f"the registry refuses access to {what} ({said}); set MLFLOW_TRACKING_TOKEN, or "
+            f"the MLflow registry refuses access to {what} ({reason}); set MLFLOW_TRACKING_TOKEN, or "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         )
     return ScreeningError(
-        "ServerError", f"the registry failed for {what} ({said}); try again, and {_SERVER}"
+        "ServerError",
+        f"the MLflow registry gave an error about {what} ({reason}); try again, and {_SERVER}",
     )
 
 

@@ -1,8 +1,9 @@
-"""Hosts in private networks: only those that the user names are asked.
+"""Hosts in private networks: requests go only to those that the user named.
 
-A server that redirects, or a downloaded file with an address in it, may not send requests to where only this
-machine can go: its own services, its network's, or the address at which a cloud's machines get credentials.
-What counts is the address to which a host's name resolves, when it is checked and when it is connected to.
+A redirect, or an address in a downloaded file, must not send requests to what only this machine can
+reach: its own services, those of its network, or the address at which machines of a cloud get
+credentials. What counts is the address to which a host's name resolves, both when it is checked and
+when the connection is made.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ _EMBEDDING = [
 
 
 class Networks:
-    """The hosts that the user named, and what is known of others."""
+    """Which hosts may be sent requests: public ones, and those that the user named.
+
+    Args:
+        addresses: Addresses that the user named; those in the environment (``HF_ENDPOINT``,
+            ``AWS_ENDPOINT_URL``, …) are added.
+    """
 
     def __init__(self, *addresses: str) -> None:
         self._named: set[str] = set()
@@ -57,16 +63,17 @@ class Networks:
             self.name(address)
 
     def name(self, address: str) -> None:
-        """Record that the user named an address's host."""
+        """Record that the user named the host of an address, which may then be sent requests."""
         with contextlib.suppress(ValueError):
             host = urlsplit(address if "://" in address else f"//{address}").hostname
             if host:
                 self._named.add(_plain(host))
 
     async def private(self, host: str | None, *, proxied: bool = False) -> str:
-        """``link-local`` or ``private`` for a host that may not be asked; empty for any other.
+        """Return in which kind of network a host is if it must not be sent requests.
 
-        A host that a proxy looks up (``proxied``) is judged only if it is an address itself.
+        That is ``link-local`` or ``private``; empty if requests are allowed. If a proxy makes the
+        requests (``proxied``), names of hosts are not resolved, and only IP addresses are judged.
         """
         host = _plain(host or "")
         if host in self._named:
@@ -95,17 +102,21 @@ class Networks:
         return False
 
     def check_resolved(self, host: str, addresses: list[str]) -> None:
-        """Raise OSError if a host that had to be public now resolves to a private network."""
+        """Check the IP addresses to which a host resolves at the time of a connection.
+
+        Raises:
+            OSError: `private` had found the host public, and an address is in a private network.
+        """
         if self._kinds.get(_plain(host)) != "" or _plain(host) in self._named:
             return
         for text in addresses:
             address = address_of(text)
             if address is not None and is_private(address) and not address.is_loopback:
-                raise OSError(f"{host} resolves to a private network")
+                raise OSError(f"{host} now resolves to {text}, which is in a private network")
 
 
 def resolver(networks: Networks) -> Any:
-    """The resolver of names for aiohttp, with `Networks.check_resolved`."""
+    """Return a resolver of host names for aiohttp that calls `Networks.check_resolved`."""
     import aiohttp
 
     class Checked(aiohttp.ThreadedResolver):
@@ -118,12 +129,15 @@ def resolver(networks: Networks) -> Any:
 
 
 def is_private(address: Address) -> bool:
-    """Whether an address is in a private network, or link-local."""
+    """Whether an IP address is in a private network or link-local."""
     return address.is_link_local or any(address in network for network in _PRIVATE)
 
 
 def address_of(host: str) -> Address | None:
-    """A host's IP address, without its zone, and the IPv4 address inside another; None for a name."""
+    """Parse a host as an IP address; None if it is a name.
+
+    An IPv6 zone is dropped, and an IPv6 address that contains an IPv4 address gives the latter.
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,8 +1,9 @@
 """S3, Google Cloud Storage and Azure: listed and read by ranges through obstore (extra ``cloud``).
 
-obstore's own retries are switched off: each attempt is one request that the account counts. Every range asks
-for the listed version (``If-Match``, for which obstore's ``get_ranges`` has no place) and is accepted only if
-begin, end, total and ETag are as expected: an object that is replaced in between is an error.
+obstore's own retries are switched off: each attempt is one request that the account counts. Every
+range asks for the listed version (``If-Match``, which obstore's ``get_ranges`` does not offer) and is
+accepted only if begin, end, total and ETag are as expected. An object that is replaced while it is
+read is an error.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from lmeval_screener.checkpoints.stores import Bucket, FolderListing
 from lmeval_screener.errors import ScreeningError
 
 _SETTINGS = {
-    "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_SKIP_SIGNATURE=true for a public "
-    "bucket; AWS_ENDPOINT_URL for another service than Amazon's",
-    "Google Cloud Storage": "GOOGLE_APPLICATION_CREDENTIALS (or run gcloud auth application-default login); "
-    "GOOGLE_SKIP_SIGNATURE=true for a public bucket",
-    "Azure": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN, or "
-    "AZURE_STORAGE_CONNECTION_STRING); AZURE_SKIP_SIGNATURE=true for a public container",
+    "S3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket "
+    "AWS_SKIP_SIGNATURE=true; for a service other than Amazon's also AWS_ENDPOINT_URL",
+    "Google Cloud Storage": "GOOGLE_APPLICATION_CREDENTIALS (or run gcloud auth "
+    "application-default login); for a public bucket GOOGLE_SKIP_SIGNATURE=true",
+    "Azure": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN, "
+    "or AZURE_STORAGE_CONNECTION_STRING); for a public container AZURE_SKIP_SIGNATURE=true",
 }
 #: Where a cloud's machines ask for credentials; it does not answer elsewhere.
 _MACHINE_CREDENTIALS = ("169.254.", "metadata.google", "fd00:ec2")
@@ -44,13 +45,23 @@ _PIECE = 1 << 16
 
 
 class ObjectStore(Bucket):
-    """One bucket or container; ScreeningError for an address without a name."""
+    """One bucket of S3 or Google Cloud Storage, or one container of Azure.
+
+    Args:
+        address: Address of the bucket or container, such as ``s3://BUCKET``.
+
+    Raises:
+        ScreeningError: The address does not name a bucket.
+    """
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
         scheme, _, self._bucket = address.partition("://")
         if not self._bucket:
-            raise ScreeningError("BadName", f"expected {scheme}://BUCKET/FOLDER, got no bucket")
+            raise ScreeningError(
+                "BadName",
+                f"expected {scheme}://BUCKET/FOLDER, got an address without a bucket; correct it",
+            )
         self._service = SERVICES[scheme]
         self._lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(CONNECTIONS)
@@ -59,7 +70,10 @@ class ObjectStore(Bucket):
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """A folder's content; a page counts as one request without bytes; see `Bucket.listed`."""
+        """List a folder; see `Bucket.listed`.
+
+        Each page of 1,000 names counts as one request; its bytes are not counted.
+        """
         client = await self._connected()
         account.add(requests=1)
         try:
@@ -86,7 +100,12 @@ class ObjectStore(Bucket):
         received: bytearray,
         account: Account,
     ) -> None:
-        """Append bytes of an object if its version is the listed version; see `Bucket.read`."""
+        """Append bytes of an object to ``received``; see `Bucket.read`.
+
+        Raises:
+            ScreeningError: The object is no longer the listed version, or access is refused.
+            RetryError: The request failed in a way that may pass.
+        """
         client = await self._connected()
         etag, version = self._versions[path]
         options: dict[str, Any] = {"range": (begin, end)}
@@ -103,8 +122,8 @@ class ObjectStore(Bucket):
                 raise changed(f"{self.address}/{path}")
             if meta["size"] != entry.size or tuple(result.range) != (begin, end):
                 raise contradiction(
-                    f"{self.address} sent bytes {result.range} of {meta['size']} of {path}, where "
-                    f"{(begin, end)} of {entry.size} were asked for"
+                    f"expected bytes {begin} to {end} of {entry.size} of {path} from {self.address}, "
+                    f"got bytes {result.range[0]} to {result.range[1]} of {meta['size']}"
                 )
             if end - begin <= _PIECE:
                 # As one piece: each trip to obstore's threads costs more than the bytes.
@@ -135,7 +154,8 @@ class ObjectStore(Bucket):
         except ImportError:
             raise ScreeningError(
                 "MissingExtra",
-                f"reading {self._service} needs the package obstore; pip install 'lmeval-dispersion[cloud]'",
+                f"reading from {self._service} needs the package obstore; pip install "
+                "'lmeval-dispersion[cloud]'",
             ) from None
         common: dict[str, Any] = {
             "client_options": {
@@ -186,7 +206,7 @@ class ObjectStore(Bucket):
         settings = f"set {_SETTINGS[self._service]}"
         reason = _first_line(error, place)
         if any(host in text for host in _MACHINE_CREDENTIALS):
-            return _denied(f"there are no credentials for {where}; {settings}")
+            return _denied(f"no credentials for {where} were found; {settings}")
         if "expired" in words:
             return _denied(f"the credentials for {place} have expired; renew them, or {settings}")
         if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (400, 401, 403):
@@ -196,30 +216,30 @@ class ObjectStore(Bucket):
         if isinstance(error, FileNotFoundError) or status == 404:
             return ScreeningError(
                 "FolderNotFound",
-                f"{place} does not exist; check the name, and the endpoint and account in use",
+                f"{place} does not exist; check its name, and the endpoint and account in use",
             )
         if kind == "PreconditionError" or status == 412:
             return changed(place)
         if status == 429 or "<Code>SlowDown</Code>" in text or "<Code>ServerBusy</Code>" in text:
-            what = f"{where} allows no more requests now ({status}); try again later"
+            what = f"the rate limit of {where} is used up ({status}); try again later"
             return RetryError(ScreeningError("RateLimited", what))
         if "redirect" in words:
-            return _denied(f"{place} is in another region; set AWS_REGION to the bucket's")
+            return _denied(f"{place} is in another region; set AWS_REGION to the bucket's region")
         if status == 408 or status >= 500:
-            what = f"{where} answered {status} repeatedly; try again later"
+            what = f"{where} answered every attempt with status {status}; try again later"
             return RetryError(ScreeningError("ServerError", what))
         if "non-partial response" in text:
             return contradiction(
-                f"the server of {where} ignores Range and would send all of {path}; ask its operator, or "
-                "download the checkpoint and screen the folder",
+                f"the server of {where} ignores the header Range and would send the whole of {path}; "
+                "download the checkpoint and screen its folder, or ask the server's operator",
                 "RangeNotSupported",
             )
         if status or "Requested" in text or "Content-Range" in text:
-            return contradiction(f"{where} answered wrongly for {path} ({reason})")
+            return contradiction(f"{where} gave an invalid answer for {path} ({reason})")
         if "InvalidCertificate" in text:
             return untrusted(f"{where}'s server")
         if "error sending request" in text or "body error" in text or "HttpError" in text:
-            what = f"the connection to {where} failed; check the network, and the endpoint in use"
+            what = f"the connection to {where} failed; check the network and the endpoint in use"
             return RetryError(ScreeningError("Unreachable", what))
         return contradiction(f"{place} cannot be read ({reason}); {settings}")
 
@@ -229,7 +249,7 @@ def _denied(what: str) -> ScreeningError:
 
 
 def _network() -> dict[str, Any]:
-    """Settings that obstore ignores: REQUESTS_CA_BUNDLE, and ports in NO_PROXY."""
+    """Settings for what obstore ignores: REQUESTS_CA_BUNDLE, and ports in NO_PROXY."""
     options: dict[str, Any] = {}
     bundle = os.environ.get("REQUESTS_CA_BUNDLE")
     if bundle and Path(bundle).is_file():
@@ -266,7 +286,7 @@ def _aws(address: str) -> dict[str, Any]:
         if os.environ.get("AWS_PROFILE"):
             raise ScreeningError(
                 "MissingExtra",
-                "AWS_PROFILE needs botocore; pip install 'lmeval-dispersion[cloud]'",
+                "AWS_PROFILE needs the package botocore; pip install 'lmeval-dispersion[cloud]'",
             ) from None
         return settings
     try:
@@ -278,7 +298,7 @@ def _aws(address: str) -> dict[str, Any]:
             f"{address} cannot be opened ({_first_line(error)}); set {_SETTINGS['S3']}"
         ) from error
     if credentials is None:
-        raise _denied(f"there are no credentials for {address}; set {_SETTINGS['S3']}")
+        raise _denied(f"no credentials for {address} were found; set {_SETTINGS['S3']}")
     if region := session.get_config_variable("region"):
         settings["region"] = region
     if not os.environ.get("AWS_ENDPOINT_URL") and profile.get("endpoint_url"):

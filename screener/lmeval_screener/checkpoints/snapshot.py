@@ -1,7 +1,7 @@
-"""One checkpoint at one revision: its files and their bytes, in a folder or read by ranges from a storage.
+"""One checkpoint at one revision: its files and their bytes, on this disk or read by ranges.
 
-`Sources` (source.py) opens them: the Hub, a folder, an object store, a registry. Everything above
-(tensors, rows, tokenizers) uses `Snapshot` only.
+`Sources` (source.py) opens checkpoints on the Hub, in folders, in object stores and in registries.
+Everything above (tensors, rows, tokenizers) uses `Snapshot` only.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _POINTER = 1024  # its largest size
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A checkpoint's file, as its listing gives it.
+    """A file of a checkpoint, as the repository or folder lists it.
 
     Attributes:
         path: Path inside the repository or folder, with ``/``.
-        size: Bytes; negative if its listing does not say, see `Snapshot.look_up`.
-        digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
-            ``git:<hex>``, the git blob id, which is a hash of the content too.
-            ``etag:<hex>`` is a hash of the file's address and its version in the storage. None if
-            unknown. Files with equal digests are equal; digests of different kinds say nothing.
+        size: Size in bytes; negative if the listing does not state it (see `Snapshot.look_up`).
+        digest: A hash that identifies the content; None if unknown. It is ``sha256:<hex>`` or
+            ``git:<hex>`` (a git blob id) of the content, or ``etag:<hex>``, made of the file's
+            address and its version there. Files with equal digests have equal content; digests
+            of different kinds cannot be compared.
     """
 
     path: str
@@ -64,7 +64,10 @@ class FileEntry:
     digest: str | None
 
     def fits(self, body: bytes) -> bool:
-        """Whether ``body`` has this file's size and, if it is a hash of the content, its digest."""
+        """Whether ``body`` can be this file's content: its size and its hash are as listed.
+
+        A digest that is not a hash of the content (``etag:``) is not compared.
+        """
         kind, _, digest = (self.digest or "").partition(":")
         if len(body) != self.size:
             return False
@@ -77,19 +80,22 @@ class FileEntry:
 
 
 class Snapshot:
-    """One checkpoint at one revision; each storage reads its files in its own way.
+    """One checkpoint at one revision. Subclasses read the files of one kind of place.
 
     Attributes:
-        repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
-        files: Every file by path.
-        revision: The commit, 40 hex digits; None for a folder and a storage.
-        cache: Cache of rows and headers; None for a folder, and for files without a version.
-        folders: Names of its subfolders, where its listing gives them.
-        parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
-        base: The repository that it was trained from, by the Hub's listing; empty if that names none.
-        private: Whether only some tokens may read it, by the Hub's listing; None if unknown.
-        borrowed: Files of another snapshot: path here -> that snapshot, and the path there.
-        is_local: Whether its files are on this machine, where reading costs nothing.
+        repo: ``org/name`` of a repository, after renames; the path of a folder; else the address.
+        files: Every file, by its path in the checkpoint.
+        revision: The commit, 40 hex digits; None outside the Hub.
+        cache: Cache for what is read; None for a folder, and if a file's version is unknown.
+        folders: Names of subfolders; empty if they are not listed.
+        parameters: Number of parameters in the safetensors files, as the Hub counts them; None if
+            unknown.
+        base: The repository that the checkpoint was trained from, as the Hub states it; empty if
+            unknown.
+        private: Whether the repository is private, as the Hub states it; None if unknown.
+        borrowed: Files added from another checkpoint: the path here -> that checkpoint, and the
+            path there.
+        is_local: Whether the files are on this machine, where reading them costs no requests.
     """
 
     parameters: int | None = None
@@ -112,14 +118,21 @@ class Snapshot:
         self.borrowed: dict[str, tuple[Snapshot, str]] = {}
 
     def borrow(self, other: Snapshot, names: Mapping[str, str]) -> None:
-        """Add files of another checkpoint; ``names`` maps their paths here to those there."""
+        """Add files of another checkpoint, such as a tokenizer.
+
+        ``names`` maps the path of each file here to its path in ``other``.
+        """
         self.files = dict(self.files)
         for path, at in names.items():
             self.files[path] = replace(other.files[at], path=path)
             self.borrowed[path] = (other, at)
 
     def entry(self, path: str) -> FileEntry:
-        """A file's listed entry; ScreeningError if it is not listed."""
+        """Return the entry of a file.
+
+        Raises:
+            ScreeningError: The checkpoint has no such file.
+        """
         entry = self.files.get(path)
         if entry is None:
             at = f" at revision {self.revision}" if self.revision else ""
@@ -127,44 +140,73 @@ class Snapshot:
         return entry
 
     def names_around(self) -> list[str]:
-        """Its files, folders (with a ``/``) and, on this machine, some files below it and next to it.
+        """Return the names of files and folders in and around the checkpoint.
 
-        They tell which program left it; those next to it begin with ``../``.
+        Names of folders end with ``/``, and those next to the checkpoint's folder begin with
+        ``../``. They tell which program wrote the checkpoint. For a folder on this machine, some
+        files in subfolders and next to the folder are included.
         """
         return [*self.files, *(f"{name}/" for name in self.folders)]
 
     @property
     def next_step(self) -> str:
-        """The advice for a checkpoint whose stored files are broken."""
+        """What a user can do about missing or broken files, as the end of a message."""
         return "choose another revision" if self.revision else "copy, download or upload it again"
 
     def content_key(self, path: str) -> str:
-        """A file's cache key: its digest, else repository, commit and path; see `entry`."""
+        """Return the key under which a file is cached.
+
+        It is the digest if that is known, else repository, commit and path.
+
+        Raises:
+            ScreeningError: The checkpoint has no such file.
+        """
         return self.entry(path).digest or f"{self.repo}@{self.revision}/{path}"
 
     async def look_up(self, path: str) -> FileEntry:
-        """A file's entry, requested if its listing lacks a size (for JSON, a digest); or ScreeningError."""
+        """Return a file's entry, after asking the server for a size or digest that is not listed.
+
+        Raises:
+            ScreeningError: The checkpoint has no such file, or the server cannot be asked.
+        """
         return self.entry(path)
 
     async def small_file(self, path: str) -> bytes:
-        """A small file's content, such as a tokenizer, on the Hub checked by digest; or ScreeningError."""
+        """Return the content of a small file, such as ``config.json`` or a tokenizer.
+
+        Files of the Hub are checked against their digest.
+
+        Raises:
+            ScreeningError: The file is missing, larger than 64 MiB, broken, or cannot be read.
+        """
         if path in self.borrowed:
             other, at = self.borrowed[path]
             return await other.small_file(at)
         return await self._text(path)
 
     async def _text(self, path: str) -> bytes:
-        """Whole content of a small file of its own."""
+        """The content of a small file that is not borrowed."""
         (body,) = await self.ranges(path, [(0, self.entry(path).size)])
         return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """A file's bytes ``[begin, end)`` for each range, in their order; ScreeningError if one fails."""
+        """Return the bytes ``[begin, end)`` of a file for each of ``ranges``, in the same order.
+
+        Raises:
+            ScreeningError: The file is missing, or a range cannot be read.
+        """
         raise NotImplementedError
 
 
 class LocalSnapshot(Snapshot):
-    """A checkpoint in a folder. It needs no network and no cache."""
+    """A checkpoint in a folder on this machine.
+
+    Args:
+        repo: Name for messages and reports.
+        folder: The folder that contains the files.
+        files: Files of the checkpoint, by name.
+        revision: The commit if huggingface_hub downloaded it; else None.
+    """
 
     is_local = True
 
@@ -175,7 +217,10 @@ class LocalSnapshot(Snapshot):
         self.folder = folder
 
     def names_around(self) -> list[str]:
-        """Files in it, below it and next to it; see `Snapshot.names_around`."""
+        """Return names of files in the folder, in its subfolders and next to the folder.
+
+        See `Snapshot.names_around`. In very large folders some are left out.
+        """
         names = [*self.files]
         for place, folders, files in os.walk(self.folder):
             inside = Path(place).relative_to(self.folder)
@@ -190,22 +235,30 @@ class LocalSnapshot(Snapshot):
 
     @property
     def next_step(self) -> str:
-        """The advice for broken files; see `Snapshot.next_step`."""
+        """What a user can do about missing or broken files; see `Snapshot.next_step`."""
         if self.revision is not None:
             return super().next_step
         cache = self.folder.resolve().parent.parent / "blobs"
         downloads = (self.folder / ".cache" / "huggingface" / "download", cache)
         if any(next(place.glob("*.incomplete"), None) for place in downloads):
-            return "its download was not finished: `hf download` with the same arguments resumes it"
+            return "its download is not finished; run `hf download` again with the same arguments"
         return "wait until it is written, or save or copy it again"
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file; see `Snapshot.ranges`."""
+        """Return byte ranges of a file; see `Snapshot.ranges`."""
         return await in_thread(lambda: read_ranges(self.folder / self.entry(path).path, ranges))
 
 
 class RangedSnapshot(Snapshot):
-    """Listed files, read by ranges with retries on an account. Subclasses define one attempt."""
+    """A checkpoint on a server that lists its files, read by byte ranges with retries.
+
+    Subclasses define one attempt to read a range.
+
+    Args:
+        repo: Name for messages and reports.
+        files: Every file, by its path in the checkpoint.
+        account: Time budget, traffic and cache for reading.
+    """
 
     def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
         # A file without a version may change.
@@ -237,7 +290,8 @@ class RangedSnapshot(Snapshot):
             if entry.size > SMALL:
                 raise ScreeningError(
                     "BadResponse",
-                    f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check the file",
+                    f"expected at most {SMALL:,} bytes in {path} of {self.repo}, got {entry.size:,}; "
+                    "check that the file is a configuration or a tokenizer",
                 )
             kept = self.cache.read("files", self.content_key(path)) if self.cache else None
             if kept is not None:
@@ -253,7 +307,7 @@ class RangedSnapshot(Snapshot):
             return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file; see `Snapshot.ranges`."""
+        """Return byte ranges of a file, from this disk if it was downloaded; see `Snapshot.ranges`."""
         place = self._on_disk(await self.look_up(path))
         if place is not None:
             return await in_thread(lambda: read_ranges(place, ranges))
@@ -275,7 +329,7 @@ class RangedSnapshot(Snapshot):
                     length = len(received)
                     received.clear()
                     raise contradiction(
-                        f"a range of {path} of {self.repo} has the wrong length, {length} for {end - begin}"
+                        f"expected {end - begin} bytes of {path} of {self.repo}, got {length}"
                     )
             except RetryError as retry:
                 retry.progressed = len(received) > before
@@ -291,10 +345,13 @@ class RangedSnapshot(Snapshot):
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """Open a folder's checkpoint, or a weights file with its folder's configuration and tokenizer, if any.
+    """Open the checkpoint in a folder, or in a weights file and the small files next to it.
 
-    A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``); a
-    ScreeningError refuses an empty or missing one.
+    A folder is laid out as ``save_pretrained`` does it, or as a snapshot in the Hub's cache
+    (``…/snapshots/COMMIT``).
+
+    Raises:
+        ScreeningError: The folder is missing, empty or cannot be read.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -305,14 +362,23 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
     if not files and not any(place.iterdir()):
         raise ScreeningError(
             "FolderNotFound",
-            f"{path} is empty; name a folder with config.json and *.safetensors, or a training run's folder "
-            "with checkpoint-*, step_* or iter_* in it",
+            f"{path} is empty; give a folder with config.json and *.safetensors, or the folder of a "
+            "training run, with folders such as checkpoint-*, step_* or iter_* in it",
         )
     return LocalSnapshot(str(path), place, files)
 
 
 def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None:
-    """Open a checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
+    """Open a checkpoint in huggingface_hub's cache; None if the cache does not have the revision.
+
+    Args:
+        cache: The folder of the cache, such as ``HF_HUB_CACHE``.
+        repo: Name of the repository, ``org/name``.
+        revision: Branch, tag or commit.
+
+    Raises:
+        ScreeningError: Its folder cannot be read.
+    """
     folder = cache / f"models--{repo.replace('/', '--')}"
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
@@ -341,7 +407,11 @@ def _files(folder: Path) -> dict[str, FileEntry]:
 
 
 def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Bytes ``[begin, end)`` of a file on disk, for each range; ScreeningError if unreadable or shorter."""
+    """Return the bytes ``[begin, end)`` of a file on disk, for each of ``ranges``.
+
+    Raises:
+        ScreeningError: The file cannot be read, is too short, or is a pointer of git-lfs.
+    """
     bodies = []
     try:
         with place.open("rb") as file:
@@ -357,7 +427,7 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         if len(body) != end - begin:
             raise ScreeningError(
                 "BadResponse",
-                f"{place} ended before byte {end}; wait until it is written, or copy it again",
+                f"{place} ends before byte {end:,}; wait until it is written, or copy it again",
             )
     return bodies
 
@@ -366,8 +436,8 @@ def _unreadable(place: Path, error: OSError) -> ScreeningError:
     if place.is_symlink() and not place.exists():
         return ScreeningError(
             "FileNotFound",
-            f"{place} links to {os.readlink(place)}, which is gone (perhaps a purged cache); download it "
-            "again, or copy the folder with its links followed (cp -rL)",
+            f"{place} links to {os.readlink(place)}, which is gone (perhaps a purged cache); "
+            "download it again, or copy the folder with its links followed (cp -rL)",
         )
     return ScreeningError(
         "FileNotFound",
@@ -376,20 +446,27 @@ def _unreadable(place: Path, error: OSError) -> ScreeningError:
 
 
 def version_digest(*parts: object) -> str:
-    """``etag:<hex>`` of an address and its storage's version; see `FileEntry.digest`."""
+    """Return a digest ``etag:<hex>`` from a file's address, size and version on its server.
+
+    See `FileEntry.digest`; files with equal ``parts`` get equal digests.
+    """
     return "etag:" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
 def changed(what: str) -> ScreeningError:
-    """The error for a file that changed after it was listed."""
+    """Return the error for a file that was changed after it was listed; ``what`` names the file."""
     return ScreeningError(
         "BadResponse",
-        f"{what} changed while it was read; screen it again when it is no longer written",
+        f"{what} changed while it was read; screen it again once it is fully written",
     )
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
-    """The files to read for one weights file: itself or all its parts, and small files but for an index."""
+    """Return the files of the checkpoint that one weights file gives, out of those next to it.
+
+    These are the file ``name`` itself (for one part of a GGUF model, all its parts), and the
+    configuration and tokenizer files, without indexes of shards.
+    """
     whole = PART.sub(".gguf", name)
     chosen = {}
     for path, entry in files.items():

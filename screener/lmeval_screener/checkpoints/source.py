@@ -1,7 +1,8 @@
 """Opening checkpoints: folders, repositories, and a `Source` for each kind of address.
 
-A source expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`, so that
-modules above need not know its storage. A source's libraries are imported on the first use of its scheme.
+A source lists the checkpoints that a glob or a training run's folder stands for, and opens one as a
+`Snapshot`, so that modules above need not know where it is stored. The libraries of a source are
+imported when its scheme is first used.
 """
 
 from __future__ import annotations
@@ -27,21 +28,32 @@ _NOT_HERE = ("RepoNotFound", "Unreachable", "Offline")
 
 
 class Source(Protocol):
-    """One kind of checkpoint address."""
+    """A place where checkpoints are stored, such as object stores or an MLflow registry."""
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The target's checkpoints, by step; a checkpoint is returned unchanged; ScreeningError for none."""
+        """Return one target for each checkpoint that ``target`` stands for, ordered by step.
+
+        A target of a single checkpoint is returned unchanged.
+
+        Raises:
+            ScreeningError: There is no checkpoint, or they cannot be listed.
+        """
         ...
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open the target's checkpoint; ScreeningError if that fails."""
+        """Open the checkpoint of a target.
+
+        Raises:
+            ScreeningError: The checkpoint does not exist or cannot be read.
+        """
         ...
 
 
 class Sources:
-    """A `Source` for all targets: folders, repositories and every kind of address.
+    """A `Source` for every target: folders, repositories of the Hub, and all other addresses.
 
-    Without a hub every target is a folder.
+    Args:
+        hub: Client of the Hub; None if every target is a folder.
     """
 
     def __init__(self, hub: Hub | None) -> None:
@@ -51,7 +63,7 @@ class Sources:
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The target's checkpoints; see `Source.expand`."""
+        """Return one target for each checkpoint that ``target`` stands for; see `Source.expand`."""
         if target.scheme is not None and not target.refused:
             self._hub.networks.name(target.address)
             return await self._source(target.scheme).expand(target, account)
@@ -61,7 +73,10 @@ class Sources:
         return [replace(target, revision=name) for name in names]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open a checkpoint, with the target's tokenizer if it stores none; see `Source.snapshot`."""
+        """Open a checkpoint; see `Source.snapshot`.
+
+        If it has no tokenizer files of its own, those of ``target.tokenizer`` are added.
+        """
         snapshot = await self._opened(target, account)
         files = snapshot.files
         if (
@@ -102,8 +117,8 @@ class Sources:
         if network := await networks.private(host):
             raise ScreeningError(
                 "BadName",
-                f"{target.shown} is in a {network} network, and you did not name it; if it is right, "
-                "screen that address too",
+                f"{target.shown} is in a {network} network, and you did not name it; if the address "
+                "is right, name it too among the checkpoints to screen",
             )
 
     @property
@@ -135,7 +150,14 @@ class Sources:
         return BucketSource(FileSystem)
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
-        """A shared tokenizer: its snapshot, and usual -> actual names of its files; else ScreeningError."""
+        """Open the tokenizer that ``text`` names: a folder, a repository, an address or a file.
+
+        Return the checkpoint that contains it and, for each usual name of a tokenizer file, the
+        name of that file there. Each tokenizer is opened once.
+
+        Raises:
+            ScreeningError: It cannot be opened, or has no tokenizer files.
+        """
         async with self._locks.setdefault(text, lock()):
             if text not in self._tokenizers:
                 self._tokenizers[text] = await self._found(text)
@@ -154,16 +176,16 @@ class Sources:
             # On the run's account: all share it, and each reads it within its own time.
             snapshot = await self._opened(target, self._hub.account)
         except ScreeningError as error:
-            hub = "expected an existing folder or file, or a repository of the Hub: "
-            raise ScreeningError(
-                error.code, f"tokenizer {text}: {hub * target.on_hub}{error}"
-            ) from error
+            expected = ""
+            if target.on_hub:
+                expected = "expected an existing folder or file, or a repository of the Hub: "
+            raise ScreeningError(error.code, f"tokenizer {text}: {expected}{error}") from error
         usual = {file: file for file in TOKENIZER_FILES if file in snapshot.files}
         names = {TOKENIZER_FILES[0]: name} if name else usual
         if not names or not set(names.values()) <= set(snapshot.files):
             raise ScreeningError(
                 "TokenizerNotFound",
-                f"tokenizer {text} has no {name or ' or '.join(TOKENIZER_FILES)}; name a repository, "
+                f"tokenizer {text} has no {name or ' or '.join(TOKENIZER_FILES)}; give a repository, "
                 "folder or file that has one",
             )
         return snapshot, names

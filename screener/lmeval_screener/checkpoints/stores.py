@@ -1,11 +1,12 @@
 """Remote storages that list folders: globs, training runs, checkpoints and single files in them.
 
-A `Bucket` lists a folder and reads a range: S3, Azure or any file system of fsspec. A
-listing names each file's version (an ETag, a generation); the bytes read must belong to that version, and
-are cached under it.
+A `Bucket` lists a folder and reads a range: S3, Azure or any file system of fsspec. A listing names
+each file's version (an ETag, a generation); the bytes read must belong to that version, and are
+cached under it.
 
-fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It cannot read on
-condition, so a file's entry is checked again after its ranges. One call, in a thread, counts as a request.
+fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It cannot
+read on condition, so a file's entry is checked again after its ranges. One call, in a thread, counts
+as a request.
 """
 
 from __future__ import annotations
@@ -51,20 +52,29 @@ _VERSIONS = ("ETag", "etag", "version_id", "generation", "md5", "mtime", "modifi
 
 @dataclass(frozen=True)
 class FolderListing:
-    """A folder's content: names of subfolders, and files by name."""
+    """The content of a folder: the names of its subfolders, and its files by name."""
 
     folders: tuple[str, ...] = ()
     files: Mapping[str, FileEntry] = field(default_factory=dict)
 
 
 class Bucket:
-    """One bucket, container or server; a call raises RetryError if a retry may help, else ScreeningError."""
+    """One bucket, container or file server; subclasses say how its folders and files are read.
+
+    Methods raise RetryError for a failure that may pass, and ScreeningError for one that will not.
+
+    Args:
+        address: Address of the bucket or server, such as ``s3://BUCKET``.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """The folders and files in a folder (none if it does not exist), in one attempt."""
+        """List the subfolders and files of a folder, in one attempt.
+
+        The listing is empty if the folder does not exist.
+        """
         raise NotImplementedError
 
     async def read(
@@ -76,16 +86,28 @@ class Bucket:
         received: bytearray,
         account: Account,
     ) -> None:
-        """Append bytes ``[begin, end)`` of a file if it is still the listed file, in one attempt."""
+        """Append the bytes ``[begin, end)`` of a file to ``received``, in one attempt.
+
+        Raises:
+            ScreeningError: The file is no longer the version in ``entry``, or cannot be read.
+            RetryError: The attempt failed in a way that may pass.
+        """
         raise NotImplementedError
 
     async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
-        """Whether a file still has its listed version; only for storages whose `read` cannot check it."""
+        """Whether a file still has the version in ``entry``.
+
+        True without a request where `read` already checks the version.
+        """
         return True
 
 
 class BucketSource:
-    """Checkpoints in stores; a `Source`."""
+    """Checkpoints in buckets and on file servers; a `Source`.
+
+    Args:
+        make: Function from the address of a bucket or server to its `Bucket`.
+    """
 
     def __init__(self, make: Callable[[str], Bucket]) -> None:
         self._make = make
@@ -94,9 +116,13 @@ class BucketSource:
         self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The checkpoints at an address, or ScreeningError; each listing gets a checkpoint's time budget.
+        """Return one target for each checkpoint at an address; see `Source.expand`.
 
-        ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run gives its checkpoints.
+        ``*``, ``?`` and ``[…]`` match inside one part of the path. The folder of a training run
+        stands for its checkpoints. Each folder is listed within the time budget of one checkpoint.
+
+        Raises:
+            ScreeningError: Nothing matches, or a folder cannot be listed.
         """
         store, path = self._store_and_path(target.address)
         with account.paused():
@@ -104,7 +130,8 @@ class BucketSource:
             if not places:
                 raise ScreeningError(
                     "FolderNotFound",
-                    f"nothing matches {target.repo}; check the address (a * matches a name between slashes)",
+                    f"no folder or weights file matches {target.repo}; check the address (a * does "
+                    "not match a slash)",
                 )
             runs = await side_by_side(self._run_at(store, place, account) for place in places)
         targets: dict[str, Target] = {}
@@ -129,7 +156,8 @@ class BucketSource:
         if name and name not in listing.files:
             raise ScreeningError(
                 "FolderNotFound",
-                f"{address} does not exist; its folder has {_first_names(listing)}: check the address",
+                f"{address} does not exist; check the address (its folder contains "
+                f"{_first_names(listing)})",
             )
         around: list[str] = []
         if not name and not holds_weights(listing.files):
@@ -138,10 +166,15 @@ class BucketSource:
             known = layout_of(around, address, is_local=False)
             if known is not None:
                 raise cannot(*known)
+            if not listing.folders:
+                raise ScreeningError(
+                    "FolderNotFound",
+                    f"{address} is empty or does not exist; check the address",
+                )
             raise ScreeningError(
                 "FolderNotFound",
-                f"{address} holds no files; it holds {_first_names(listing)}: name a folder with "
-                "config.json and the weights, or a training run's folder",
+                f"{address} has no files of its own, only the folders {_first_names(listing)}; give "
+                "a folder with config.json and the weights, or the folder of a training run",
             )
         if not name:
             self._listings.pop((store.address, folder), None)  # ten thousand would need much memory
@@ -228,7 +261,12 @@ class BucketSource:
 
 
 class BucketSnapshot(RangedSnapshot):
-    """A checkpoint in a store."""
+    """A checkpoint in a bucket or on a file server.
+
+    Attributes:
+        around: Names of files in subfolders and next to the checkpoint; only set if it has no
+            weights.
+    """
 
     def __init__(
         self, store: Bucket, repo: str, path: str, files: Mapping[str, FileEntry], account: Account
@@ -239,11 +277,18 @@ class BucketSnapshot(RangedSnapshot):
         self.around: Sequence[str] = ()
 
     def names_around(self) -> list[str]:
-        """Its files and folders, and those around it where it has no weights; see `Snapshot.names_around`."""
+        """Return the names of its files and folders, and those in ``around``.
+
+        See `Snapshot.names_around`.
+        """
         return [*super().names_around(), *self.around]
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file; ScreeningError if it changed while they were read; see `Snapshot.ranges`."""
+        """Return byte ranges of a file; see `Snapshot.ranges`.
+
+        Raises:
+            ScreeningError: A range cannot be read, or the file changed meanwhile.
+        """
         bodies = await super().ranges(path, ranges)
         account = self.account
         place = joined(self._path, path)
@@ -258,7 +303,7 @@ class BucketSnapshot(RangedSnapshot):
 
 
 class FileSystem(Bucket):
-    """One file system of fsspec."""
+    """A `Bucket` for any file system that fsspec supports, such as SFTP or HDFS."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -267,7 +312,7 @@ class FileSystem(Bucket):
         self._system: Any = None
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """The folders and files in a folder; see `Bucket.listed`."""
+        """List the subfolders and files of a folder; see `Bucket.listed`."""
 
         def look(system: Any, place: str) -> list[dict[str, Any]]:
             system.invalidate_cache()
@@ -305,7 +350,7 @@ class FileSystem(Bucket):
         received: bytearray,
         account: Account,
     ) -> None:
-        """Append bytes of a file; see `Bucket.read`."""
+        """Append bytes of a file to ``received``; see `Bucket.read`."""
         try:
             body = await self._call(
                 lambda system, place: bytes(system.cat_file(place, start=begin, end=end)),
@@ -318,7 +363,7 @@ class FileSystem(Bucket):
         received += body
 
     async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
-        """Whether a file still has its listed version; see `Bucket.is_same`."""
+        """Whether a file still has the version in ``entry``; see `Bucket.is_same`."""
         folder, _, name = path.rpartition("/")
         return (await self.listed(folder, account)).files.get(name) == entry
 
@@ -337,7 +382,7 @@ class FileSystem(Bucket):
         except PermissionError as error:
             raise ScreeningError(
                 "AccessDenied",
-                f"{place} may not be read ({error}); set the credentials that its server needs",
+                f"access to {place} is denied ({error}); set the credentials that its server needs",
             ) from error
         except Exception as error:
             raise _unreachable(f"{place} cannot be read", error) from error
@@ -351,13 +396,14 @@ class FileSystem(Bucket):
         except ImportError as error:
             raise ScreeningError(
                 "MissingExtra",
-                f"{scheme}:// needs another package ({error}); pip install it, or 'lmeval-dispersion[cloud]'",
+                f"addresses with {scheme}:// need a package that is missing ({error}); pip install "
+                "it, or 'lmeval-dispersion[cloud]'",
             ) from error
         except ValueError as error:
             raise ScreeningError(
                 "BadName",
-                f"{scheme}:// is not supported by obstore or fsspec ({error}); download the "
-                "checkpoint and give its folder",
+                f"addresses with {scheme}:// are not supported ({error}); download the checkpoint "
+                "and give its folder",
             ) from error
         except Exception as error:
             raise _unreachable(f"{self.address} cannot be opened", error) from error

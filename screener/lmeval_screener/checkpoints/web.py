@@ -1,12 +1,13 @@
 """Checkpoints at web addresses, read by ranges: the Hub's, and those of any web server.
 
-A large remote file is resolved once, and its ranges are read concurrently from that address. If the address
-is refused (expired), the file is resolved again; if the new address is refused too, every range is resolved
-by itself. A range has no checksum, so only `range_problem` protects from a faulty server's wrong rows.
+A large file of the Hub is resolved once, and its ranges are read concurrently from the address to
+which the Hub redirects. If that address is refused (because it has expired), the file is resolved
+again; if the new address is refused too, every range is resolved by itself. A range has no checksum,
+so only `range_problem` protects from wrong rows that a faulty server sends.
 
-Other servers' files are read over the Hub's connections, with the same checks, without its token. Web servers
-list no folders: a folder's files are those of transformers' layout that answer, and the shards of its index.
-A file's version is its ETag (``If-Match``), else its date and size.
+Files of other servers are read over the same connections, with the same checks, without the Hub's
+token. Web servers list no folders: a folder's files are those of transformers' layout that exist, and
+the shards of its index. A file's version is its ETag (``If-Match``), else its date and size.
 """
 
 from __future__ import annotations
@@ -46,22 +47,30 @@ _SMALL = ("config.json", *TOKENIZER_FILES)
 
 @dataclass
 class FilePlace:
-    """A file's resolved address and ETag, if known."""
+    """Where a file's ranges are requested.
+
+    Attributes:
+        lock: Held while the file is being resolved.
+        address: The address to which the server redirects requests for the file; None until it is
+            known, and after it was refused.
+        refused: How many such addresses in a row were refused, as they are once they have expired.
+        etag: The file's ETag; None until it is known.
+    """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     address: URL | None = None
-    refused: int = 0  # how often such an address was refused in a row
+    refused: int = 0
     etag: str | None = None
 
 
 class RemoteSnapshot(RangedSnapshot):
-    """A checkpoint's files at addresses, read over HTTP.
+    """A checkpoint whose files are read over HTTP.
 
     Args:
-        repo: Name for messages.
-        files: Every file by path.
+        repo: Name for messages and reports.
+        files: Every file, by its path in the checkpoint.
         account: Time budget, traffic and cache for reading.
-        online: Gives the connections, to request an item; see `Hub.online`.
+        online: Function that returns the HTTP connections; see `Hub.online`.
     """
 
     #: Whether a file's address leads to another one, which may expire: the file is then resolved again.
@@ -110,7 +119,7 @@ class RemoteSnapshot(RangedSnapshot):
             if response.status == 206:
                 if problem := range_problem(response, begin, end, entry.size, place.etag):
                     raise contradiction(
-                        f"{host} answered wrongly for {path} of {self.repo}: {problem}"
+                        f"{host} gave an invalid answer for {path} of {self.repo}: {problem}"
                     )
                 while piece := await piece_of(response, self.account):
                     received += piece
@@ -122,12 +131,18 @@ class RemoteSnapshot(RangedSnapshot):
             elif response.status == 200:
                 if entry.size > WHOLE and (begin, end) != (0, entry.size):
                     # Mirrors that ignore Range; small files may come whole.
-                    what = f"{host} ignores Range and would send all {entry.size} bytes of {path} of {self.repo}"
-                    advice = "use the Hub itself or download the checkpoint and screen the folder"
-                    raise contradiction(f"{what}; {advice}", "RangeNotSupported")
+                    raise contradiction(
+                        f"{host} ignores the header Range and would send all {entry.size:,} bytes "
+                        f"of {path} of {self.repo}; use the Hub itself, or download the checkpoint "
+                        "and screen its folder",
+                        "RangeNotSupported",
+                    )
                 body = await unpacked(response, self.account, entry.size)
                 if not entry.fits(body):
-                    raise contradiction(f"{path} of {self.repo} came as another file")
+                    raise contradiction(
+                        f"expected the listed size and digest of {path} of {self.repo}, got another "
+                        f"file from {host}"
+                    )
                 if entry.size <= WHOLE:
                     self._whole[path] = body
                 received += body[begin:end]
@@ -136,15 +151,19 @@ class RemoteSnapshot(RangedSnapshot):
                 if not self._redirects or transport.is_hub(response.url):
                     raise self._refused(response)
                 if response.status not in (401, 403):
-                    what = f"{host} answered {response.status} to a range of {path} of {self.repo}"
-                    raise contradiction(what)
+                    raise contradiction(
+                        f"{host} answered a request for a range of {path} of {self.repo} with status "
+                        f"{response.status}"
+                    )
                 # Only the first refused range counts; for the others the address is already gone.
                 if resolved is not None and place.address is resolved:
                     place.address = None
                     place.etag = None
                     place.refused += 1
-                what = f"the signed address of {path} of {self.repo}"
-                error = ScreeningError("AccessDenied", f"{host} refuses {what}; try again later")
+                error = ScreeningError(
+                    "AccessDenied",
+                    f"{host} refuses the signed address of {path} of {self.repo}; try again later",
+                )
                 raise RetryError(error, wait=0.0)
 
     async def _address(self, path: str, place: FilePlace) -> URL:
@@ -160,7 +179,13 @@ class RemoteSnapshot(RangedSnapshot):
 
 
 class WebFile(NamedTuple):
-    """A file that exists: its address, size and version, and the server's ETag."""
+    """A file that exists on a web server.
+
+    Attributes:
+        url: Address of the file.
+        entry: Its name, its size, and a digest of its version.
+        etag: The ETag that the server stated; None if it stated none.
+    """
 
     url: URL
     entry: FileEntry
@@ -168,7 +193,14 @@ class WebFile(NamedTuple):
 
 
 class WebSnapshot(RemoteSnapshot):
-    """Files of a web server, each read at the address where it was probed."""
+    """A checkpoint on a web server, each of whose files has an address of its own.
+
+    Args:
+        repo: Name for messages and reports.
+        files: Every file that exists, by its path in the checkpoint.
+        account: Time budget, traffic and cache for reading.
+        online: Function that returns the HTTP connections; see `Hub.online`.
+    """
 
     def __init__(
         self,
@@ -192,22 +224,34 @@ class WebSnapshot(RemoteSnapshot):
 
 
 class WebServers:
-    """Files and folders by their addresses; a `Source`."""
+    """Checkpoints at ``http://`` and ``https://`` addresses; a `Source`.
+
+    Args:
+        online: Function that returns the HTTP connections; see `Hub.online`.
+    """
 
     def __init__(self, online: Callable[[str], Transport]) -> None:
         self._online = online
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """The address itself; see `Source.expand`. ScreeningError for ``*``: web servers list no folders."""
+        """Return the target unchanged; see `Source.expand`.
+
+        Raises:
+            ScreeningError: The address contains ``*``, although web servers list no folders.
+        """
         if "*" in url_of(target.address).path:
             raise ScreeningError(
                 "BadName",
-                f"a web server lists no folders, so {target.shown} cannot be searched; name each checkpoint",
+                f"a web server does not list folders, so nothing can be matched with {target.shown}; "
+                "give the address of each checkpoint",
             )
         return [target]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open a file with the files next to it, or a folder; see `Source.snapshot`."""
+        """Open the checkpoint in a folder, or a weights file and the small files next to it.
+
+        See `Source.snapshot`.
+        """
         transport = self._online(target.shown)
         address = target.address
         url = url_of(address, encoded="%" in address and address.isascii())
@@ -245,7 +289,8 @@ class WebServers:
                 return opened(files | await existing(shards))
         raise ScreeningError(
             "FolderNotFound",
-            f"{target.shown} has none of {', '.join(usual)}; name the folder that has one, or a weights file",
+            f"{target.shown} has none of {', '.join(usual)}; check the address, which must be that "
+            "of a folder with one of these files, or of a weights file",
         )
 
 
@@ -270,9 +315,10 @@ async def _probe(
         if response.status not in (200, 206):
             raise _refusal(response, str(address))
         if total is None or is_page:
-            what = "with a web page" if is_page else "without a size"
+            what = "a web page" if is_page else "a file without a size"
             raise contradiction(
-                f"{response.url.host} answered {what} for {name}; give the address of the file itself"
+                f"expected the file {name} with its size, got {what} from {response.url.host}; give "
+                "the address of the file itself"
             )
         etag = response.headers.get("ETag")
         date = response.headers.get("Last-Modified")
@@ -288,8 +334,8 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
     if status in (401, 403, 407, 451):
         return ScreeningError(
             "AccessDenied",
-            f"{host} refuses access to {what} ({status}); a signed address may have expired: "
-            "ask for a new one",
+            f"{host} refuses access to {what} ({status}); check the address, and if it is a signed "
+            "one that has expired, ask for a new one",
         )
     if status in (404, 410):
         return ScreeningError(
@@ -299,7 +345,7 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
         return changed(what)
     return ScreeningError(
         "BadResponse",
-        f"{host} answered {status} for {what}; check the address and any proxy on the way",
+        f"{host} answered with status {status} for {what}; check the address and any proxy on the way",
     )
 
 
@@ -330,7 +376,15 @@ def _shards(index: bytes) -> list[str]:
 def range_problem(
     response: aiohttp.ClientResponse, begin: int, end: int, size: int, etag: str | None
 ) -> str | None:
-    """Why a 206 is not bytes ``[begin, end)`` of the listed file as stored; None if it is."""
+    """Return why a partial response (206) is not what was requested; None if it is.
+
+    Args:
+        response: The response.
+        begin: First byte that was requested.
+        end: First byte after the range that was requested.
+        size: Size of the whole file as listed, in bytes.
+        etag: ETag of the file in an earlier response; None to accept any.
+    """
     headers = response.headers
     expected = f"bytes {begin}-{end - 1}/{size}"
     stated = headers.getall("Content-Range", [])

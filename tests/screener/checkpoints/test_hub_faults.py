@@ -122,17 +122,14 @@ def test_a_hub_that_cannot_be_reached_names_the_mirror_and_the_offline_mode(hub,
     hub.add("org/model", write_checkpoint(tmp_path / "repo", head_and_embedding()))
     hub.fault("*", faults.closed())
     error = refused(read, hub, tmp_path / "cache", code="Unreachable")
-    assert (
-        "; check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to read what is downloaded"
-        in str(error)
-    )
+    assert "; check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to" in str(error)
 
 
 @pytest.mark.parametrize("sha", [b"main", b"0" * 40])
 @pytest.mark.parametrize("siblings", [b"[5]}", b'[{"size": 5}]}', b"\xff", b"[" * 100_000])
 def test_a_listing_that_is_none_is_refused(hub, folder, tmp_path, sha, siblings):
     hub.fault("api", faults.status(200, body=b'{"sha": "%s", "siblings": %s' % (sha, siblings)))
-    assert "is not the Hub's JSON" in str(refused(read, hub, tmp_path / "cache"))
+    assert "expected JSON of the Hub's API" in str(refused(read, hub, tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(

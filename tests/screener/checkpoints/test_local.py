@@ -187,7 +187,7 @@ def test_a_web_page_is_no_file(folder, tmp_path, monkeypatch):
         np.testing.assert_array_equal(read(f"{web.endpoint}/m", tmp_path).rows, truth(folder))
         web.fault("*", status(200))
         refused(
-            read, f"{web.endpoint}/m/{FILE}", tmp_path, code="BadResponse", says="with a web page"
+            read, f"{web.endpoint}/m/{FILE}", tmp_path, code="BadResponse", says="got a web page"
         )
 
 
@@ -199,5 +199,5 @@ def test_addresses_that_no_storage_serves(folder, tmp_path):
         "http://127.0.0.1:9/run/checkpoint-*",
         tmp_path,
         code="BadName",
-        says="lists no folders",
+        says="does not list folders",
     )

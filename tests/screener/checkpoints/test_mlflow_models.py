@@ -78,8 +78,8 @@ def test_versions_of_a_real_registry(registry, tmp_path):
     for text, says in (
         ("models:/sums/7", "version=7"),
         ("models:/sums@nobody", "nobody"),
-        ("models:/sums/Staging", "no version Staging"),
-        ("models:/nothing/*", "no version of the model nothing, nor any other"),
+        ("models:/sums/Staging", "none that is ready in the stage Staging"),
+        ("models:/nothing/*", "no version of the model nothing"),
     ):
         failed = unread(text, "RepoNotFound", says)
         assert "MLFLOW_TRACKING_URI" in failed.message

@@ -109,7 +109,7 @@ def test_what_other_programs_leave_is_named_and_copied_before_their_commands(
 @pytest.mark.parametrize(
     ("setting", "value", "says"),
     [
-        ("AWS_ACCESS_KEY_ID", None, "AWS_SKIP_SIGNATURE=true for a public bucket"),
+        ("AWS_ACCESS_KEY_ID", None, "for a public bucket AWS_SKIP_SIGNATURE=true"),
         ("AWS_PROFILE", "nobody", "nobody"),
     ],
 )

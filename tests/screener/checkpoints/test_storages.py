@@ -183,7 +183,7 @@ def test_a_run_and_globs(storage, folder, tmp_path):
     if storage.address.startswith("s3:"):
         for text, requests in (("run1", 4), ("run1/logs", 1)):
             assert expand(f"{storage.address}/{text}", tmp_path)[1] == requests
-    refused(expand, f"{storage.address}/none-*", tmp_path, says="nothing matches")
+    refused(expand, f"{storage.address}/none-*", tmp_path, says="no folder or weights file matches")
 
 
 @in_each(*SERVED, "memory")
