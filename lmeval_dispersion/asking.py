@@ -5,16 +5,12 @@ The declaration of the arguments. Nothing is imported for it: neither torch nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from lmeval_dispersion.arguments import Option
 from lmeval_dispersion.options import JoinedByCommas, Once
-
-if TYPE_CHECKING:
-    from lmeval_screener import Result
 
 ERROR = 0.05
 MARGIN = 0.01
@@ -167,21 +163,3 @@ class How:
     engine: Literal["ray"] | None = None
     gpus_per_checkpoint: Annotated[float | None, Option("X")] = None
     dry_run: bool = False
-
-
-@dataclass(frozen=True)
-class Racing(Asking, How, Which):
-    """All arguments of a race.
-
-    Attributes:
-        checkpoints: As `dispersion screen` has them, or the folder of a short list (--emit).
-
-            Or the result of :func:`screen`.
-        demo: Race the bundled models by recorded answers instead; no model is loaded.
-        quiet: Show no progress.
-    """
-
-    checkpoints: Annotated[str | Path | Iterable[str | Path] | Result, Option("CHECKPOINT")] = ()
-    _: KW_ONLY
-    demo: bool = False
-    quiet: bool = False
