@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -27,7 +27,6 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from lmeval_dispersion.errors import UsageError
@@ -96,11 +95,20 @@ def add_options(
 
 
 def _hints(declared: type[Any]) -> dict[str, Any]:
-    """The types of a dataclass's fields; a class that type checkers alone import is Any."""
+    """The types of a dataclass's fields, by name."""
+    hints = dict[str, Any]()
+    for base in reversed(declared.__mro__):
+        hints |= _own_hints(base)
+    return hints
+
+
+@cache
+def _own_hints(base: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the fields of a class alone; a name that type checkers alone import is Any."""
     unknown = dict[str, Any]()
     while True:
         try:
-            return get_type_hints(declared, localns=unknown, include_extras=True)
+            return inspect.get_annotations(base, locals=unknown, eval_str=True)
         except NameError as error:
             unknown[str(error.name)] = Any
 
@@ -248,12 +256,18 @@ def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
     """
     texts = dict[str, str]()
     for base in reversed(declared.__mro__):
-        section = (inspect.cleandoc(base.__doc__ or "")).partition("Attributes:\n")[2]
-        entries = re.split(rf"^ {{{_INDENT}}}(\w+): ", section, flags=re.MULTILINE)
-        for name, text in zip(entries[1::2], entries[2::2], strict=True):
-            shown = text if whole else text.partition("\n\n")[0]
-            texts[name] = " ".join(shown.split())
+        for name, text in _own_texts(base).items():
+            paragraphs = text if whole else text.partition("\n\n")[0]
+            texts[name] = " ".join(paragraphs.split())
     return texts
+
+
+@cache
+def _own_texts(base: Callable[..., Any]) -> dict[str, str]:
+    """The text of each field in the docstring of a class alone."""
+    section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.split(rf"^ {{{_INDENT}}}(\w+): ", section, flags=re.MULTILINE)
+    return dict(zip(entries[1::2], entries[2::2], strict=True))
 
 
 def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.asking import How
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
-from lmeval_dispersion.racing.arguments import Racing
+from lmeval_dispersion.racing.arguments import How, Racing
 from lmeval_dispersion.racing.contest import Contest, Phase
 from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run
 from lmeval_dispersion.racing.lineup import Lineup, Named, Plan, lineup, questions_of
