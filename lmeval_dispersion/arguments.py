@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -27,9 +27,9 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.layouts import nearest
 
 P = ParamSpec("P")
@@ -77,26 +77,38 @@ def add_options(
     hints = _hints(declared)
     texts = texts_of(declared)
     for name in names or declared.__annotations__:
-        if name in fields:
-            field = fields[name]
-            option = _option(hints[name])
-            flags = option.names
-            if field.kw_only and not flags:
-                flags = ("--" + (name.replace("_", "-") if dashed else name),)
-            settings = _settings(field, _types(hints[name]), option, positional=not flags)
-            settings |= more
-            settings["help"] = _help(more.get("help", texts[name]), settings, positional=not flags)
-            if flags:
-                settings["dest"] = name
-            parser.add_argument(*(flags or (name,)), **settings)
+        if name not in fields:  # the mark KW_ONLY
+            continue
+        field = fields[name]
+        option = _option(hints[name])
+        flags = option.names
+        if field.kw_only and not flags:
+            flags = (f"--{name.replace('_', '-')}",) if dashed else (f"--{name}",)
+        settings = _settings(field, hints[name], option, positional=not flags)
+        settings |= more
+        text = more.get("help", texts[name])
+        settings["help"] = _help(text, settings, positional=not flags)
+        if flags:
+            parser.add_argument(*flags, dest=name, **settings)
+        else:
+            parser.add_argument(name, **settings)
 
 
 def _hints(declared: type[Any]) -> dict[str, Any]:
-    """The types of a dataclass's fields; a class that type checkers alone import is Any."""
+    """The types of a dataclass's fields, by name."""
+    hints = dict[str, Any]()
+    for base in reversed(declared.__mro__):
+        hints |= _own_hints(base)
+    return hints
+
+
+@cache
+def _own_hints(base: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the fields of a class alone; a name that type checkers alone import is Any."""
     unknown = dict[str, Any]()
     while True:
         try:
-            return get_type_hints(declared, localns=unknown, include_extras=True)
+            return inspect.get_annotations(base, locals=unknown, eval_str=True)
         except NameError as error:
             unknown[str(error.name)] = Any
 
@@ -116,34 +128,66 @@ def _types(hint: Any) -> list[Any]:
     return [part for part in parts if part is not type(None)]
 
 
+def _items(types: list[Any]) -> list[Any]:
+    """The types of the items of those types that hold several values."""
+    several = [kind for kind in types if get_origin(kind) in (Sequence, Iterable)]
+    return [item for kind in several for item in _types(get_args(kind)[0])]
+
+
+def _choices(hint: Any) -> list[Any]:
+    """The values that a field may have, or each of its several values; empty for any."""
+    types = _types(hint)
+    literals = [kind for kind in [*types, *_items(types)] if get_origin(kind) is Literal]
+    return list(dict.fromkeys(choice for kind in literals for choice in get_args(kind)))
+
+
+def check_choices(asked: Any) -> None:
+    """Check an options object's values against the choices of their fields.
+
+    Raises:
+        UsageError: A value is none of its field's choices; names the field.
+    """
+    hints = _hints(type(asked))
+    for field in dataclasses.fields(asked):
+        choices = _choices(hints[field.name])
+        value = getattr(asked, field.name)
+        if not choices or value is field.default:
+            continue
+        values = [value] if isinstance(value, str) or not isinstance(value, Iterable) else value
+        for each in values:
+            if each not in choices:
+                expected = " or ".join(map(str, choices))
+                raise UsageError(f"expected {expected}, got {each!r}", argument=field.name)
+
+
 def _settings(
-    field: dataclasses.Field[Any], types: list[Any], option: Option, *, positional: bool
+    field: dataclasses.Field[Any], hint: Any, option: Option, *, positional: bool
 ) -> dict[str, Any]:
     """The arguments of ``add_argument`` that follow from a field, but for its names and help."""
+    types = _types(hint)
     if types == [bool]:
         return {"action": "store_true", "default": False}
     settings: dict[str, Any] = {"metavar": option.metavar}
     is_required = field.default is dataclasses.MISSING
     if not is_required:
         settings["default"] = field.default
-    several = [kind for kind in types if get_origin(kind) in (Sequence, Iterable)]
-    one_of = [item for kind in several for item in _types(get_args(kind)[0])]
-    choices = [choice for kind in [*types, *one_of] for choice in _choices(kind)]
+    items = _items(types)
+    choices = _choices(hint)
     if choices:
-        settings["choices"] = list(dict.fromkeys(choices))
+        settings["choices"] = choices
     if option.type:
         settings["type"] = option.type
-    elif one_of[:1] == [int]:
+    elif items[:1] == [int]:
         settings["type"] = _numbers
     elif types[0] in (int, float, Path) and str not in types:
         settings["type"] = types[0]
     if positional:
-        if several:
+        if items:
             settings["nargs"] = "+" if is_required else "*"
         elif not is_required and not choices:  # `options.py` puts in a choice that is left out
             settings["nargs"] = "?"
         return settings
-    if several and "type" not in settings:
+    if items and "type" not in settings:
         settings["action"] = "append"
         settings["default"] = []
     if is_required:
@@ -155,10 +199,6 @@ def _settings(
         settings["nargs"] = "?"
         settings["const"] = True
     return settings
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -216,18 +256,25 @@ def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
     """
     texts = dict[str, str]()
     for base in reversed(declared.__mro__):
-        section = (inspect.cleandoc(base.__doc__ or "")).partition("Attributes:\n")[2]
-        entries = re.split(rf"^ {{{_INDENT}}}(\w+): ", section, flags=re.MULTILINE)
-        for name, text in zip(entries[1::2], entries[2::2], strict=True):
-            shown = text if whole else text.partition("\n\n")[0]
-            texts[name] = " ".join(shown.split())
+        for name, text in _own_texts(base).items():
+            paragraphs = text if whole else text.partition("\n\n")[0]
+            texts[name] = " ".join(paragraphs.split())
     return texts
+
+
+@cache
+def _own_texts(base: Callable[..., Any]) -> dict[str, str]:
+    """The text of each field in the docstring of a class alone."""
+    section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.split(rf"^ {{{_INDENT}}}(\w+): ", section, flags=re.MULTILINE)
+    return dict(zip(entries[1::2], entries[2::2], strict=True))
 
 
 def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
     """Let a function of an options object take the object's fields as its parameters.
 
     Its signature and its docstring's ``Args`` are those of the fields, for ``help()`` and editors.
+    A value that is none of its field's choices is refused, as the command refuses it.
     """
 
     def decorated(function: Callable[[T], R]) -> Callable[P, R]:
@@ -242,7 +289,9 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R
                 unknown = [name for name in given if name not in signature.parameters]
                 hint = nearest(unknown[0], signature.parameters) if unknown else ""
                 raise TypeError(f"{function.__name__}() {error}{hint}") from None
-            return function(options(*args, **given))
+            asked = options(*args, **given)
+            check_choices(asked)
+            return function(asked)
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = _docstring(options, inspect.cleandoc(function.__doc__ or ""))

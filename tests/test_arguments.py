@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import pytest
 
 from lmeval_dispersion.arguments import Option, add_options, given_of, options_from, takes, texts_of
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import Once
 
 if TYPE_CHECKING:
@@ -207,13 +208,26 @@ def test_values_of_a_sequence_are_of_its_type(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             served("-t", "x", *words)
         assert message in capsys.readouterr().err
-    text = str(inspect.signature(takes(Serving)(_plain)))
-    assert "way: 'Sequence[Way] | Way | None' = None" in text
+    assert "way: 'Sequence[Way] | Way | None' = None" in str(inspect.signature(serve))
 
 
-def _plain(serving: Serving) -> str:
+@takes(Serving)
+def serve(serving: Serving) -> str:
     """Serve."""
-    return serving.table
+    return f"{serving.course} {serving.way}"
+
+
+def test_python_refuses_what_the_command_refuses() -> None:
+    assert serve("last", way=["fried"], table="x") == "last ['fried']"
+    assert serve(way="boiled", table="x") == "first boiled"
+    assert serve(way=None, table="x") == "first None"
+    for given in ({"way": "raw"}, {"way": ("fried", "raw")}):
+        with pytest.raises(UsageError, match="expected boiled or fried, got 'raw'") as raised:
+            serve(table="x", **given)
+        assert raised.value.argument == "way"
+    for course in ("middle", None):
+        with pytest.raises(UsageError, match=f"course: expected first or last, got {course!r}"):
+            serve(course, table="x")
 
 
 def test_what_a_caller_adds_stands_in_place_of_the_fields(

@@ -15,13 +15,13 @@ from lmeval_screener.screening.arguments import ScreenArguments
 from lmeval_screener.shortlist.arguments import Verifying
 
 import lmeval_dispersion
-from lmeval_dispersion.asking import Racing
 from lmeval_dispersion.auditing.arguments import Auditing, Calibrating, Comparing
 from lmeval_dispersion.cli import COMMANDS, parser_of
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.harness.arguments import AnswerTokens, Embedding
 from lmeval_dispersion.laboratory.arguments import Clusters, Condensation, Law, Sublayers
 from lmeval_dispersion.laboratory.commands import MEASURES
+from lmeval_dispersion.racing.arguments import Racing
 
 ROOT = Path(lmeval_dispersion.__file__).parent
 EXAMPLES = ROOT.parent / "examples"

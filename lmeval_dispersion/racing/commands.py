@@ -6,11 +6,12 @@ import argparse
 from typing import Any
 
 from lmeval_dispersion.arguments import add_options, options_from
-from lmeval_dispersion.asking import How, Judge, LmEval, Questions, Racing, Which
+from lmeval_dispersion.asking import Judge, LmEval, Questions
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
+from lmeval_dispersion.racing.arguments import How, Racing, Which
 from lmeval_dispersion.racing.lineup import listed_results, questions_of
 from lmeval_dispersion.racing.race import check_settings, ended_race
 from lmeval_dispersion.racing.report import Race

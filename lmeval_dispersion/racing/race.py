@@ -9,20 +9,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from lmeval_dispersion.arguments import takes
-from lmeval_dispersion.asking import How, Racing
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
+from lmeval_dispersion.racing.arguments import How, Racing
 from lmeval_dispersion.racing.contest import Contest, Phase
 from lmeval_dispersion.racing.folder import Limits, RaceFolder, begun_in_run
 from lmeval_dispersion.racing.lineup import Lineup, Named, Plan, lineup, questions_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.report.cells import shown
-
-_CHOICES: dict[str, tuple[str | None, ...]] = {
-    "by": ("rows", "block", None),
-    "weigh": ("units", "questions"),
-    "answers": ("none", None),
-    "engine": ("ray", None),
-}
 
 
 @takes(Racing)
@@ -114,7 +107,7 @@ def ended_race(racing: Racing) -> Ended:
 
 
 def check_settings(racing: Racing) -> None:
-    """Raise UsageError for a number that is out of its range, or an unknown choice or budget."""
+    """Raise UsageError for a number that is out of its range, or a budget that is none."""
     ranges = {
         "error": (0 < racing.error < 1, "above 0 and below 1"),
         "margin": (0 <= racing.margin < 1, "from 0 to below 1"),
@@ -125,11 +118,6 @@ def check_settings(racing: Racing) -> None:
     for name, (is_inside, wanted) in ranges.items():
         if not is_inside:
             raise UsageError(f"expected {wanted}, got {getattr(racing, name)}", argument=name)
-    for name, choices in _CHOICES.items():
-        value = getattr(racing, name)
-        if value not in choices:
-            words = " or ".join(str(choice or "none") for choice in choices)
-            raise UsageError(f"expected {words}, got {value}", argument=name)
     if racing.budget is not None:
         questions_of(racing.budget, 1)  # refused before anything is loaded
 

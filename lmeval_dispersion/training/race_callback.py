@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
+from lmeval_dispersion.arguments import check_choices
 from lmeval_dispersion.asking import ERROR, Asking
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import say_above_progress
@@ -347,7 +348,9 @@ def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:
             raise UsageError(f"expected one of {', '.join(names)}, got {name}", argument=name)
     if options.get("include_path") is not None:
         options["include_path"] = str(options["include_path"])
-    return Asking(tasks=tasks, **options)
+    asking = Asking(tasks=tasks, **options)
+    check_choices(asking)
+    return asking
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from lmeval_dispersion.arguments import Option
-from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import Once
 
 RankBy = Literal["gap", "ratio"]
@@ -80,11 +79,5 @@ class RankedBy:
 
     @property
     def order(self) -> Order:
-        """The order that is asked for; UsageError for another figure or distance."""
-        for name, value, known in (
-            ("rank_by", self.rank_by, get_args(RankBy)),
-            ("metric", self.metric, get_args(Distance)),
-        ):
-            if value is not None and value not in known:
-                raise UsageError(f"expected {', '.join(known)}, got {value!r}", argument=name)
+        """The order that is asked for."""
         return Order(self.rank_by, self.metric)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from lmeval_screener import screen
 
-from lmeval_dispersion.asking import Which
 from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.racing.arguments import Which
 from lmeval_dispersion.racing.lineup import Named, lineup
 
 STEPS = ("sums-00", "sums-05", "sums-20")

@@ -320,7 +320,7 @@ def test_of_an_unreadable_base_only_adapters_that_change_the_head_fail(
 
 
 def test_a_race_of_adapters_without_a_readable_base_asks_all(untied, tmp_path, hub, monkeypatch):
-    from lmeval_dispersion.asking import Which
+    from lmeval_dispersion.racing.arguments import Which
     from lmeval_dispersion.racing.lineup import Named, lineup
 
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
@@ -337,7 +337,7 @@ def test_a_race_of_adapters_without_a_readable_base_asks_all(untied, tmp_path, h
 def test_in_a_race_an_adapter_without_a_readable_base_fails_next_to_others(
     untied, tmp_path, hub, monkeypatch
 ):
-    from lmeval_dispersion.asking import Which
+    from lmeval_dispersion.racing.arguments import Which
     from lmeval_dispersion.racing.lineup import Named, lineup
 
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
