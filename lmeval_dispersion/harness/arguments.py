@@ -13,21 +13,22 @@ from lmeval_dispersion.options import Once
 
 @dataclass(frozen=True)
 class Embedding:
-    """All arguments of a store of texts.
+    """Arguments of ``dispersion embed`` for texts.
 
     Attributes:
         model: Hub id or folder of a decoder model.
-        texts: Text, JSONL or parquet file, or a Hub data set. Of a text that exceeds the model's
-            context the end counts.
+        texts: Text, JSONL or parquet file, or a Hub data set. If a text exceeds the model's
+            context, only its end is used.
         output: Folder of the store to write.
         layer: Layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated.
             Default: last.
-        tasks: Name of the data; a calibrator holds for one; with --from-samples only these tasks.
-            Default: the file's; all.
-        column: Field with the text, where texts have fields.
-        model_args: As of lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft, revision,
-            trust_remote_code, such as dtype=bfloat16,revision=step1000.
-        device: cpu, cuda, cuda:1; auto spreads the model. Default: the first GPU, else the CPU.
+        tasks: Name for the data, since calibrators hold only for data of the same name; with
+            --from-samples, only these tasks. Default: the file's name; all tasks.
+        column: Field with the text, if records have several fields.
+        model_args: Arguments as for lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft,
+            revision, trust_remote_code, such as dtype=bfloat16,revision=step1000.
+        device: cpu, cuda, cuda:1, or auto to spread the model over all GPUs. Default: the first
+            GPU, else the CPU.
     """
 
     model: str
@@ -43,19 +44,22 @@ class Embedding:
 
 @dataclass(frozen=True)
 class AnswerTokens:
-    """All arguments of a task's answer tokens.
+    """Arguments of ``dispersion tokens``.
 
     Attributes:
-        tasks: lm-eval's NAME,NAME of tasks and groups.
-        base: Model that is run on prompts, a Hub id or folder, with @REVISION where it is not the
-            main one. Default: count the task's answers.
-        data: Prompts of the base: text, JSONL or parquet, or a Hub data set. Default: the task's.
-        column: Field with the text, where prompts have fields.
-        tokenizer: List the tokens of this model's tokenizer. Default: the base's.
-        device: cpu, cuda, cuda:1; auto spreads the base. Default: the first GPU, else the CPU.
-        num_fewshot: Examples before a question of the base. Default: the task's own.
+        tasks: Names of lm-eval's tasks and groups, NAME,NAME.
+        base: Base model to run on prompts: Hub id or folder, with @REVISION for another revision
+            than main. Default: count the task's answers instead.
+        data: Prompts for the base: text, JSONL or parquet file, or a Hub data set. Default: the
+            task's questions.
+        column: Field with the prompt, if records have several fields.
+        tokenizer: Model whose tokenizer splits the answers into the tokens that are listed.
+            Default: the base's.
+        device: cpu, cuda, cuda:1, or auto to spread the base over all GPUs. Default: the first
+            GPU, else the CPU.
+        num_fewshot: Number of examples before each question. Default: the task's own.
         include_path: A folder with more tasks.
-        apply_chat_template: Prompts of the base in its chat template. Default: plain prompts.
+        apply_chat_template: Put prompts in the base's chat template. Default: plain prompts.
     """
 
     tasks: str | None = None

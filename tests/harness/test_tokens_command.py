@@ -171,9 +171,9 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
     ("words", "says"),
     [
         (["arc_eazy"], "lm-eval has no task 'arc_eazy'; did you mean arc_easy"),
-        (["wikitext"], "wikitext has no answers: it scores whole texts"),
-        ([], "expected the NAME of a task, or a base"),
-        (["arc_easy", "--data", "q.txt"], "expected the NAME of a task, or a base"),
+        (["wikitext"], "wikitext has no answers, as it scores whole texts"),
+        ([], "expected the name of a task, or a base"),
+        (["arc_easy", "--data", "q.txt"], "expected the name of a task, or a base"),
         (["arc_easy", "--tokenizer", "./nowhere"], "nowhere"),
         (["arc_easy", "-o", "nowhere/set.yaml"], "--output: expected a file in an existing folder"),
     ],
