@@ -201,9 +201,9 @@ def test_one_that_answers_as_its_base_is_named_and_one_that_does_not_reach_it_is
         (failed,) = (c for c in result["checkpoints"] if c["status"] == "failed")
         assert failed["label"] == "strays"
         assert failed["message"] == (
-            f"none of the adapter's 42 tensors belongs to a module of its base {BASE}: it names "
-            "other.layers.0.mlp.down_proj, the base has model.layers.0.mlp.down_proj; write the base that it "
-            "was trained on into adapter_config.json, or save it again"
+            f"none of the adapter's 42 tensors belongs to a module of its base {BASE}: the adapter names "
+            "other.layers.0.mlp.down_proj, and the base has model.layers.0.mlp.down_proj; write the "
+            "base that the adapter was trained on into adapter_config.json, or save the adapter again"
         )
 
 
