@@ -151,7 +151,7 @@ def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(resul
         "Ratio: spread of math tokens divided by that of everyday words",
     ):
         assert text.count(said) == 1
-    assert text.count("─ 2 standard errors to the step before") == 1
+    assert text.count("─ 2 standard errors of the difference from the step before") == 1
     assert "not an accuracy" in text
     other = shown(
         replace(one_group, domain="law", reference="plain", checkpoints=group.checkpoints[:2])

@@ -1,7 +1,7 @@
 """PEFT adapters in lm-eval, which loads them by ``pretrained=BASE,peft=ADAPTER``.
 
-lm-eval uses its one ``revision`` for both, so a Hub adapter is named with its commit and loaded from its
-download folder.
+lm-eval uses one ``revision`` for both. So an adapter on the Hub is named with its commit, and loaded
+from the folder to which it is downloaded.
 
 An adapter in a folder with whole weights is part of the checkpoint: transformers loads both since
 version 5.
@@ -22,7 +22,11 @@ from lmeval_dispersion.model.loading import ADAPTER, TEXTS
 
 
 def downloaded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, with an adapter ``REPOSITORY@COMMIT`` downloaded and replaced by its folder."""
+    """Download the adapter of ``--model_args`` if it is given as ``REPOSITORY@COMMIT``.
+
+    Returns the arguments, with the adapter replaced by the folder of the download. Other arguments
+    are returned unchanged.
+    """
     from huggingface_hub import snapshot_download
 
     place = str(arguments.get("peft", ""))
@@ -36,9 +40,12 @@ def downloaded(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> None:
-    """Check that an adapter in the folder of whole weights is loaded with them.
+    """Check that an adapter stored in the same folder as whole weights is loaded with them.
 
-    ``transformers_loads``: whether transformers is the backend's loader; versions before 5 do not load both.
+    Args:
+        arguments: The ``--model_args``, parsed.
+        transformers_loads: Whether the backend loads models with transformers, which loads both
+            from version 5 on.
 
     Raises:
         HarnessError: The backend would leave the adapter out, or load another base.
@@ -50,14 +57,17 @@ def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> N
     folder = Path(str(arguments.get("pretrained", "")))
     if (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         raise HarnessError(
-            "an adapter lies in the folder of whole weights; model hf with transformers 5 or newer loads "
-            "both, and this backend does not; install that, merge the adapter (merge_and_unload, "
-            "save_pretrained), or move its files away"
+            f"{folder} holds whole weights and an adapter, and this backend does not load both; use the "
+            "model hf with transformers 5 or newer, merge the adapter (merge_and_unload, "
+            "save_pretrained), or move the adapter's files away"
         )
 
 
 def answers_as_base(lm: Any, text: str) -> bool:
-    """Whether lm-eval's model has an adapter that changes no logit on ``text``, by two forward passes."""
+    """Whether lm-eval's model has an adapter that does not change a single logit on ``text``.
+
+    Two forward passes, with and without the adapter, tell. False without an adapter.
+    """
     if not getattr(lm, "peft", None) or lm.backend != "causal" or not isinstance(text, str):
         return False
     tokens = torch.tensor([lm.tok_encode(text)[-lm.max_length :]], device=lm.device)

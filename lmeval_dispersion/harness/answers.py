@@ -1,8 +1,8 @@
-"""A task's answer tokens as a set of the screen: its documents' answers, or the tokens that a base expects.
+"""A task's answer tokens, as a token set: the answers of its documents, or what a base model expects.
 
-Answers are counted as lm-eval places them after the prompt: every choice of a multiple choice, the target of
-a generated answer as the task's regex extracts it, and for code each name, constant and literal of the
-reference solution, once.
+Answers are counted as lm-eval places them after the prompt: every choice of a multiple choice, the
+target of a generated answer as the task's regex extracts it, and for code each name, constant and
+literal of the reference solution, once.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _SOLUTIONS = ("canonical_solution", "code")
 
 @dataclass(frozen=True, repr=False)
 class TaskTokens:
-    """A set of answer tokens, as ``--task`` of the screen reads it from a file.
+    """A set of answer tokens, as YAML that ``screen-checkpoints --task FILE`` reads.
 
     Attributes:
-        head: One line on the set.
-        text: Its YAML, which begins with that line.
-        note: A warning; empty for none.
+        head: One line that describes the set.
+        text: The YAML, which begins with that line as a comment.
+        note: A warning; empty if there is none.
     """
 
     head: str
@@ -70,20 +70,30 @@ class TaskTokens:
         return f"<{self.head}>"
 
     def save(self, path: str | Path) -> None:
-        """Write the YAML to a file; DispersionError if it cannot be written."""
+        """Write the YAML to a file.
+
+        Raises:
+            DispersionError: The file cannot be written.
+        """
         write_whole(Path(path), self.text.encode())
 
 
 @takes(AnswerTokens)
 def tokens(asked: AnswerTokens) -> TaskTokens:
-    """The answer tokens of a task: counted in its documents, or predicted by a base where answers begin.
+    """Return the answer tokens of a task.
+
+    They are counted in the task's documents. With a base model, they are the tokens that the model
+    predicts where answers begin.
 
     Raises:
-        UsageError: No such task, or it has no answers; or prompts without a base.
-        ScreeningError: The answers are running text, or too few or too many tokens.
+        UsageError: The task does not exist or has no answers, or prompts are given without a base.
+        ScreeningError: The answers are running text, or give too few or too many tokens.
     """
     if bool(asked.tasks) == bool(asked.data) or (asked.data and not asked.base):
-        raise UsageError("expected the NAME of a task, or a base with a task or a file of prompts")
+        raise UsageError(
+            "expected the name of a task, or a base model with either a task or a file of prompts, "
+            "got neither or both"
+        )
     if asked.base:
         return _expected(asked, asked.base)
     names = str(asked.tasks)
@@ -105,7 +115,7 @@ def _expected(asked: AnswerTokens, base: str) -> TaskTokens:
         source = Texts(str(asked.data), column=asked.column)
         texts = [text.text for text in islice(source, MOST_PROMPTS)]
         if not texts:
-            raise UsageError(f"{asked.data} holds no text; check the file and its column")
+            raise UsageError(f"{asked.data} contains no text; check the file and the column")
     loaded = loaded_model(chosen_model(base, device=asked.device))
     lm = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
     if asked.tasks:
@@ -148,7 +158,9 @@ def _expected(asked: AnswerTokens, base: str) -> TaskTokens:
 
 
 def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
-    """The fields of a set with the tasks' answers, most frequent first.
+    """Return the fields of the YAML of a token set with the answers of some tasks.
+
+    Answers are counted, and the most frequent come first. ``name`` is the name of the set.
 
     Raises:
         ScreeningError: The answers are running text.
@@ -174,7 +186,9 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
 
 
 def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
-    """The set with these fields; its first line shows the tokens of ``tokenizer``.
+    """Return the token set with the fields of :func:`counted_set`.
+
+    Its first line shows the answers or, if ``tokenizer`` is given, their tokens.
 
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
@@ -209,10 +223,14 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
-    """Counts of all answers (every choice; of code, every word), leading space included; number of documents.
+    """Count the answers of some tasks; return the counts and the number of documents.
+
+    Every choice counts as an answer, and so does every word of code. Answers keep the space before
+    them.
 
     Raises:
-        UsageError: A task has no answers (perplexity), others than texts, or code without a solution.
+        UsageError: A task has no answers because it scores whole texts, has answers that are not
+            texts, or has code without a reference solution.
     """
     answers: Counter[str] = Counter()
     documents = 0
@@ -223,7 +241,9 @@ def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
         task.set_config(key="num_fewshot", value=shots)
         for instance in task.instances:
             if task.OUTPUT_TYPE == "loglikelihood_rolling":
-                raise UsageError(f"{task.task_name} has no answers: it scores whole texts")
+                raise UsageError(
+                    f"{task.task_name} has no answers, as it scores whole texts; name another task"
+                )
             if task.OUTPUT_TYPE == "generate_until":
                 answers.update(_generated(task, instance.doc))
             else:
@@ -239,7 +259,7 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
         if field is None:
             raise UsageError(
                 f"{task.task_name}: expected reference solutions in a field {' or '.join(_SOLUTIONS)}, "
-                f"got the fields {', '.join(doc)}"
+                f"got documents with the fields {', '.join(doc)}"
             )
         before = str(doc.get("prompt", "")) if field == _SOLUTIONS[0] else ""
         yield from dict.fromkeys(words_of_code(before, doc[field]))
@@ -269,9 +289,10 @@ def _regex(task: Any) -> RegexFilter | None:
 
 
 def words_of_code(before: str, code: str) -> Iterator[str]:
-    r"""Names, constants and literals of Python code that follows other code, with their leading spaces.
+    r"""Yield the names, constants and literals of Python code, with the spaces before them.
 
-    Left out: keywords, operators, comments and f-strings, which Python's versions tokenise differently.
+    Keywords, operators and comments are left out, and so are f-strings, which versions of Python
+    tokenise differently. ``before`` is the code that ``code`` continues.
 
     >>> list(words_of_code("def f(x):\n", "    return x == None or x['key'] > 2\n"))
     [' x', ' None', ' x', 'key', ' 2']
@@ -297,12 +318,23 @@ def words_of_code(before: str, code: str) -> Iterator[str]:
 def prompts_of(
     lm: HFLM, tasks: Sequence[Any], *, num_fewshot: int | None, apply_chat_template: bool
 ) -> list[list[int]]:
-    """Up to 100 prompts of the tasks as tokens, without answers; UsageError if choices are in them."""
+    """Return up to 100 prompts of some tasks, without answers, each as a list of token ids.
+
+    Args:
+        lm: lm-eval's transformers model, which tokenises the prompts.
+        tasks: lm-eval's tasks.
+        num_fewshot: Number of examples in a prompt; None for each task's own number.
+        apply_chat_template: Whether prompts are in the model's chat template.
+
+    Raises:
+        UsageError: The choices of a task are part of its prompts.
+    """
     prompts: list[list[int]] = []
     for task in tasks:
         if getattr(task, "multiple_input", False):
             raise UsageError(
-                f"{task.task_name}: its choices are part of the prompt; name another task"
+                f"the choices of {task.task_name} are part of its prompts, so nothing follows them; name "
+                "another task"
             )
         if num_fewshot is not None:
             task.set_config(key="num_fewshot", value=num_fewshot)
@@ -324,7 +356,10 @@ def prompts_of(
 
 @torch.inference_mode()
 def mean_next(lm: HFLM, prompts: Sequence[list[int]]) -> NDArray[np.float64]:
-    """Next-token probability, averaged over the prompts, shape (rows of the head,)."""
+    """Return the probability of each token to follow a prompt, averaged over the prompts.
+
+    Shape (v,) for an output projection with v rows, float64.
+    """
     total = torch.zeros((), dtype=torch.float64)
     for prompt in prompts:
         ids = torch.tensor([prompt[-lm.max_length :]], device=lm.device)

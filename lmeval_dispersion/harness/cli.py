@@ -24,8 +24,9 @@ def _enable_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="on",
         choices=("on", "off", "status", "path"),
-        help="on (the default) and off: write the tasks, remove them; status: whether the stock lm_eval finds "
-        "them; path: write nothing there, print a folder for lm_eval's --include_path",
+        help="on (the default): write the tasks into lm-eval's folder; off: remove them; status: say whether "
+        "lm_eval finds them; path: write nothing into lm-eval, and print a folder for lm_eval's "
+        "--include_path",
     )
     add_examples(
         parser,
@@ -98,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
         from lmeval_dispersion.model.load_report import warned_loads
     except ImportError as error:
         raise MissingExtraError(
-            "lm-eval cannot be loaded; run: pip install 'lmeval-dispersion[models]'"
+            f"lm-eval cannot be loaded ({error}); run: pip install 'lmeval-dispersion[models]'"
         ) from error
     before = sys.argv
     sys.argv = ["lm-eval", *arguments]
@@ -126,17 +127,17 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
     names = ("output", "layer", "tasks", "column", "model_args", "device")
     add_options(parser, Embedding, *names, dashed=False)
     add_quiet(parser)
-    group = parser.add_argument_group("from samples of lm-eval, of any backend")
+    group = parser.add_argument_group("from the samples of a finished lm-eval run, on any backend")
     group.add_argument(
         "--from-samples",
         metavar="RESULTS",
-        help="results of a run of MODEL with --log_samples, instead of a file of texts (default: none)",
+        help="results of MODEL from lm-eval with --log_samples, in place of a file of texts (default: none)",
     )
     add_options(group, Judge)
     group.add_argument(
         "--force",
         action="store_true",
-        help="continue although documents are missing or answers disagree",
+        help="continue even if documents are missing or MODEL's answers differ from the logged ones",
     )
     add_examples(
         parser,
@@ -148,7 +149,10 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _embed(args: argparse.Namespace) -> int:
     if (args.texts is None) == (args.from_samples is None):
-        raise UsageError("expected either a file of texts or --from-samples RESULTS")
+        raise UsageError(
+            "expected either a file of texts or --from-samples RESULTS; see `dispersion embed "
+            "--help`"
+        )
     if args.from_samples is None:
         from lmeval_dispersion.harness.embedding.texts import embed
 
@@ -182,7 +186,9 @@ def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, AnswerTokens, "tokenizer")
     parser.set_defaults(format="table")
     add_quiet(parser)
-    base = parser.add_argument_group("from a base model, run on 100 prompts without answers")
+    base = parser.add_argument_group(
+        "from a base model, which is run on 100 prompts without answers"
+    )
     add_options(base, AnswerTokens, "base", "data", "column", "device")
     prompts = parser.add_argument_group("as for lm_eval")
     names = ("num_fewshot", "include_path", "apply_chat_template")
@@ -198,7 +204,7 @@ def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
 def _tokens(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if args.tasks:
-        output.say(f"dispersion tokens: asking lm-eval for {args.tasks} and its documents …")
+        output.say(f"dispersion tokens: loading {args.tasks} and its documents with lm-eval …")
         # It hints at options that count for no answer.
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lmeval_dispersion.harness.answers import tokens

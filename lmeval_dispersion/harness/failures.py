@@ -1,4 +1,4 @@
-"""Common failures of lm-eval, torch and the Hub as one sentence each."""
+"""Common failures of lm-eval, torch and the Hub, as one sentence each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from lmeval_dispersion.report.declared import listed
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Raise common failures as a DispersionError of one sentence; others unchanged."""
+    """Inside this context, turn common failures into a DispersionError with one sentence.
+
+    Other errors are raised unchanged, and with ``DISPERSION_DEBUG`` so are all.
+    """
     try:
         yield
     except DispersionError:
@@ -30,21 +33,24 @@ def sentences() -> Iterator[None]:
 
 
 def failure_sentence(error: Exception) -> str | None:
-    """One sentence for a common failure; None for a defect, which needs its traceback."""
+    """Return one sentence for a common failure of lm-eval, torch or the Hub.
+
+    None for any other error, whose traceback is needed.
+    """
     text = str(error).strip()
     first = _first_line(error)
     is_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     if is_torch or isinstance(error, MemoryError) or "out of memory" in text.lower():
-        return f"out of memory: {first}; lower batch_size, or try batch_size auto"
+        return f"out of memory: {first}; lower batch_size, or set batch_size to auto"
     if text.startswith("Tasks not found"):
         names = first.partition(": ")[2].split(",")
         return f"{first}; {near_tasks(names, install.task_names())}"
     if text.startswith("Duplicate task"):
-        return f"{first}; name it once"
+        return f"{first}; name each task once"
     if text.startswith("Attempted to load model"):
-        return f"{first}; dispersion tasks need the model hf"
+        return f"{first}; use the model hf, which dispersion tasks need"
     if "apply_chat_template is set" in text:
-        return "the model takes chats alone; add apply_chat_template"
+        return "the model accepts only chat messages; add apply_chat_template"
     if "chat_template" in text or "chat template" in text:
         return (
             f"{first}; leave apply_chat_template out, or use a model whose tokenizer has a template"
@@ -53,8 +59,8 @@ def failure_sentence(error: Exception) -> str | None:
     if digits:
         field, shown = digits
         return (
-            f"the task's {field} evaluates to {shown!r}: digits alone, which lm-eval takes for a number if "
-            "a task has doc_to_choice; put a word before them, such as 'Question: '"
+            f"the task's {field} gives {shown!r}, only digits, which lm-eval reads as a number if the "
+            "task has doc_to_choice; put a word before the digits, such as 'Question: '"
         )
     if isinstance(error, OSError):
         return f"{first}; check the name of the model or data set, and the network"
@@ -62,7 +68,11 @@ def failure_sentence(error: Exception) -> str | None:
 
 
 def near_tasks(names: Sequence[str], known: Sequence[str]) -> str:
-    """What to do about tasks that do not exist: those of similar names, else the command that lists all."""
+    """Return a hint on task names that do not exist, as the end of a message.
+
+    It has up to three names out of ``known`` that are similar, or else the command that lists all
+    tasks.
+    """
     near = list[str]()
     for name in names:
         near += difflib.get_close_matches(name.strip(), known)
@@ -93,17 +103,29 @@ def _digits_alone(error: Exception) -> tuple[str, str] | None:
 
 
 def as_their_base(labels: Sequence[str]) -> list[str]:
-    """A note naming adapters that answer as their base; empty without any."""
+    """Return a note that names the adapters whose answers equal those of their base.
+
+    The list has one sentence, or none if there are no ``labels``.
+    """
     if not labels:
         return []
     if len(labels) == 1:
-        return [f"{labels[0]} answers as its base: untrained, or its weights did not reach it."]
+        return [
+            f"{labels[0]} answers exactly as its base: the adapter is untrained, or its weights were "
+            "not loaded."
+        ]
     names = listed(labels)
-    return [f"{names} answer as their base: untrained, or their weights did not reach it."]
+    return [
+        f"{names} answer exactly as their base: these adapters are untrained, or their weights were "
+        "not loaded."
+    ]
 
 
 def checkpoint_failure(error: Exception) -> str:
-    """The sentence on a checkpoint that failed; with ``DISPERSION_DEBUG`` the error is raised."""
+    """Return a sentence on why a checkpoint failed.
+
+    With ``DISPERSION_DEBUG`` set, ``error`` is raised instead.
+    """
     if os.environ.get("DISPERSION_DEBUG"):
         raise error
     sentence = str(error) if isinstance(error, DispersionError) else failure_sentence(error)

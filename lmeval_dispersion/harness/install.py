@@ -1,7 +1,7 @@
 """Adding our tasks to lm-eval: files in its tasks folder, or a folder for ``--include_path``.
 
-Our configurations are written for ``lm_eval/tasks/lmeval_dispersion/FAMILY/``: their includes name lm-eval's
-own files relative to there. None of this imports lm-eval.
+Our configurations are written for ``lm_eval/tasks/lmeval_dispersion/FAMILY/``, from where they
+include lm-eval's own files by relative paths. None of this imports lm-eval.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ State = Literal["enabled", "out of date", "disabled"]
 
 
 class Status(NamedTuple):
-    """Whether lm-eval lists the tasks without ``--include_path``; their folder, and their number of files."""
+    """Whether lm-eval finds the dispersion tasks without ``--include_path``.
+
+    Attributes:
+        state: ``enabled``; ``out of date`` if another version's files are there; or ``disabled``.
+        folder: The folder in lm-eval where the tasks are, or would be.
+        files: Number of files that this version has.
+    """
 
     state: State
     folder: Path
@@ -36,11 +42,11 @@ class Status(NamedTuple):
 
 
 def task_files() -> dict[str, str]:
-    """Path within the tasks folder -> content of every configuration of this version.
+    """Return the content of every task configuration of this version, by path in the tasks folder.
 
-    A file that begins with ``# for NAME in a b c`` is a pattern for one file each, with ``NAME`` replaced in
-    path and content. Where such a line ends in ``; CATEGORY = x``, that word is replaced too, and
-    more lines may follow.
+    A stored file that begins with ``# for NAME in a b c`` is a pattern: it gives one file for each
+    of these names, with ``NAME`` replaced in path and content. If the line ends in
+    ``; CATEGORY = x``, the word ``CATEGORY`` is replaced by x, and more such lines may follow.
     """
     root = data_folder("task_configs")
     files: dict[str, str] = {}
@@ -58,13 +64,17 @@ def task_files() -> dict[str, str]:
 
 
 def task_names() -> list[str]:
-    """Names of all dispersion tasks and groups in this version of the package, sorted."""
+    """Return the names of all dispersion tasks and groups of this version, sorted."""
     texts = "\n".join(task_files().values())
     return sorted(re.findall(r"^(?:task|group): (\S+)$", texts, re.MULTILINE))
 
 
 def harness_tasks() -> Path:
-    """lm-eval's folder of tasks; MissingExtraError without lm-eval."""
+    """Return the folder where lm-eval keeps its task configurations.
+
+    Raises:
+        MissingExtraError: lm-eval is not installed.
+    """
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError(
@@ -74,7 +84,11 @@ def harness_tasks() -> Path:
 
 
 def status() -> Status:
-    """Whether the tasks are enabled, by this version's files; MissingExtraError without lm-eval."""
+    """Return whether this version's tasks are enabled in lm-eval.
+
+    Raises:
+        MissingExtraError: lm-eval is not installed.
+    """
     folder = harness_tasks() / FOLDER
     wanted = task_files()
     there = {
@@ -90,7 +104,12 @@ def status() -> Status:
 
 
 def enable() -> None:
-    """Write the configurations into lm-eval's tasks folder, if not there; UsageError if not writable."""
+    """Write this version's task configurations into lm-eval's folder, unless they are there.
+
+    Raises:
+        UsageError: The folder cannot be written.
+        MissingExtraError: lm-eval is not installed.
+    """
     folder = harness_tasks() / FOLDER
     if status().state == "enabled":
         return
@@ -101,26 +120,36 @@ def enable() -> None:
         with suppress(OSError):
             _remove(folder)
         raise UsageError(
-            f"{folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
-            '`lm_eval`, or `--include_path "$(dispersion enable path)"`'
+            f"{folder} cannot be written ({error.strerror}); use `dispersion run` in place of `lm_eval`, "
+            'or `lm_eval --include_path "$(dispersion enable path)"`'
         ) from error
 
 
 def disable() -> None:
-    """Remove what :func:`enable` of any version wrote; UsageError if it cannot be removed."""
+    """Remove the task configurations that :func:`enable`, of any version, wrote into lm-eval.
+
+    Raises:
+        UsageError: The files cannot be removed.
+        MissingExtraError: lm-eval is not installed.
+    """
     folder = harness_tasks() / FOLDER
     try:
         _remove(folder)
     except OSError as error:
         raise UsageError(
-            f"{folder} cannot be removed: {error.strerror}; remove it as its owner"
+            f"{folder} cannot be removed ({error.strerror}); remove it as the user who owns it"
         ) from error
 
 
 def tasks_path() -> Path:
-    """A folder for ``--include_path``: our configurations with lm-eval's own named by absolute path.
+    """Return a folder with our task configurations, to pass to lm-eval's ``--include_path``.
 
-    It is created in the user's cache, once for each version and each lm-eval; UsageError if it cannot be.
+    They include lm-eval's own files by absolute path. The folder is created in the user's cache,
+    once for each version of the configurations and each installation of lm-eval.
+
+    Raises:
+        UsageError: The cache cannot be written.
+        MissingExtraError: lm-eval is not installed.
     """
     theirs = harness_tasks().as_posix()
     files = {}
@@ -142,7 +171,7 @@ def tasks_path() -> Path:
             shutil.rmtree(made)
     except OSError as error:
         raise UsageError(
-            f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME"
+            f"{root} cannot be written ({error.strerror}); set XDG_CACHE_HOME to another folder"
         ) from error
     return folder
 

@@ -1,10 +1,11 @@
-"""Recording hidden states during lm-eval's own requests, without extra forward passes or changed answers.
+"""Recording hidden states during lm-eval's own requests, without extra forward passes.
 
-For each request type, lm-eval's model gets a method for ours: it runs the same requests under a recorder,
-which leaves a :class:`DocState` on each.
+The answers do not change. For each request type of lm-eval, its model gets a method for a request
+type of ours: it runs the same requests under a recorder, which leaves a :class:`DocState` on each.
 
-A recorder hooks the model and, while a request method runs, shadows attributes of one HFLM object. Rows of a
-batch are matched to requests by their tokens: sorting, padding, grouping and batch size do not matter.
+A recorder hooks the model and, while a request method runs, replaces methods of one HFLM object. Rows
+of a batch are matched to requests by their tokens: sorting, padding, grouping and batch size do not
+matter.
 """
 
 from __future__ import annotations
@@ -39,24 +40,37 @@ from lmeval_dispersion.model.capture import resolve
 
 @dataclass
 class Wanted:
-    """One state that a request wants, and the captured values."""
+    """A state to record for a request, and what has been recorded.
 
-    position: int  # in the request's input, counted from its left end
-    span: tuple[int, int]  # tokens [start, stop) whose log-probabilities are wanted; empty: none
-    prompt_tokens: int  # tokens of the context before truncation
-    truncated: bool  # whether the input was cut on the left
-    vectors: dict[str, Vectors] = field(
-        default_factory=dict
-    )  # layer -> state (d,), once the row was seen
-    perplexity: float = math.nan  # perplexity of the span, or of the segment
+    Attributes:
+        position: Position of the token in the input, counted from the left.
+        span: Tokens [start, stop) of the input whose perplexity is recorded; empty for none.
+        prompt_tokens: Number of tokens of the context before truncation.
+        truncated: Whether the input was cut on the left.
+        vectors: For each layer, the recorded state, shape (d,), float32; empty before the
+            forward pass.
+        perplexity: Perplexity of the span, or of the segment; NaN before the forward pass.
+    """
+
+    position: int
+    span: tuple[int, int]
+    prompt_tokens: int
+    truncated: bool
+    vectors: dict[str, Vectors] = field(default_factory=dict)
+    perplexity: float = math.nan
 
 
 class Recorder:
-    """Base class: hooks on the chosen layers, shadowed methods, states moved off the device late.
+    """Base class of recorders, which keep hidden states while lm-eval's model answers requests.
 
-    A subclass names the HFLM methods that it shadows. For each it has a method of the same name without
-    leading underscore, which is called instead, with the original first. Requests have ``args`` (the prompt
-    first), ``idx`` and ``query``.
+    A recorder hooks the chosen layers and replaces methods of the model. A subclass names these
+    HFLM methods in ``shadows``, and has a method of the same name without leading underscore for
+    each: it is called instead, with the original method as its first argument.
+
+    Args:
+        lm: lm-eval's transformers model (HFLM).
+        layers: Names of the layers to record.
+        requests: The requests, with ``args`` (the prompt first), ``idx`` and ``query``.
     """
 
     shadows: tuple[str, ...] = ()
@@ -68,7 +82,7 @@ class Recorder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Record inside this context; hooks and methods are restored afterwards, also after errors."""
+        """Record inside this context; hooks are removed and methods restored even after an error."""
         with ExitStack() as stack:
             # A compiled model does not see later hooks: it runs uncompiled.
             if hasattr(torch.compiler, "set_stance"):
@@ -82,18 +96,28 @@ class Recorder:
         self.flush()
 
     def see(self, name: str, state: Tensor) -> None:
-        """Called by the hook of a layer: keep the wanted rows of its state (b, t, d)."""
+        """Keep the states to record out of one layer's output; a hook calls this in a forward pass.
+
+        Args:
+            name: Name of the layer.
+            state: Output of the layer, shape (batch, tokens, d).
+        """
         raise NotImplementedError
 
     def wanted(self) -> list[list[Wanted]]:
-        """The wanted states by request; an empty list where a request wants none."""
+        """Return the states to record of each request; an empty list for a request without any."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Move states still on the device to the requests that want them."""
+        """Copy recorded states from the device to the requests that they belong to."""
 
     def states(self) -> list[DocState | None]:
-        """The requests' states, None where none is wanted; HarnessError if a wanted one was not captured."""
+        """Return the recorded states of each request; None for a request without any.
+
+        Raises:
+            HarnessError: A state was not captured, because lm-eval runs the model in an
+                unsupported way.
+        """
         of_requests = self.wanted()
         flat = [wanted for of_request in of_requests for wanted in of_request]
         missing = sum(len(wanted.vectors) < len(self.sites) for wanted in flat)
@@ -108,7 +132,7 @@ class Recorder:
 
 
 class TokenRecorder(Recorder):
-    """Records requests that lm-eval scores through ``_loglikelihood_tokens``."""
+    """Base class of recorders for requests that lm-eval scores in ``_loglikelihood_tokens``."""
 
     shadows: tuple[str, ...] = ("_loglikelihood_tokens", "_model_call", "_select_cont_toks")
 
@@ -122,11 +146,11 @@ class TokenRecorder(Recorder):
         self.sums: list[tuple[Wanted, Tensor]] = []
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """The state wanted from a request with these tokens; None if it wants none."""
+        """Return the state to record for a request with these token ids; None for no state."""
         raise NotImplementedError
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method: notes the requests, then runs it."""
+        """Plan the states of the requests, then call HFLM's method, which this one replaces."""
         self.by_tokens = {}
         for _, context, continuation in requests:
             wanted = self.plan(context, continuation)
@@ -139,7 +163,10 @@ class TokenRecorder(Recorder):
         return answers
 
     def model_call(self, original: Any, inps: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method: matches rows to requests, then runs it."""
+        """Match the rows of a batch to requests, then call HFLM's method, which this one replaces.
+
+        ``inps`` has the token ids, shape (batch, tokens).
+        """
         self.flush()
         self.input, self.row = inps, 0
         rows = inps.detach().cpu().numpy().astype(np.int64, copy=False)
@@ -152,7 +179,10 @@ class TokenRecorder(Recorder):
         return original(inps, *args, **kwargs)
 
     def see(self, name: str, state: Tensor) -> None:
-        """Keep the wanted positions of the wanted rows; prompt tuning shifts them by its virtual tokens."""
+        """Keep the planned positions of the rows that belong to requests; see `Recorder.see`.
+
+        Positions are shifted by the virtual tokens that prompt tuning adds.
+        """
         if not self.rows or self.input is None:
             return
         shift = state.shape[1] - self.input.shape[1]
@@ -161,7 +191,11 @@ class TokenRecorder(Recorder):
         self.fresh[name] = state[rows, positions]
 
     def select_cont_toks(self, original: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method, called per row with log-probabilities (t, v): sums the wanted tokens'."""
+        """Sum the log-probabilities of a row's span, then call HFLM's method, which this one replaces.
+
+        lm-eval calls it once for each row; ``logits`` has the log-probabilities, shape
+        (tokens, vocabulary).
+        """
         if self.input is not None and self.row < len(self.input):
             shift = logits.shape[0] - self.input.shape[1]
             for row, wanted in self.rows:
@@ -174,7 +208,7 @@ class TokenRecorder(Recorder):
         return original(logits, *args, **kwargs)
 
     def flush(self) -> None:
-        """Move the last batch's states and sums off the device, which lm-eval has synchronised by then."""
+        """Copy the last batch's states and sums from the device, which lm-eval has synchronised."""
         _keep(self.fresh, [wanted for _, wanted in self.rows])
         if self.sums:
             sums = torch.stack([s for _, s in self.sums]).tolist()
@@ -184,10 +218,16 @@ class TokenRecorder(Recorder):
 
 
 class ContextRecorder(TokenRecorder):
-    """Records ``loglikelihood``: the last context token's state of each document's first request."""
+    """Recorder for ``loglikelihood``: the state of the last context token of each document.
+
+    The first request of a document gives the state.
+    """
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """A first request's last context token (state) and query tokens (perplexity)."""
+        """Plan the state of the last context token and the perplexity of the question's tokens.
+
+        None for any request but a document's first.
+        """
         request = (
             self.requests[len(self.planned)] if len(self.planned) < len(self.requests) else None
         )
@@ -204,12 +244,15 @@ class ContextRecorder(TokenRecorder):
         )
 
     def wanted(self) -> list[list[Wanted]]:
-        """One state for each document's first request, none for the others."""
+        """Return one state for the first request of each document, none for the others."""
         return [[] if wanted is None else [wanted] for wanted in self.planned]
 
 
 class SegmentRecorder(TokenRecorder):
-    """Records ``loglikelihood_rolling`` requests: the last state of every segment that the model sees."""
+    """Recorder for ``loglikelihood_rolling``: the last state of each segment of a text.
+
+    Segments are the pieces in which lm-eval gives a long text to the model.
+    """
 
     shadows = (*TokenRecorder.shadows, "tok_encode")
 
@@ -218,18 +261,21 @@ class SegmentRecorder(TokenRecorder):
         self.texts: list[list[int]] = []
 
     def tok_encode(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method, which is called once per request here: notes its tokens."""
+        """Call HFLM's method, which this one replaces, and keep the token ids that it returns.
+
+        lm-eval calls it once for each request.
+        """
         tokens = original(*args, **kwargs)
         self.texts.append(tokens)
         return tokens
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """The last input position: the state that predicts the segment's last token."""
+        """Plan the state at the last input position, which predicts the segment's last token."""
         length = min(len(context) + len(continuation), self.lm.max_length + 1) - 1
         return Wanted(length - 1, (0, 0), len(continuation), truncated=False)
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method: also takes each segment's perplexity from its log-probability."""
+        """Call HFLM's method, which this one replaces, and compute each segment's perplexity."""
         answers = super().loglikelihood_tokens(original, requests, *args, **kwargs)
         for wanted, (logprob, _) in zip(self.planned[-len(answers) :], answers, strict=True):
             if wanted is not None:
@@ -237,7 +283,7 @@ class SegmentRecorder(TokenRecorder):
         return answers
 
     def wanted(self) -> list[list[Wanted]]:
-        """The states of each text's segments, in order; an empty text has none."""
+        """Return the states of each text's segments, in order; none for an empty text."""
         segments = iter(self.planned)
         of_texts = []
         for tokens in self.texts:
@@ -251,7 +297,7 @@ class SegmentRecorder(TokenRecorder):
 
 
 class PrefillRecorder(Recorder):
-    """Records ``generate_until`` requests: the state after the prompt, when generation starts."""
+    """Recorder for ``generate_until``: the state of the prompt's last token, before generation."""
 
     shadows = ("tok_batch_encode", "_model_generate")
 
@@ -262,7 +308,7 @@ class PrefillRecorder(Recorder):
         self.of_prompt: dict[str, Wanted] = {}
 
     def tok_batch_encode(self, original: Any, strings: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method: notes the batch's prompts and their numbers of tokens."""
+        """Call HFLM's method, which this one replaces, and count the tokens of the batch's prompts."""
         ids, mask = original(strings, *args, **kwargs)
         limit = kwargs.get("left_truncate_len")
         self.batch = []
@@ -275,7 +321,10 @@ class PrefillRecorder(Recorder):
         return ids, mask
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method: each layer's first pass is the prompt's."""
+        """Call HFLM's method, which this one replaces, and record its first forward pass.
+
+        That pass has the prompt; later ones generate.
+        """
         self.armed, self.fresh = True, {}
         try:
             return original(*args, **kwargs)
@@ -284,27 +333,33 @@ class PrefillRecorder(Recorder):
             self.flush()
 
     def see(self, name: str, state: Tensor) -> None:
-        """Keep the last position's state (padding is on the left); beams repeat every row."""
+        """Keep the states at the last position, as padding is on the left; see `Recorder.see`.
+
+        With beam search, one row of each beam is kept.
+        """
         if self.armed and name not in self.fresh and self.batch:
             beams = state.shape[0] // len(self.batch)
             self.fresh[name] = state[:: max(beams, 1), -1]
 
     def flush(self) -> None:
-        """Move the batch's states off the device."""
+        """Copy the batch's states from the device."""
         _keep(self.fresh, self.batch)
         self.fresh = {}
 
     def wanted(self) -> list[list[Wanted]]:
-        """One state for each request, without vectors where its prompt was never seen."""
+        """Return one state for each request; it has no vectors if the prompt was not run."""
         prompts = [request.args[0] for request in self.requests]
         return [[self.of_prompt.get(prompt, Wanted(-1, (0, 0), 0, False))] for prompt in prompts]
 
 
 class OneTokenRecorder(PrefillRecorder):
-    """Records prompts, and ends each generation after one token; prompts are cut as usual."""
+    """Recorder for prompts of ``generate_until`` that ends each generation after one token.
+
+    Prompts are truncated as in a full run.
+    """
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method: one token is generated."""
+        """Call HFLM's method, which this one replaces, so that it generates one token."""
         context = kwargs["context"] if "context" in kwargs else args[0]
         return super().model_generate(
             original, *args, **{**kwargs, "max_length": context.shape[1] + 1}
@@ -324,7 +379,11 @@ REQUEST_TYPES = {kind: f"dispersion_{kind}" for kind in RECORDERS}
 
 
 def prepare_lm_eval() -> None:
-    """Add our request types and groups' figures to lm-eval; HarnessError if it lacks a method."""
+    """Add our request types to lm-eval's model, and let its groups pool dispersion over documents.
+
+    Raises:
+        HarnessError: This version of lm-eval lacks a method that is needed.
+    """
     needed = [*RECORDERS, *(name for recorder in RECORDERS.values() for name in recorder.shadows)]
     add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, needed)
     pool_groups()
@@ -332,12 +391,20 @@ def prepare_lm_eval() -> None:
 
 
 def check_model(lm: Any, tasks: str) -> None:
-    """Raise HarnessError with the next step if ``lm``, a model or a class, does not provide hidden states."""
+    """Check that a model of lm-eval gives hidden states.
+
+    Args:
+        lm: The model, or its class.
+        tasks: What needs the states, such as a task's name, as the subject of a message.
+
+    Raises:
+        HarnessError: The model is not lm-eval's transformers model, or is not decoder-only.
+    """
     kind = lm if isinstance(lm, type) else type(lm)
     if not issubclass(kind, HFLM):
         raise HarnessError(
-            f"{tasks} needs hidden states, which {kind.__name__} does not give; use the model hf, or run the "
-            "stock task with log_samples and then `dispersion embed MODEL --from-samples RESULTS`"
+            f"{tasks} needs hidden states, which {kind.__name__} does not give; use the model hf, or "
+            "run the stock task with log_samples and then `dispersion embed MODEL --from-samples RESULTS`"
         )
     if getattr(lm, "backend", "causal") != "causal":
         raise HarnessError(
@@ -346,7 +413,15 @@ def check_model(lm: Any, tasks: str) -> None:
 
 
 def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
-    """Raise HarnessError if a class or model gives our tasks no states, or no requested chat template."""
+    """Check that a model suits the dispersion tasks and the chat template that were asked for.
+
+    Args:
+        lm: lm-eval's model, or its class.
+        evaluation: The running evaluation, which says what was asked for.
+
+    Raises:
+        HarnessError: The model gives no hidden states, or its tokenizer has no chat template.
+    """
     ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
     if ours and not evaluation.predict_only:
         check_model(lm, min(ours))
@@ -363,7 +438,16 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
 
 
 def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
-    """Run each prompt, and set its ``dispersion_state`` and ``answer``; HarnessError without states."""
+    """Run prompts, and set the ``dispersion_state`` and ``answer`` of each.
+
+    Args:
+        lm: lm-eval's transformers model.
+        kind: lm-eval's request type, such as ``loglikelihood``.
+        prompts: The prompts. Generation ends after one token.
+
+    Raises:
+        HarnessError: The model gives no hidden states.
+    """
     for prompt, answer in zip(prompts, _recorded(lm, kind, prompts, PREFILL[kind]), strict=True):
         prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 
@@ -408,11 +492,17 @@ def _recorded(
 def query_tokens(
     tokenizer: Any, prompt: str, query: str | None, context: Sequence[int]
 ) -> tuple[int, int]:
-    """The query's tokens in a context, as a range [start, stop): those that hold a character of it.
+    """Return which tokens of a context hold a character of the question, as a range [start, stop).
 
-    White space at the query's ends does not count. Returns the whole context if the query is not in the
-    prompt, and an empty span if the tokenizer gives no character offsets (slow ones), rather than a wrong
-    figure.
+    White space at the ends of the question does not count. If the prompt does not contain the
+    question, the range is the whole context. If the tokenizer gives no character offsets, as slow
+    ones, the range is empty.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        prompt: The prompt, as text.
+        query: The question as the task renders it; None if unknown.
+        context: The token ids of the prompt.
     """
     core = (query or "").strip()
     at = prompt.rfind(core) if core else -1

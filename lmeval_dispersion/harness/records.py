@@ -1,4 +1,4 @@
-"""A document's states with its scored answer, and a task's metrics over its documents."""
+"""The hidden states of a document with its scored answer, and a task's metrics over documents."""
 
 from __future__ import annotations
 
@@ -33,19 +33,29 @@ METRICS = {
 
 @dataclass
 class DocState:
-    """States and measures of one document's request, taken in the forward pass that answered it.
+    """Hidden states and measures of one document, from the forward pass that answered its request.
 
-    All have m entries: one, or a rolling request's number of segments.
+    There are m of each: one, or as many as a ``loglikelihood_rolling`` request has segments.
+
+    Attributes:
+        vectors: For each layer, the states, shape (m, d), float32; the reported layer is first.
+        prompt_tokens: Number of tokens of the prompt before any truncation.
+        truncated: Whether tokens were cut on the left because the prompt exceeds the context.
+        perplexity: Perplexity of the question's own tokens, or of the segment; NaN if unknown.
     """
 
-    vectors: dict[str, Vectors]  # layer -> states (m, d) float32, the reported layer first
-    prompt_tokens: list[int]  # tokens of the prompt before any truncation
-    truncated: list[bool]  # whether tokens were cut on the left, beyond the context
-    perplexity: list[float]  # of the query's own tokens, or of the segment's; NaN: not known
+    vectors: dict[str, Vectors]
+    prompt_tokens: list[int]
+    truncated: list[bool]
+    perplexity: list[float]
 
 
 def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
-    """Write states, each with a JSON value; raises DispersionError."""
+    """Write states to a file, each with a value that JSON can represent.
+
+    Raises:
+        DispersionError: The file cannot be written.
+    """
     tensors = dict[str, Vectors]()
     rest = list[Any]()
     for i, (state, more) in enumerate(states):
@@ -56,7 +66,11 @@ def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
 
 
 def load_states(file: Path) -> Iterator[tuple[DocState, Any]]:
-    """Read a file of :func:`save_states`, in order; SafetensorError, KeyError or others if it is damaged."""
+    """Read the states and their values from a file of :func:`save_states`, in the same order.
+
+    Raises:
+        SafetensorError, KeyError: The file is damaged.
+    """
     with safe_open(file, framework="numpy") as tensors:
         for i, (state, more) in enumerate(json.loads(tensors.metadata()["states"])):
             vectors = {layer: tensors.get_tensor(f"{i} {layer}") for layer in state["vectors"]}
@@ -65,32 +79,50 @@ def load_states(file: Path) -> Iterator[tuple[DocState, Any]]:
 
 @dataclass
 class Prompt:
-    """A logged prompt, with the attributes that lm-eval's model and the recorders read from requests."""
+    """A prompt from logged samples, which can be run in place of one of lm-eval's requests.
 
-    args: tuple[Any, ...]  # the request's arguments, the prompt first
-    query: str | None  # the question as the task renders it
+    Attributes:
+        args: Arguments of the request, the prompt first.
+        query: The question as the task renders it; None if unknown.
+        task_name: Name of the task.
+        dispersion_layers: Names of the layers whose states are kept.
+        idx: Number of the request within its document; the state of number 0 is kept.
+        dispersion_state: The `DocState`, once the prompt has been run; None before.
+        answer: The model's log-probability of the logged answer, or the first token that it
+            generates; None if not asked for.
+    """
+
+    args: tuple[Any, ...]
+    query: str | None
     task_name: str
     dispersion_layers: tuple[str, ...] = ()
-    idx: int = 0  # first of its document, whose state is kept
-    dispersion_state: Any = None  # a DocState once it has run
-    # The model's own log-probability or first token; None: not requested.
+    idx: int = 0
+    dispersion_state: Any = None
     answer: float | str | None = None
 
     @property
     def key(self) -> str:
-        """A key of the model's input: prompts with equal keys are run once."""
+        """A text that identifies the model's input: prompts with equal keys are run only once."""
         return json.dumps([self.args, self.query], sort_keys=True, default=str)
 
 
 @dataclass(eq=False)
 class DocRecord:
-    """A document's state and score; lm-eval aggregates it as the value of each of our metrics."""
+    """A document's state and score, which lm-eval passes around as the value of our metrics.
 
-    state: DocState  # for a logged document, set once its prompt has run
-    doc_id: int  # true index in the task's split
-    correct: float  # share in [0, 1], NaN where the task has no label
-    filter: str  # the filter whose answer was scored
-    columns: dict[str, Any]  # more columns of the store's documents
+    Attributes:
+        state: The hidden states; for a logged document, set once its prompt has been run.
+        doc_id: Index of the document in the task's split.
+        correct: How right the answer is, from 0 to 1; NaN if the task has no labels.
+        filter: Name of the filter whose answer was scored.
+        columns: Further columns of the document in the store.
+    """
+
+    state: DocState
+    doc_id: int
+    correct: float
+    filter: str
+    columns: dict[str, Any]
 
     def __repr__(self) -> str:
         # lm-eval writes str() of every metric's value into the samples file: no vectors there.
@@ -99,15 +131,20 @@ class DocRecord:
 
 @dataclass(frozen=True)
 class AggregatedMetric:
-    """lm-eval's aggregation for one of :data:`METRICS`, or for its jackknife standard error.
+    """The function with which lm-eval aggregates one of our metrics, or its standard error.
 
-    Its value depends only on the given records: lm-eval may call it on any sample of them, in any process,
-    any number of times. A repeated document counts once.
+    The value depends only on the given records: lm-eval may call the function on any sample of
+    them, in any process, any number of times. A repeated document counts once.
+
+    Attributes:
+        metric: Name of the metric, a key of :data:`METRICS`.
+        error: Whether the value is the metric's jackknife standard error.
+        keep: Called with the records; None to call nothing.
     """
 
     metric: str
     error: bool = False
-    # Called with the records: those of other processes reach a task only here.
+    # Records of other processes reach a task only here.
     keep: Callable[[Sequence[DocRecord]], None] | None = None
 
     def __call__(self, records: Sequence[DocRecord]) -> Pooled:
@@ -117,7 +154,10 @@ class AggregatedMetric:
         return Pooled.of(records_of(self.metric, with_states(records)), self.measure)
 
     def measure(self, records: tuple[DocRecord, ...]) -> float:
-        """Dispersion over exactly these records, or its jackknife standard error."""
+        """Return the dispersion of exactly these records, or its jackknife standard error.
+
+        NaN if there are too few records; see :func:`estimate`.
+        """
         figure = estimate(records)
         return figure.se if self.error else figure.mean
 
@@ -126,13 +166,19 @@ class AggregatedMetric:
 
 
 def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:
-    """The documents with a state, each once, by index; an empty text has no segment and no state."""
+    """Return the records that have a hidden state, one for each document, sorted by its index.
+
+    Empty texts have none.
+    """
     records_by_id = {record.doc_id: record for record in records if record.state.prompt_tokens}
     return [record for _, record in sorted(records_by_id.items())]
 
 
 def records_of(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
-    """The documents that ``metric`` counts: all, the correct or the incorrect."""
+    """Return the records that a metric counts: all, the right ones or the wrong ones.
+
+    In a task without labels, no record is right and none is wrong.
+    """
     # A task without labels has no correct and no incorrect documents.
     if metric == "dispersion_correct":
         return tuple(record for record in records if record.correct > CORRECT_ABOVE)
@@ -143,9 +189,10 @@ def records_of(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ..
 
 @lru_cache(maxsize=1)  # lm-eval asks for a value and then for its error
 def estimate(records: tuple[DocRecord, ...], layer: str | None = None) -> Estimate:
-    """Dispersion over the records' states of a layer (default: the reported one) with its jackknife error.
+    """Return the dispersion of the records' states of a layer, with its jackknife standard error.
 
-    NaN below two states with a direction; the error is NaN below three.
+    States that are zero or not finite are left out. The dispersion is NaN for fewer than two states
+    and its error for fewer than three. ``layer`` is None for the reported layer.
     """
     parts = []
     for record in records:
@@ -159,13 +206,27 @@ def estimate(records: tuple[DocRecord, ...], layer: str | None = None) -> Estima
 
 
 class TaskMetrics:
-    """One finished task's documents, vectors by layer, and metrics; HarnessError if all texts are empty."""
+    """The documents, vectors and metrics of one finished task.
+
+    Attributes:
+        task: Name of the task.
+        records: The records with a state, one for each document, sorted by index.
+        layers: Names of the layers, the reported one first.
+        vectors: For each layer, the states of all records, shape (n, d), float32.
+        without_direction: For each layer, the number of states that are zero or not finite.
+        truncated: Number of documents whose prompts were cut on the left.
+
+    Raises:
+        HarnessError: No document has a state, because all texts are empty.
+    """
 
     def __init__(self, task: str, records: Sequence[DocRecord]) -> None:
         self.task = task
         self.records = with_states(records)
         if not self.records:
-            raise HarnessError(f"{task}: no document has a state, as all texts are empty")
+            raise HarnessError(
+                f"{task}: expected texts with at least one token, got only empty ones; check the data"
+            )
         self.layers = list(self.records[0].state.vectors)
         self.vectors = dict[str, Vectors]()
         self.without_direction = dict[str, int]()
@@ -176,7 +237,11 @@ class TaskMetrics:
         self.truncated = sum(any(record.state.truncated) for record in self.records)
 
     def remarks(self) -> list[tuple[str, str]]:
-        """Warnings on the metrics, as pairs: wording shared between tasks, and with this task's figures."""
+        """Return warnings on the metrics, each in two wordings.
+
+        The first wording is the same for all tasks with this warning, so that tasks can be listed
+        together; the second has this task's figures.
+        """
         warnings = []
         labelled = any(not math.isnan(record.correct) for record in self.records)
         for metric, which in METRICS.items():
@@ -184,18 +249,22 @@ class TaskMetrics:
             if n < 2 and (labelled or which == "all"):
                 kind = "" if which == "all" else f"{which} "
                 shared = f"{metric} is NaN (fewer than two {kind}documents)"
-                warnings.append((shared, f"{metric} is NaN: {n} {kind}documents, two are needed"))
+                own = f"{metric} is NaN: expected two or more {kind}documents, got {n}"
+                warnings.append((shared, own))
         for layer, bad in self.without_direction.items():
             if bad:
-                why = f"states of {layer} are zero or not finite and left out; try model_args dtype=float32"
+                why = (
+                    f"states of {layer} are left out, because they are zero or not finite; try "
+                    "model_args dtype=float32"
+                )
                 warnings.append((why, f"{bad} of {len(self.vectors[layer])} {why}"))
         if self.truncated:
-            why = "prompts were longer than the model's context and cut on the left"
+            why = "prompts exceeded the model's context and were cut on the left"
             warnings.append((why, f"{self.truncated} of {len(self.records)} {why}"))
         return warnings
 
     def summary(self) -> dict[str, Any]:
-        """Every layer's metrics for lm-eval's results JSON; NaN is null."""
+        """Return every layer's metrics, as they stand in lm-eval's results JSON; None for NaN."""
         layers: dict[str, dict[str, float | None]] = {}
         for layer in self.layers:
             figures = layers[layer] = {}

@@ -50,11 +50,17 @@ _stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One task's run while it has no store yet: its evaluation, options and store folder."""
+    """The run of a task, from its start until its store is written.
+
+    Attributes:
+        evaluation: What is known of lm-eval's evaluation.
+        options: Arguments with which lm-eval builds the task's requests.
+        folder: Folder of the store; None if this process writes no store.
+    """
 
     evaluation: RunningEvaluation
     options: Mapping[str, Any]
-    folder: Path | None  # None: this process writes no store
+    folder: Path | None
 
 
 def begin(
@@ -63,7 +69,17 @@ def begin(
     evaluation: RunningEvaluation,
     options: Mapping[str, Any],
 ) -> TaskRun:
-    """Start a run: mark its store's folder as unfinished; UsageError as :func:`begin_store`."""
+    """Start the run of a task: create the folder of its store and mark it as unfinished.
+
+    Args:
+        task: Name of the task.
+        metadata: The task's metadata, which may name the folder as ``dispersion_store``.
+        evaluation: What is known of lm-eval's evaluation.
+        options: Arguments with which lm-eval builds the task's requests.
+
+    Raises:
+        UsageError: The folder cannot be used; see :func:`store.begin_store`.
+    """
     # torchrun on CPUs runs all processes as rank 0: each machine's first writes.
     folder = None
     if os.environ.get("LOCAL_RANK", "0") == "0" and getattr(evaluation.lm, "rank", 0) == 0:
@@ -76,10 +92,17 @@ def begin(
 
 
 def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
-    """Write the task's store and pass its warnings on; returns the summary for lm-eval's results.
+    """Write the store of a finished task, and return the task's summary for lm-eval's results.
 
-    A store that could not be written is logged, and ``store`` is None. Under lm-eval's command
-    :func:`report_at_exit` prints warnings and folders, for all tasks together.
+    If the store cannot be written, the error is logged and ``store`` in the summary is None.
+    Warnings are logged too; under the command ``lm_eval``, :func:`report_at_exit` prints them for
+    all tasks together.
+
+    Args:
+        run: The task's run, from :func:`begin`.
+        task: The lm-eval task.
+        metrics: The task's metrics and vectors.
+        correct_by: Name of the metric that says which answers are right; None if there is none.
     """
     name = task.task_name
     evaluation = run.evaluation
@@ -108,7 +131,7 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
     except Exception as error:  # any error: hours of evaluation must not fail because of a store
         failures.append(run.folder)
         log.error(
-            "%s: the store %s was not written: %s; the metrics are unaffected",
+            "%s: the store %s could not be written (%s); the metrics in lm-eval's results are complete",
             name,
             run.folder,
             error,
@@ -124,7 +147,17 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
 def write(
     folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]
 ) -> None:
-    """Write the store of one task, of any backend; raises as :func:`write_store`."""
+    """Write the store of one task.
+
+    Args:
+        folder: Folder of the store.
+        metrics: The task's documents and vectors.
+        category: The task's group, for reports; None without one.
+        manifest: The manifest, without the name of the reported layer.
+
+    Raises:
+        DispersionError: The store cannot be written; see :func:`store.write_store`.
+    """
     write_store(
         folder,
         documents=_document_table(metrics.task, metrics.records, category),
@@ -135,7 +168,10 @@ def write(
 
 @atexit.register
 def report_at_exit() -> None:
-    """Print to stderr the warnings of lm-eval's command, the folders of its vectors, and the next command."""
+    """Print the warnings of all tasks, the folder of their vectors and the next command, to stderr.
+
+    Called when a process that ran the command ``lm_eval`` exits.
+    """
     for shared, sentences in remarks.items():
         tasks = list(sentences)
         if len(tasks) == 1:
@@ -161,7 +197,8 @@ def _store_folder(
         stamp = _stamps.setdefault(evaluation.tracker, datetime.now().strftime("%Y-%m-%dT%H-%M-%S"))
         return output / f"dispersion_{stamp}" / task
     log.warning(
-        "%s: the vectors of this run are not kept; give output_path, metadata dispersion_store=DIR or %s",
+        "%s: the vectors of this run are not stored; to store them, set output_path, metadata "
+        "dispersion_store=DIR, or the environment variable %s",
         task,
         VARIABLE,
     )
@@ -175,8 +212,8 @@ def _say_unfinished(root: Path) -> None:
     left = [path.parent for path in begun if not path.with_name(MANIFEST).exists()]
     if left:
         log.warning(
-            "%s comes from a run that did not finish; use_cache does not shorten this run, because "
-            "vectors need the model",
+            "%s comes from a run that did not finish; use_cache does not make this run shorter, because "
+            "the model has to run again to give vectors",
             left[0],
         )
 
@@ -210,9 +247,14 @@ def _document_table(task: str, records: Sequence[DocRecord], category: str | Non
 def manifest_of(
     lm: Any, arguments: Any, prompts: Mapping[str, Any], tasks: Mapping[str, Any], limit: Any
 ) -> dict[str, Any]:
-    """The store's manifest for tasks (name -> version); ``prompts`` is from :func:`prompt_manifest`.
+    """Return the manifest of a store, as plain values that JSON can represent.
 
-    ``arguments`` are ``--model_args``, as a dict or as the given text.
+    Args:
+        lm: lm-eval's model.
+        arguments: The ``--model_args``, as a dict or as text.
+        prompts: The settings of the prompts, from :func:`store.identity.prompt_manifest`.
+        tasks: Version of each task, by name.
+        limit: lm-eval's ``--limit``; None for all documents.
     """
     config = getattr(getattr(lm, "model", None), "config", None)
     name = getattr(lm, "pretrained", None)
@@ -242,7 +284,11 @@ def _public(arguments: Any) -> Any:
 
 
 def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
-    """Identity of lm-eval's model by its content: see :mod:`lmeval_dispersion.model.loading`."""
+    """Return what identifies lm-eval's model by its content, such as hashes of its weights.
+
+    Keys are ``weights``, ``adapter``, ``tokenizer`` and other settings that change answers; those
+    that do not apply are left out. See :mod:`lmeval_dispersion.model.loading`.
+    """
     name = getattr(lm, "pretrained", None)
     adapter = getattr(lm, "peft", None)
     delta = getattr(lm, "delta", None)
@@ -274,7 +320,16 @@ def _argument(arguments: Any, name: str) -> str | None:
 
 
 def commit_of(name: str, lm: Any, arguments: Any) -> str | None:
-    """The Hub model's commit, by transformers or the Hub's cache, else its revision; None for a folder."""
+    """Return the commit of a model from the Hub, as transformers or the Hub's cache knows it.
+
+    If neither does, it is the revision that was asked for; None for the default revision or a
+    folder.
+
+    Args:
+        name: Name of the repository, or path of a folder.
+        lm: lm-eval's model.
+        arguments: The ``--model_args``, as a dict or as text.
+    """
     if os.path.isdir(name):
         return None
     config = getattr(getattr(lm, "model", None), "config", None)

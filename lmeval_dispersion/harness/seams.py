@@ -107,34 +107,45 @@ _LETTERS = 4  # per token, about
 
 @dataclass(frozen=True)
 class RunningEvaluation:
-    """The running evaluation, which lm-eval does not pass to tasks.
+    """What is known of the lm-eval evaluation that is running; lm-eval does not pass it to tasks.
 
-    Every value may be None: no metric may depend on them.
+    Any value may be None, so that no metric may depend on it.
+
+    Attributes:
+        lm: The model under evaluation, without the wrapper of ``--use_cache``.
+        groups: lm-eval's groups by name.
+        tracker: lm-eval's EvaluationTracker, which has the ``--output_path``.
+        model_args, limit, tasks, predict_only, apply_chat_template, use_cache: These arguments of
+            ``simple_evaluate``, as given.
+        fewshot_seed: The argument ``fewshot_random_seed`` of ``simple_evaluate``.
+        metrics: Results of the task that is just ending, from lm-eval's key to the figure.
+        command_line: Whether the command ``lm_eval`` runs the evaluation.
+        ours: Whether our command ``dispersion`` runs it.
     """
 
-    lm: Any = None  # the model under evaluation, without --use_cache's wrapper
-    groups: dict[str, Any] | None = None  # name -> lm-eval's Group
-    tracker: Any = None  # lm-eval's EvaluationTracker, which knows --output_path
-    model_args: Any = None  # as given
-    limit: Any = None  # as given
+    lm: Any = None
+    groups: dict[str, Any] | None = None
+    tracker: Any = None
+    model_args: Any = None
+    limit: Any = None
     fewshot_seed: Any = None
-    tasks: Any = None  # as given, names as a rule
-    predict_only: Any = None  # as given
-    apply_chat_template: Any = None  # as given
-    use_cache: Any = None  # as given
-    metrics: Any = None  # the ending task's results: key -> figure
-    command_line: bool = False  # whether lm-eval's own command runs
-    ours: bool = False  # whether our command runs it
+    tasks: Any = None
+    predict_only: Any = None
+    apply_chat_template: Any = None
+    use_cache: Any = None
+    metrics: Any = None
+    command_line: bool = False
+    ours: bool = False
 
     def category(self, task: str) -> str | None:
-        """Alias of the group that directly holds ``task``; None without a group."""
+        """Return the alias of the group that directly contains ``task``; None without a group."""
         for name, group in (self.groups or {}).items():
             if any(getattr(child, "task_name", None) == task for child in group):
                 return str(getattr(group, "alias", None) or name)
         return None
 
     def output_folder(self) -> Path | None:
-        """The model's folder that lm-eval will write its results to, or None."""
+        """Return the folder to which lm-eval will write the model's results; None if unknown."""
         output = getattr(self.tracker, "output_path", None)
         if not output:
             return None
@@ -146,7 +157,11 @@ class RunningEvaluation:
 
 
 def running_evaluation() -> RunningEvaluation:
-    """Read the state of lm-eval's ``evaluate`` and ``simple_evaluate``, if they are among the callers."""
+    """Return what is known of the running evaluation.
+
+    It is read from the stack frames of lm-eval's ``evaluate`` and ``simple_evaluate`` among the
+    callers; without them, all values are empty.
+    """
     known: dict[str, Any] = {}
     frame = sys._getframe(1)
     while frame is not None:
@@ -326,7 +341,12 @@ else:
 
 
 def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
-    """Add methods to lm-eval's HFLM, also again; HarnessError if lm-eval lacks one of those ``needed``."""
+    """Add ``methods``, by name, to lm-eval's transformers model (HFLM), replacing those of that name.
+
+    Raises:
+        HarnessError: HFLM lacks one of the methods in ``needed``, so that this version of lm-eval
+            is not supported.
+    """
     wanted = [(HFLM, name) for name in needed]
     wanted += [(Group, "aggregate"), (Group, "get_all_tasks")]
     for kind, name in wanted:
@@ -341,7 +361,11 @@ def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequenc
 
 @contextmanager
 def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace methods of one model object by functions; the methods are always restored."""
+    """Inside this context, replace methods of one object by functions.
+
+    ``replacements`` maps the name of a method to a function, which is called with the original
+    method as its first argument. The methods are restored even after an error.
+    """
     originals = {name: lm.__dict__[name] for name in replacements if name in lm.__dict__}
     try:
         for name, replacement in replacements.items():
@@ -354,14 +378,18 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
 
 
 def compile_templates_once() -> None:
-    """Let lm-eval 0.4 compile a task's template once, as 0.5 does, and not for every document."""
+    """Make lm-eval 0.4 compile a task's prompt template once, as 0.5 does, not for each document."""
     environment = getattr(utils, "env", None)
     if environment is not None and not hasattr(environment.from_string, "cache_info"):
         environment.from_string = lru_cache(maxsize=256)(environment.from_string)
 
 
 def loaded_tasks(names: str, include_path: str | None = None) -> dict[str, Any]:
-    """The stock tasks of :func:`loaded_suite`, by name; raises the same."""
+    """Load lm-eval's stock tasks, by name; see :func:`loaded_suite`.
+
+    Raises:
+        UsageError: lm-eval has no such task.
+    """
     return loaded_suite(names, include_path=include_path)[0]
 
 
@@ -372,11 +400,17 @@ def loaded_suite(
     *,
     stock: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """lm-eval's tasks for ``NAME,NAME`` (tasks or groups), and the groups among and inside them, by name.
+    """Load the lm-eval tasks named in ``names``, tasks or groups separated by commas.
 
-    ``num_fewshot`` as in lm-eval: None keeps a task's own number, and a task with 0 keeps 0. A dispersion
-    task's name gives the stock task, unless ``stock`` is False. A task's ``category`` is its group's alias,
-    or None.
+    Returns the tasks and the groups, both by name; groups inside groups are included. Each task's
+    ``category`` is set to the alias of its group, or None.
+
+    Args:
+        names: The names, ``NAME,NAME``.
+        num_fewshot: Number of examples, as in lm-eval: None keeps each task's own number, and a
+            task that is configured with 0 keeps 0.
+        include_path: One or more folders with more tasks.
+        stock: Whether the name of a dispersion task gives the stock task.
 
     Raises:
         UsageError: lm-eval has no such task.
@@ -402,7 +436,7 @@ def loaded_suite(
         else:
             hint = near_tasks([name], manager.all_tasks)
             if not theirs:
-                hint += " (a task of your own needs include_path, its folder)"
+                hint += " (for a task of your own, give its folder as include_path)"
         raise UsageError(f"lm-eval has no task {name!r}; {hint}")
     with sentences():
         loaded = manager.load(wanted)
@@ -419,11 +453,16 @@ def loaded_suite(
 def task_groups(
     groups: Mapping[str, Any], judges: Mapping[str, str | None]
 ) -> dict[str, TaskGroup]:
-    """The outermost of lm-eval's ``groups`` that have one figure, by name, as `store.groups` reads results.
+    """Return the groups to report with one figure, by name: the outermost that lm-eval aggregates.
 
-    A group has one figure where it aggregates a metric that all its tasks have. Another one, such as Open
-    LLM Leaderboard's ``leaderboard``, counts as its members. ``judges``: task -> the metric that scores
-    it, which decides where a group weighs its metrics unlike.
+    lm-eval has a figure for a group if it aggregates a metric that all tasks of the group have. A
+    group without one, such as the Open LLM Leaderboard's ``leaderboard``, is replaced by its
+    members. `store.groups` chooses the same groups from finished results.
+
+    Args:
+        groups: lm-eval's groups, by name.
+        judges: For each task, the metric that scores it. If a group weights its metrics
+            differently, the weights of that metric are used.
     """
     inner = {id(child) for group in groups.values() for child in group}
     waiting = []
@@ -452,7 +491,7 @@ def task_groups(
 
 
 def groups_above(groups: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Task -> the names of lm-eval's ``groups`` that hold it, the smallest first."""
+    """Map each task to the names of the lm-eval groups that contain it, smallest group first."""
     above = dict[str, list[str]]()
     for group in sorted(groups.values(), key=lambda group: len(group.get_all_tasks())):
         for task in group.get_all_tasks():
@@ -461,7 +500,7 @@ def groups_above(groups: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def group_entries(groups: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
-    """Group -> its alias, and the names of its members, as lm-eval's results have them."""
+    """Map each lm-eval group to its alias and the names of its members, as results have them."""
     entries = dict[str, tuple[str, list[str]]]()
     for name, group in groups.items():
         entries[name] = (str(group.alias or name), [_name_of(child) for child in group])
@@ -495,10 +534,16 @@ def drawn_questions(
     seed: int,
     units: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[list[tuple[str, int]], int]:
-    """(task, document) of ``count`` random questions (None: all) in random order, and the number of all.
+    """Draw questions of some tasks at random; return them in random order, and how many there are.
 
-    With ``units``, lists of tasks by name, as many come from each, or all that it has; of a single one as
-    without.
+    A question is a pair of task name and document index.
+
+    Args:
+        tasks: lm-eval's tasks, by name.
+        count: Number of questions to draw; None for all.
+        seed: Seed of the draw.
+        units: Tasks of each unit (a task, or a group with one figure), by name. With two or more
+            units, equally many questions are drawn from each, or all that a unit has.
 
     Raises:
         UsageError: ``count`` is less than the number of units.
@@ -511,8 +556,8 @@ def drawn_questions(
     if count is not None and units and len(units) > 1:
         if count < len(units):
             raise UsageError(
-                f"expected at least {len(units)}, one for each of {', '.join(units)}, got {count}; or "
-                "weigh questions, not units",
+                f"expected at least {len(units)} questions, one for each of {', '.join(units)}, got "
+                f"{count}; ask more, or set weigh to questions",
                 argument="limit",
             )
         number = dict[str, int]()
@@ -527,7 +572,10 @@ def drawn_questions(
 
 
 def equal_shares(sizes: Sequence[int], count: int) -> list[int]:
-    """``count`` in equal parts, none of which is larger than its size; of a rest the first get one more.
+    """Divide ``count`` into equal shares, none of which exceeds its size.
+
+    If there is a remainder, the first shares are one larger. Shares add up to ``count``, or to the
+    sum of ``sizes`` if that is less.
 
     >>> equal_shares([100, 10, 100], 50), equal_shares([3, 3], 100)
     ([20, 10, 20], [3, 3])
@@ -545,16 +593,22 @@ def equal_shares(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def build_requests(task: Any, **options: Any) -> None:
-    """Build a task's requests without lm-eval's progress bar, which has no off switch.
+    """Build the requests of an lm-eval task, without lm-eval's progress bar.
 
-    Raises as :func:`sentences`.
+    ``options`` are those of lm-eval's ``build_all_requests``.
+
+    Raises:
+        DispersionError: A common failure, as a sentence; see :func:`failures.sentences`.
     """
     with sentences(), redirect_stderr(StringIO()):
         task.build_all_requests(rank=0, world_size=1, **options)
 
 
 def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[int, list[Any]]:
-    """The chosen documents' requests by document index; with a model, in its chat template."""
+    """Build the requests of some documents of a task, and return them by document index.
+
+    With a model ``lm``, prompts are in its chat template.
+    """
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)
     # Examples as separate turns, lm_eval's default.
@@ -590,9 +644,14 @@ def evaluated(
     requests: Mapping[str, Mapping[int, Sequence[Any]]],
     **options: Any,
 ) -> dict[str, Any]:
-    """lm-eval's results, with samples, for some of the tasks' documents.
+    """Evaluate a model on some documents of tasks; return lm-eval's results, with samples.
 
-    ``requests`` are those of :func:`built_requests`, by task and document; they are not changed.
+    Args:
+        lm: lm-eval's model.
+        tasks: lm-eval's tasks, by name.
+        requests: For each task, the requests of each document, as :func:`built_requests` returns
+            them. They are not changed.
+        options: Further arguments of lm-eval's ``evaluate``.
     """
     samples: dict[str, list[int]] = {}
     with ExitStack() as stack:
@@ -624,7 +683,11 @@ def evaluated(
 
 
 def log_likelihoods(lm: Any, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-    """(log-likelihood, is greedy) of each request by lm-eval's model, without its progress bars."""
+    """Ask lm-eval's model for the log-likelihood of each request, without progress bars.
+
+    Returns, for each request, the log-likelihood in nats and whether greedy decoding would give the
+    continuation.
+    """
     with redirect_stderr(StringIO()):
         return list(lm.loglikelihood(list(requests))) if requests else []
 
@@ -652,7 +715,10 @@ def _fresh(request: Any, number: int) -> Any:
 
 
 def logged_lines(results: Mapping[str, Any]) -> dict[str, str]:
-    """The samples of :func:`evaluated` by task, as the lines of ``--log_samples``."""
+    """Return the samples in results of :func:`evaluated` as text, by task.
+
+    Each text has the lines of the file that lm-eval writes with ``--log_samples``.
+    """
     lines = {}
     for name, samples in results["samples"].items():
         lines[name] = "".join(map(logged_line, samples))
@@ -660,7 +726,7 @@ def logged_lines(results: Mapping[str, Any]) -> dict[str, str]:
 
 
 def logged_line(sample: Mapping[str, Any]) -> str:
-    """One sample as JSON with a line's end."""
+    """Return one of lm-eval's samples as a line of a ``--log_samples`` file, with its line end."""
     arguments = {}
     for i, parts in enumerate(sample["arguments"]):
         arguments[f"gen_args_{i}"] = {f"arg_{j}": part for j, part in enumerate(parts)}
@@ -675,15 +741,17 @@ def logged_line(sample: Mapping[str, Any]) -> str:
 
 
 def filters_of(task: Any) -> list[str]:
-    """Names of a task's filters."""
+    """Return the names of a task's filters, which extract answers from a model's output."""
     filters = task._scorers if _is_later(task) else task._filters
     return [each.name for each in filters]
 
 
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
-    """Metric -> whether it can score one document (higher is better), and whether answers may add more.
+    """Return which metrics of a task can score a single document, and whether there may be others.
 
-    A function that returns several metrics names them only when it scores.
+    The first value maps each metric's name to whether it is defined for one document and higher is
+    better. The second is true if metrics may appear whose names are known only once an answer is
+    scored.
     """
     pooled = [registry.get_aggregation(name) for name in _POOLED]
     better = task.higher_is_better()
@@ -701,9 +769,10 @@ def _may_add_metrics(task: Any) -> bool:
 
 
 def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
-    """Choose ``auto``'s batch size once, up to ``most``, for lm-eval's transformers model.
+    """Fix the batch size of lm-eval's transformers model if it is ``auto``, to at most ``most``.
 
-    lm-eval chooses in each call. The longest of ``requests`` decides, with all text that may be generated.
+    lm-eval itself would choose one in each call. Here it is the size at which the longest of
+    ``requests`` fits into memory, together with the longest text that it may generate.
     """
     if getattr(lm, "batch_size_per_gpu", None) != "auto" or not hasattr(lm, "_detect_batch_size"):
         return
@@ -724,7 +793,10 @@ def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
 
 
 def halve_batch(lm: Any) -> bool:
-    """Halve the batch size of lm-eval's transformers model for later calls; False if it is below 2."""
+    """Halve the batch size of lm-eval's transformers model for later calls.
+
+    Returns False, and changes nothing, if the size is 1 or not a number.
+    """
     size = getattr(lm, "batch_size_per_gpu", 1)
     if not isinstance(size, int) or size < 2:
         return False
@@ -733,16 +805,17 @@ def halve_batch(lm: Any) -> bool:
 
 
 def free_memory() -> None:
-    """Free the memory of a deleted model, the GPU's too."""
+    """Free the memory of deleted models, on the CPU and the GPU."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def judges_by_own_rule(task: Any) -> bool:
-    """Whether a task of choices scores by a function of its own, which alone knows the right ones.
+    """Whether a multiple-choice task scores its answers with a function of its own.
 
-    The target of such a task may be any choice, as truthfulqa_mc2's is the first one.
+    Only that function knows which choices are right: the task's target may be any choice, and for
+    truthfulqa_mc2 it is always the first.
     """
     if task.OUTPUT_TYPE != "multiple_choice":
         return False
@@ -756,7 +829,13 @@ def judges_by_own_rule(task: Any) -> bool:
 
 
 def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
-    """Indices of a document's right choices below ``count``, by its first request; empty without a label."""
+    """Return the indices of a document's right choices; empty if they are not known.
+
+    Args:
+        task: The lm-eval task of the document.
+        request: The first request of the document.
+        count: Number of choices; larger indices are left out.
+    """
     if judges_by_own_rule(task):
         return ()
     doc = request.doc
@@ -775,7 +854,10 @@ def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
 
 @contextmanager
 def more_tasks(folder: Path | None) -> Iterator[None]:
-    """Add the tasks in ``folder`` to the user's: lm-eval takes one ``--include_path``."""
+    """Inside this context, let lm-eval find the tasks in ``folder`` too; None adds nothing.
+
+    lm-eval accepts only one ``--include_path``, which remains the user's.
+    """
     from lm_eval.tasks import TaskManager
 
     original = TaskManager.__init__
@@ -796,7 +878,11 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
-    """Let ``check`` refuse the model's class before lm-eval creates it, then the model with its tokenizer."""
+    """Inside this context, call ``check`` before lm-eval loads the weights of a model.
+
+    It is called with the class of the model, and again with the model once that has its tokenizer;
+    its second argument is the running evaluation. An error that it raises stops the loading.
+    """
     get_model = registry.get_model
     tokenizer = HFLM._create_tokenizer
 
@@ -823,17 +909,28 @@ def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[
 
 
 def backend(name: str) -> type:
-    """lm-eval's class of a ``--model``; UsageError for an unknown one."""
+    """Return lm-eval's class for the name of a ``--model``, such as ``hf``.
+
+    Raises:
+        UsageError: lm-eval has no model of that name.
+    """
     try:
         return registry.get_model(name)  # type: ignore[no-any-return]
     except (KeyError, ValueError) as error:
         raise UsageError(
-            f"expected a model of `lm_eval run --help`, got {name!r}", argument="model"
+            f"expected the name of a model that `lm_eval run --help` lists, such as hf, got {name!r}",
+            argument="model",
         ) from error
 
 
 def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Parsed ``--model_args``: names as text, others as by lm-eval; UsageError for a text that is not K=V."""
+    """Parse ``--model_args``, a text ``K=V,K=V`` or a mapping.
+
+    Values are converted as lm-eval converts them, but names, such as ``revision``, remain text.
+
+    Raises:
+        UsageError: The text is not of the form ``K=V,K=V``.
+    """
     given = key_values(model_args) if isinstance(model_args, str) else model_args
     parsed = dict[str, Any](given)
     for key, value in given.items():
@@ -845,12 +942,19 @@ def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
 def loaded_lm(
     name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
 ) -> Any:
-    """Load an lm-eval model that ``check`` sees before its weights.
+    """Load a model by lm-eval.
+
+    Args:
+        name: lm-eval's name of the backend, such as ``hf``.
+        arguments: The ``--model_args``, parsed.
+        check: Called with the model's class, and with the model before its weights are loaded; an
+            error that it raises stops the loading.
+        settings: Further settings for lm-eval's model, such as ``device`` or ``batch_size``.
 
     Raises:
-        UsageError: No such backend.
-        HarnessError: The backend loads no adapters, or the files lack weights.
-        DispersionError: A tensor's shape in the files is not the model's.
+        UsageError: lm-eval has no such backend.
+        HarnessError: The backend cannot load adapters, or the files lack weights.
+        DispersionError: A tensor in the files does not have the shape that the model needs.
     """
     disable_progress_bar()
     kind = backend(name)
@@ -860,8 +964,8 @@ def loaded_lm(
         require_extra("models", "loading an adapter")
         if not issubclass(kind, HFLM):
             raise HarnessError(
-                f"it is an adapter, which the model {name} does not load; use hf or vllm, or merge it into "
-                "its base (merge_and_unload, save_pretrained)"
+                f"the model {name} does not load adapters; use hf or vllm, or merge the adapter into its "
+                "base (merge_and_unload, save_pretrained)"
             )
     if not issubclass(kind, TemplateAPI):
         check_beside(arguments, transformers_loads=issubclass(kind, HFLM))
@@ -877,10 +981,11 @@ def loaded_lm(
 
 
 def live_lm(model: Any, tokenizer: Any, **settings: Any) -> Any:
-    """lm-eval's transformers model around a model in memory, which it is not to change.
+    """Return lm-eval's transformers model around a model in memory, whose weights stay unchanged.
 
-    lm-eval would tie the weights anew, and gives a tokenizer without a padding token one: the tokenizer is to be
-    a copy. The model's mode is the caller's matter.
+    lm-eval adds a padding token to a tokenizer without one, so pass a copy of the tokenizer. The
+    caller decides whether the model is in training or evaluation mode. ``settings`` are further
+    arguments of lm-eval's ``HFLM``.
     """
     log = logging.getLogger("lm_eval.models.huggingface")
     level = log.level
@@ -894,9 +999,10 @@ def live_lm(model: Any, tokenizer: Any, **settings: Any) -> Any:
 
 @contextmanager
 def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
-    """Leave rows of NaN in ``metrics`` out of lm-eval's tables, with their number below.
+    """Inside this context, leave the NaN rows of some metrics out of lm-eval's tables.
 
-    A subject with one right answer has no dispersion of right answers: of MMLU's 57 that is a row each.
+    A line below the table gives their number. A subject with one right answer, for example, has no
+    dispersion of right answers.
     """
     original = utils.make_table
 
@@ -912,7 +1018,7 @@ def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
                     left_out += 1
         text: str = original({**results, column: kept}, column, **options)
         if left_out:
-            text += f"{left_out} rows are NaN and not shown: fewer than two such documents.\n"
+            text += f"{left_out} rows with fewer than two documents are NaN and not shown.\n"
         return text
 
     try:
@@ -924,10 +1030,14 @@ def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def refused_loads(*, adapter: bool) -> Iterator[None]:
-    """Refuse a model, and with ``adapter`` an adapter, whose files lack weights, by a HarnessError.
+    """Inside this context, watch which models are loaded, and refuse one whose files lack weights.
 
-    What is loaded in the block is refused at its end: PEFT has changed the base by then, and it stays whole.
+    With ``adapter``, adapters are checked too. The error is raised when the context ends.
+
+    Raises:
+        HarnessError: The files of a model or adapter lack weights.
     """
+    # Not sooner: PEFT has changed the base by then, and it stays whole.
     sentences: list[str] = []
     with watched_loads(lambda _, sentence: sentences.append(sentence), adapter=adapter):
         yield
@@ -937,7 +1047,10 @@ def refused_loads(*, adapter: bool) -> Iterator[None]:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Let a refusal under ``lm_eval``'s own command end the process with its sentence; else raise it."""
+    """Turn a DispersionError into an exit with its message if the command ``lm_eval`` is running.
+
+    Otherwise the error is raised unchanged.
+    """
     try:
         yield
     except DispersionError as error:
@@ -948,14 +1061,21 @@ def one_sentence() -> Iterator[None]:
 
 
 class Pooled(float):
-    """A task's figure with its documents and measure, for groups; it pickles as a float."""
+    """A figure of a task that remembers how it was computed, so that groups can pool documents.
+
+    It pickles as a plain float.
+
+    Attributes:
+        parts: The records of the documents that it was computed from.
+        measure: The function that computes the figure from records.
+    """
 
     parts: Parts
     measure: Callable[[Parts], float]
 
     @classmethod
     def of(cls, parts: Parts, measure: Callable[[Parts], float]) -> Pooled:
-        """``measure(parts)``, which remembers both."""
+        """Compute ``measure(parts)``, and return it as a float that remembers both."""
         figure = cls(measure(parts))
         figure.parts = parts
         figure.measure = measure
@@ -966,7 +1086,10 @@ class Pooled(float):
 
 
 def pool_groups() -> None:
-    """Make lm-eval compute our group figures over all documents, instead of averaging tasks."""
+    """Make lm-eval compute the dispersion of a group over all its documents, not as a mean of tasks.
+
+    Groups whose metadata have ``average_over: members`` get the mean of their members instead.
+    """
     original = Group.aggregate
     if hasattr(original, "__wrapped__"):
         return

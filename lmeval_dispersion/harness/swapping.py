@@ -1,9 +1,9 @@
 """Many adapters on one loaded base, with the answers of lm-eval's ``peft=ADAPTER``.
 
-lm-eval loads the base anew for each adapter. Here PEFT takes the last LoRA off the loaded base and puts the
-next one on. The embeddings are cut to the tokenizer's size, as lm-eval does for an adapter, for the base too.
-Adapters that change the base itself (a saved head, biases, embeddings, other kinds than LoRA), or that fail,
-are loaded whole.
+lm-eval loads the base anew for each adapter. Here PEFT takes the last LoRA off the loaded base and
+puts the next one on. The embeddings are cut to the tokenizer's size, as lm-eval does for an adapter,
+for the base too. Adapters that change the base itself (a saved head, biases, embeddings, other kinds
+than LoRA), or that fail, are loaded whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", 
 _LEAST_RANK = 16  # least LoRA rank for which vLLM makes room
 # Modules for which vLLM makes room in any case, as most adapters have them.
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_INSTEAD = "use the model hf, or merge it into its base (merge_and_unload, save_pretrained)"
+_INSTEAD = (
+    "use the model hf, or merge the adapter into its base (merge_and_unload, save_pretrained)"
+)
 _TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,7 +37,7 @@ _TOKENIZER = (
 
 
 class SharedBase:
-    """Loads models in turn, holding one; adapters of one base share it."""
+    """A loader of models that keeps one in memory; adapters of the same base share that base."""
 
     def __init__(self) -> None:
         self._lm: Any = None
@@ -45,7 +47,7 @@ class SharedBase:
         self._modules = set(_MODULES)
 
     def release(self) -> None:
-        """Free the held model's memory."""
+        """Delete the model that is kept, and free its memory."""
         if self._lm is not None:
             self._lm = None
             self._key = ""
@@ -54,7 +56,11 @@ class SharedBase:
     def loaded(
         self, name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
     ) -> Any:
-        """As :func:`seams.loaded_lm`; an empty ``peft`` asks for the base that adapters share."""
+        """Load a model by lm-eval; see :func:`seams.loaded_lm` for arguments and errors.
+
+        A LoRA whose base is in memory is put on that base, in place of the last one. An empty
+        ``peft`` in ``arguments`` gives the base itself, as adapters share it.
+        """
         given = downloaded(arguments)
         plain = {key: value for key, value in given.items() if key != "peft"}
         if name == "vllm" and "peft" in given:
@@ -103,13 +109,13 @@ class SharedBase:
 
         if not _leaves_the_base(adapter):
             raise HarnessError(
-                "vLLM applies plain LoRAs alone, saved as safetensors: no other kinds, biases or saved "
-                f"modules; {_INSTEAD}"
+                f"expected a plain LoRA saved as safetensors, the only kind that vLLM applies, got {adapter} "
+                f"of another kind, with biases or with saved modules; {_INSTEAD}"
             )
         modules = _modules(adapter)
         if "lm_head" in modules:
             raise HarnessError(
-                f"it changes lm_head, which vLLM leaves out of log-likelihoods; {_INSTEAD}"
+                f"the adapter changes lm_head, a change that vLLM ignores in log-likelihoods; {_INSTEAD}"
             )
         self._modules |= modules
         self._rank = max(self._rank, _rank(adapter))
@@ -127,8 +133,9 @@ class SharedBase:
                 if "lora_target_modules" not in str(error):
                     raise
                 raise HarnessError(
-                    "this vLLM takes no lora_target_modules, without which it gives adapters wrong "
-                    "log-likelihoods; pip install -U vllm (0.32 does), or use the model hf"
+                    "this version of vLLM does not accept lora_target_modules, without which it gives "
+                    "adapters wrong log-likelihoods; pip install -U vllm (0.32 accepts it), or use the "
+                    "model hf"
                 ) from error
         number = next(self._names)  # by which vLLM knows what it has loaded
         self._lm.lora_request = LoRARequest(adapter, number, adapter) if adapter else None

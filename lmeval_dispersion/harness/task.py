@@ -1,4 +1,4 @@
-"""The task class that a YAML names: any task of lm-eval, with dispersion added to its metrics.
+"""The class that a task's YAML names: any task of lm-eval, with dispersion added to its metrics.
 
 In the order of a run: requests get layers and a store, the model answers them under a recorder
 (``recording``), a document's answer and state become its record, the figures cover all records
@@ -32,23 +32,30 @@ recording.prepare_lm_eval()
 
 
 class DispersionTask(TaskBase):
-    """lm-eval's ConfigurableTask, whose requests bring back the state of the last context token.
+    """A task of lm-eval that also measures the dispersion of the model's hidden states.
 
-    Use it from a YAML that includes any task of lm-eval::
+    Each document gives one state, that of the last token before the answer. Use the class in a YAML
+    that includes any task of lm-eval::
 
         include: path/to/the/task.yaml
         task: the_task_dispersion
         class: !function lmeval_dispersion.harness.DispersionTask
 
-    Adds the metrics ``dispersion``, ``dispersion_correct`` and ``dispersion_incorrect`` with jackknife
-    errors, their values for every captured layer in the results JSON under
-    ``configs.<task>.metadata.dispersion``, and a store of the vectors. ``--metadata`` takes
-    ``dispersion_layers`` (names as in :mod:`lmeval_dispersion.model.capture` with ``+`` between
-    them; the first one is reported; default ``last``), ``dispersion_store`` (a folder) and
-    ``dispersion_correct`` (``METRIC`` or ``FILTER/METRIC`` that says what is correct).
+    It adds the metrics ``dispersion``, ``dispersion_correct`` and ``dispersion_incorrect`` with
+    jackknife standard errors, and writes a store of the states. The results JSON has the metrics of
+    every layer under ``configs.<task>.metadata.dispersion``. ``--metadata`` accepts these keys:
+
+    - ``dispersion_layers``: names of layers as in :mod:`lmeval_dispersion.model.capture`, with ``+``
+      between them. The first one is reported. Default: ``last``.
+    - ``dispersion_store``: folder for the store.
+    - ``dispersion_correct``: ``METRIC`` or ``FILTER/METRIC`` that says which answers are right.
+
+    Attributes:
+        saves: Whether a store is written at the end of each evaluation; a race calls :meth:`take`
+            instead.
+        our_metrics: Names of the metrics that are added, and of their errors.
     """
 
-    #: Whether each evaluation ends with a store; a race takes the records of each (:meth:`take`) instead.
     saves = True
     our_metrics = tuple(name + suffix for name in METRICS for suffix in ("", "_stderr"))
 
@@ -67,7 +74,12 @@ class DispersionTask(TaskBase):
         super().__init__(config=settings, **options)  # last: it renders a document
 
     def build_all_requests(self, **options: Any) -> None:
-        """As lm-eval's; first refuses unsupported settings, before any model runs."""
+        """Build the task's requests as lm-eval does, after a check of the dispersion settings.
+
+        Raises:
+            DispersionError: A setting is not supported. Under the command ``lm_eval``, the process
+                exits with the message instead.
+        """
         if not self.only_predicts:
             with one_sentence():
                 self._prepare(options)
@@ -94,7 +106,11 @@ class DispersionTask(TaskBase):
             self._run = saving.begin(self.task_name, metadata, evaluation, options)
 
     def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> Any:
-        """As lm-eval's, with request types that bring states back; HarnessError for a type without states."""
+        """Build a document's requests as lm-eval does, but with types whose states are recorded.
+
+        Raises:
+            HarnessError: The task has requests of a type without hidden states.
+        """
         built = super().construct_requests(doc, ctx, **options)
         if self.only_predicts:
             return built
@@ -103,7 +119,8 @@ class DispersionTask(TaskBase):
             kind = request.request_type
             if kind not in recording.REQUEST_TYPES:
                 raise HarnessError(
-                    f"{self.task_name} sends {kind} requests, which have no states; run the stock task"
+                    f"{self.task_name} sends requests of type {kind}, which give no hidden states; run the "
+                    "stock task"
                 )
             request.request_type = recording.REQUEST_TYPES[kind]
             request.query = query if isinstance(query, str) else None
@@ -116,7 +133,17 @@ class DispersionTask(TaskBase):
         metrics: Mapping[str, Any],
         filter_name: str,
     ) -> dict[str, DocRecord]:
-        """The document's record, as the value of each of our metrics; HarnessError without its judge."""
+        """Return the record of a document, as the value of each of our metrics.
+
+        Args:
+            instances: The document's requests, answered.
+            answers: The answers after the filter.
+            metrics: lm-eval's scores of the document.
+            filter_name: Name of the filter.
+
+        Raises:
+            HarnessError: The metric in ``dispersion_correct`` does not exist.
+        """
         # lm-eval lists a metric function by its own name, but its values have other names.
         check_judge(
             self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()}
@@ -143,7 +170,7 @@ class DispersionTask(TaskBase):
         return dict.fromkeys(self.our_metrics, record)
 
     def aggregation(self) -> dict[str, Any]:
-        """lm-eval's aggregation functions and ours, by metric."""
+        """Return the functions that aggregate the metrics, lm-eval's and ours, by name."""
         functions = dict(super().aggregation())
         if not self.only_predicts:
             for name in METRICS:
@@ -157,9 +184,10 @@ class DispersionTask(TaskBase):
             self._records.setdefault(record.filter, {}).setdefault(record.doc_id, record)
 
     def dump_config(self) -> dict[str, Any]:
-        """lm-eval's, with the run's metrics and the place of its store under ``metadata.dispersion``.
+        """Write the store, and return lm-eval's configuration of the task with a summary of the run.
 
-        lm-eval calls it when all metrics of the task are computed: the run ends here and is saved.
+        The summary, under ``metadata.dispersion``, has the metrics and the folder of the store.
+        lm-eval calls this method once all metrics of the task are computed.
         """
         if self.saves and self._records and not self._summary:
             records, by = self.take()
@@ -170,7 +198,10 @@ class DispersionTask(TaskBase):
         return config
 
     def take(self) -> tuple[list[DocRecord], str | None]:
-        """Hand over the evaluated records, and the metric that scored them; the task drops the records."""
+        """Return the evaluated records and the name of the metric that scored them, and forget them.
+
+        The name is None if no metric says which answers are right.
+        """
         # With several filters, use the judge's filter, else the first.
         chosen = split_judge(self._judge)[0] or next(iter(self._records), "")
         records = list(self._records.get(chosen, {}).values())

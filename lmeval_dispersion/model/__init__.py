@@ -29,14 +29,18 @@ NAME = re.compile(r"layer\.(-?\d+)(?:\.(attn|ffn))?")
 
 
 def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int) -> list[str]:
-    """Canonical names of the states after blocks in ``layers``, each once, the earliest first.
+    """Return the canonical names of the layers chosen in ``layers``, each once, earliest first.
+
+    Only states after a decoder block can be chosen: ``layer.K`` and ``last``.
 
     Args:
-        layers: Names, words or indices, in a list or separated by commas.
-        blocks: Number of the model's blocks.
+        layers: Names of layers, words such as ``late_half``, or indices of blocks, in a list or
+            separated by commas.
+        blocks: Number of the model's decoder blocks.
 
     Raises:
-        UsageError: A name is not a state after a block, an index is out of range, or nothing is chosen.
+        UsageError: A name is not that of a state after a block, an index is out of range, or
+            nothing is chosen.
 
     >>> states_after_blocks("late_half", 4)
     ['layer.2', 'last']

@@ -43,14 +43,23 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 
 @dataclass(frozen=True)
 class Site:
-    """One place whose state is captured: a module's ``input`` or ``output``, or a block's ``attn``."""
+    """A place in a model where hidden states are captured.
+
+    Attributes:
+        name: Canonical name of the layer, such as ``layer.3.attn``.
+        module: The module that is hooked.
+        kind: Which state of the module: ``input``, ``output``, or, for a block, ``attn``.
+    """
 
     name: str
     module: nn.Module
     kind: str
 
     def hook(self, see: Callable[[Tensor], None]) -> list[RemovableHandle]:
-        """Register hooks that pass each forward pass's state (b, t, d) to ``see``; remove them yourself."""
+        """Register hooks that call ``see`` with the state in each forward pass, and return them.
+
+        The state has the shape (batch, tokens, d). The caller removes the hooks.
+        """
         if self.kind == "attn":
             return _AfterMixer(see).hook(self.module)
 
@@ -67,28 +76,39 @@ class Site:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A causal decoder's parts, inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
+    """The parts of a causal decoder, found inside wrappers (PEFT, DDP, FSDP, ``torch.compile``).
 
-    stack: nn.Module  # holds the list of blocks, and is called as a module itself
+    Attributes:
+        stack: The module that contains the list of blocks and runs them.
+        blocks: The decoder blocks, first to last.
+        norm: The final norm after the blocks; None if there is none.
+        head: The output projection; None for a bare decoder.
+    """
+
+    stack: nn.Module
     blocks: tuple[nn.Module, ...]
     norm: nn.Module | None
     head: nn.Module | None
 
     @classmethod
     def of(cls, model: nn.Module) -> Decoder:
-        """Find the parts of ``model``; CaptureError if it is not a decoder with a list of blocks."""
+        """Find the parts of a model.
+
+        Raises:
+            CaptureError: The model is an encoder-decoder, or has no list of decoder blocks.
+        """
         inner = unwrapped(model)
         config = getattr(inner, "config", None)
         kind = type(inner).__name__
         if getattr(config, "is_encoder_decoder", False):
             raise CaptureError(
-                f"expected a decoder-only model, got the encoder-decoder {kind}; use a causal one"
+                f"expected a decoder-only model, got the encoder-decoder {kind}; use a causal model"
             )
         lists = block_lists(text_decoder(inner))
         if not lists:
             raise CaptureError(
-                f"expected a model with a list of decoder blocks, got {kind} without one; load "
-                "it with AutoModelForCausalLM"
+                f"expected a model with a list of decoder blocks, got {kind} without such a list; load "
+                "the model with AutoModelForCausalLM"
             )
         layers = depth(config)
         # max keeps the first of equals: the stack is registered before heads and extras.
@@ -100,7 +120,7 @@ class Decoder:
         return len(self.blocks)
 
     def names(self) -> list[str]:
-        """Every canonical name and alias that :meth:`site` takes, without negative indices."""
+        """Return every layer name that :meth:`site` accepts, except those with negative indices."""
         names = list(self._outside())
         for k, block in enumerate(self.blocks):
             names.append(f"layer.{k}")
@@ -109,7 +129,11 @@ class Decoder:
         return names
 
     def site(self, name: str) -> Site:
-        """Find the module, and its input or output, for a layer's name; UsageError if there is none."""
+        """Return the place in the model where the state of a layer can be captured.
+
+        Raises:
+            UsageError: The model has no layer of that name.
+        """
         outside = self._outside()
         if name in outside:
             return outside[name]
@@ -133,7 +157,7 @@ class Decoder:
         if not two:
             return known
         which = "each" if len(two) == count else f"layers {', '.join(two)}"
-        return f"{known}, {which} also with .attn and .ffn"
+        return f"{known}, and {which} of these with .attn or .ffn added"
 
     def _outside(self) -> dict[str, Site]:
         """The places outside single blocks."""
@@ -149,7 +173,9 @@ class Decoder:
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
-    """Layer names from one text, separated by ``+`` or ``,``; ``last`` for an empty text.
+    """Split a text into layer names, which ``+`` or ``,`` separate; ``last`` if there is none.
+
+    A sequence of names is returned as a list.
 
     >>> split_names("last+layer.-1.attn")
     ['last', 'layer.-1.attn']
@@ -161,7 +187,12 @@ def split_names(names: str | Sequence[str]) -> list[str]:
 
 
 def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
-    """The places for ``names``, in that order; CaptureError if not a decoder, UsageError for another name."""
+    """Return the places where the states of some layers can be captured, in the order of ``names``.
+
+    Raises:
+        CaptureError: The model is not a decoder.
+        UsageError: The model has no layer of one of the names.
+    """
     decoder = Decoder.of(model)
     return [decoder.site(name) for name in names]
 
@@ -170,19 +201,22 @@ def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
 def capture(
     model: nn.Module, names: Sequence[str], sink: Callable[[str, Tensor], None] | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Capture the states of ``names`` in every forward pass inside the block; hooks are always removed.
+    """Inside this context, capture the hidden states of some layers in every forward pass.
+
+    Yields a dict that maps each name to the state of the last forward pass, shape
+    (batch, tokens, d); with ``sink`` it stays empty. Hooks are removed even after an error.
 
     Args:
-        model: Any wrapped or bare decoder.
-        names: Places, see the module's table.
-        sink: Called as ``sink(name as given, state)`` with state of shape (b, t, d), the model's dtype and
-            device, attached to the graph if one is built. Without it, each pass's states replace the
-            previous ones in the yielded dict.
+        model: A decoder, wrapped (PEFT, DDP, …) or not.
+        names: Names of layers; see the module's table.
+        sink: Function that is called in each forward pass with a name, as given, and the state,
+            shape (batch, tokens, d), in the model's dtype and on its device. The state is part of
+            the autograd graph, if there is one.
 
     Raises:
-        UsageError: A name is unknown.
-        CaptureError: The model has no decoder blocks, or it ran without reaching a place (a graph compiled
-            earlier ignores hooks).
+        UsageError: The model has no layer of one of the names.
+        CaptureError: The model has no decoder blocks, or it ran without reaching a layer, as a graph
+            does that was compiled before.
 
     >>> import torch
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -215,8 +249,9 @@ def capture(
     missed = [name for name in names if name not in seen]
     if passes and missed:
         raise CaptureError(
-            f"the model ran without reaching {', '.join(missed)}; a compiled model must be captured before "
-            "its first call, and a loss that skips the output projection needs 'norm' in place of 'last'"
+            f"the model ran without reaching {', '.join(missed)}; with a compiled model, start to capture "
+            "before its first call; with a loss that skips the output projection, use 'norm' in place of "
+            "'last'"
         )
 
 
@@ -301,7 +336,8 @@ def _first(given: Any, what: str) -> Tensor:
     if state is None or state.ndim != 3:
         shape = None if state is None else tuple(state.shape)
         raise CaptureError(
-            f"expected {what} to hold one state a token, shape (b, t, d), got {shape}"
+            f"expected {what} with one state for each token, shape (batch, tokens, d), got {shape}; name "
+            "another layer"
         )
     # Tensor-parallel plans may keep states in pieces (DTensor); all processes come here and gather them.
     whole = getattr(state, "full_tensor", None)
@@ -309,7 +345,7 @@ def _first(given: Any, what: str) -> Tensor:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """``model`` without PEFT, DDP, FSDP and ``torch.compile`` around it."""
+    """Return the model inside wrappers of PEFT, DDP, FSDP and ``torch.compile``."""
     while True:
         children = dict(model.named_children())
         if callable(getattr(model, "get_base_model", None)):
@@ -322,7 +358,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def text_decoder(model: nn.Module) -> nn.Module:
-    """The text decoder inside a model, which may also have a vision tower; else the model."""
+    """Return the text decoder of a model that may also read images; the model itself if none."""
     get_decoder = getattr(model, "get_decoder", None)
     if callable(get_decoder):
         inner = get_decoder()
@@ -332,14 +368,17 @@ def text_decoder(model: nn.Module) -> nn.Module:
 
 
 def depth(config: Any) -> int | None:
-    """Number of decoder blocks by the configuration's text part; None if it does not say."""
+    """Return the number of decoder blocks that a transformers configuration states; None if none."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     layers = getattr(text, "num_hidden_layers", None)
     return layers if isinstance(layers, int) else None
 
 
 def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
-    """Outermost lists of composite modules under ``root``, each with the module that holds it."""
+    """Find the lists of blocks in a model: outermost ModuleLists whose members have submodules.
+
+    Each is returned as a pair of the module that contains the list, and the list.
+    """
     lists: list[tuple[nn.Module, nn.ModuleList]] = []
     for child in root.children():
         if isinstance(child, nn.ModuleList):
@@ -351,7 +390,11 @@ def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
 
 
 def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
-    """The first norm registered after the blocks, else the last before them but the embedding's, or None."""
+    """Return the final norm of the module that contains the blocks; None if there is none.
+
+    It is the first norm registered after the blocks, or else the last one before them, without that
+    of the embedding.
+    """
     before: nn.Module | None = None
     passed = False
     for name, child in parent.named_children():
@@ -367,7 +410,7 @@ def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
 
 
 def head(model: nn.Module) -> nn.Module | None:
-    """The output projection, or None for a bare decoder."""
+    """Return the output projection of a model; None for a bare decoder."""
     find = getattr(model, "get_output_embeddings", None)
     if callable(find):
         projection = find()
@@ -377,7 +420,11 @@ def head(model: nn.Module) -> nn.Module | None:
 
 
 def has_two_parts(block: nn.Module) -> bool:
-    """Whether a block has a mixer and a feed-forward part: two sub-modules, no norms, one composite."""
+    """Whether a block has a token mixer and a feed-forward part.
+
+    That is so if it has at least two submodules that are not norms, one of which has submodules
+    itself.
+    """
     composite = 0
     linear = 0
     for child in unwrapped(block).children():

@@ -1,11 +1,11 @@
 """What a checkpoint's files lack, by the reports of transformers and PEFT.
 
-Both set a weight that is not in the files at random, and say so in a log alone. A load is complete if every
-parameter has its values from the files or from the class itself, as tied heads and buffers have.
+Both set a weight that is not in the files at random, and say so only in a log. A load is complete if
+every parameter has its values from the files or from the class itself, as tied heads and buffers do.
 
-lm-eval asks neither library for its report. :func:`watched_loads` does, for each load in its block, by public
-names: ``PreTrainedModel.from_pretrained(output_loading_info=True)``, through which whole models, bases, GGUF
-files and remote code are loaded, and the result of ``PeftModel.load_adapter``.
+lm-eval asks neither library for its report. :func:`watched_loads` does, for each load in its context,
+by public names: ``PreTrainedModel.from_pretrained(output_loading_info=True)``, through which whole
+models, bases, GGUF files and remote code are loaded, and the result of ``PeftModel.load_adapter``.
 """
 
 from __future__ import annotations
@@ -28,22 +28,28 @@ _LOADED_ELSEWHERE = ("prompt_encoder", "vblora_vector_bank", "unilora_theta_d", 
 _ADAPTER_PART = re.compile(
     r"^(base_model\.model\.)?|\.(lora|base_layer|modules_to_save)\w*(\..*)?$"
 )
-_OTHER_BASE = "write the base that it was trained on into adapter_config.json, or save it again"
+_OTHER_BASE = "write the base that the adapter was trained on into adapter_config.json, or save the adapter again"
 # lm-eval gives the base the tokenizer's size before it loads an adapter.
-_CUT_BASE = "it saved rows of a padded vocabulary: merge it into its base (merge_and_unload, save_pretrained)"
+_CUT_BASE = (
+    "the adapter has rows for a padded vocabulary; merge it into its base (merge_and_unload, "
+    "save_pretrained)"
+)
 _UNMERGED = re.compile(r"\.(lora_\w+|base_layer|original_module|modules_to_save)\.")
 _SIZE_MISMATCH = re.compile(r"size mismatch for (\S+): ")  # torch's, of one tensor
 
 
 @contextmanager
 def watched_loads(tell: Tell, *, adapter: bool = False) -> Iterator[None]:
-    """Tell of each model that is loaded in the block and whose files lack weights.
+    """Inside this context, report every model that is loaded although its files lack weights.
 
-    ``adapter``: whether PEFT's adapters are watched, too, which imports PEFT. ``tell`` may raise; the model
-    is then not returned to its caller.
+    Args:
+        tell: Called with the name or folder of such a model and a sentence on what is missing. If
+            it raises an error, loading the model fails with that error.
+        adapter: Whether to watch adapters of PEFT too, which imports PEFT.
 
     Raises:
-        DispersionError: A tensor's shape in the files is not the model's, or a missing one cannot be set.
+        DispersionError: A tensor in the files has another shape than the model needs, or a missing
+            tensor cannot be initialised.
     """
     import transformers
 
@@ -65,9 +71,9 @@ def watched_loads(tell: Tell, *, adapter: bool = False) -> Iterator[None]:
 
 @contextmanager
 def warned_loads(*, adapter: bool = False) -> Iterator[None]:
-    """Print a warning on standard error for each model loaded in the block whose files lack weights.
+    """Inside this context, warn on stderr of every model that is loaded although its files lack weights.
 
-    ``adapter``: as of :func:`watched_loads`, which raises the same.
+    ``adapter`` and the errors raised are as in :func:`watched_loads`.
     """
 
     def warn(name: str, sentence: str) -> None:
@@ -108,8 +114,8 @@ def _watched_from_pretrained(kind: type, tell: Tell) -> Any:
             model, report = load(*args, **options)
         except NotImplementedError as error:  # torch's, of numbers that are not floating ones
             raise DispersionError(
-                f"its files seem to lack weights, which cannot be set at random ({error}); save or download "
-                "it again"
+                f"its files seem to lack weights, which cannot be initialised ({error}); save or download "
+                "the model again"
             ) from error
         except RuntimeError as error:
             text = str(error)
@@ -169,7 +175,8 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
         except KeyError as error:  # PEFT's, of a module to save
             tensor = str(error.args[0]).removeprefix("base_model.model.")
             raise DispersionError(
-                f"the adapter's file has no {tensor}, which adapter_config.json names; save it again"
+                f"the adapter's file has no tensor {tensor}, which adapter_config.json names; save the "
+                "adapter again"
             ) from error
         except RuntimeError as error:
             names = _SIZE_MISMATCH.findall(str(error))
@@ -195,7 +202,12 @@ def _watched_adapter(kind: Any, tell: Tell) -> Any:
 
 
 def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
-    """What transformers' report says that a model's files lack; empty if they lack nothing."""
+    """Return a sentence on the tensors that a model's files lack; empty if they lack none.
+
+    Args:
+        model: A model that transformers has loaded.
+        report: The report of that load, from ``output_loading_info=True``.
+    """
     if report["mismatched_keys"]:
         return _of_other_shape(model, report)
     missing = _missing(model, report["missing_keys"])
@@ -210,21 +222,23 @@ def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
     wrapped = next((name for name in unexpected if name.endswith(f".{first}")), "")
     unmerged = next((name for name in unexpected if _UNMERGED.search(name)), "")
     if unmerged:
-        text += f"its files hold an adapter that is not merged ({unmerged}): merge it (merge_and_unload, "
-        text += "save_pretrained)"
+        text += f"its files contain an adapter that is not merged ({unmerged}); merge the adapter into the "
+        text += "model (merge_and_unload, save_pretrained)"
     elif wrapped:
         wrapper = wrapped.removesuffix(f".{first}")
         # transformers 4 reports strange names with its own prefix.
         wrapper = wrapper.removeprefix(f"{model.base_model_prefix}.")
-        text += f"its files name it {wrapper}.{first}: save the model inside of the wrapper ({wrapper}) again"
+        text += f"its files call that tensor {wrapper}.{first}; save the model inside its wrapper "
+        text += f"({wrapper}) again"
     elif unexpected:
         kind = type(model).__name__
         others = _counted(len(unexpected), "tensor")
         text += f"its files have {others} of another model than {kind}, the first {unexpected[0]}; "
-        text += f"name a checkpoint that was saved as {kind}"
+        text += f"choose a checkpoint that was saved as {kind}"
     elif missing == [_head(model)]:
         text += (
-            "if it shares the embedding's values, set tie_word_embeddings to true in config.json"
+            "if the output projection shares the embedding's values, set tie_word_embeddings to true in "
+            "config.json"
         )
     else:
         text += "save or download it again"
@@ -234,9 +248,13 @@ def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
 def adapter_sentence(
     model: Any, name: str, missing: Collection[str], unexpected: Collection[str]
 ) -> str:
-    """What PEFT's result says that an adapter and its base lack of each other; empty if nothing.
+    """Return a sentence on why an adapter does not fit its base; empty if it fits.
 
-    ``name`` is the adapter's in PEFT's ``model``.
+    Args:
+        model: PEFT's model with the adapter loaded.
+        name: Name of the adapter in that model.
+        missing: Keys that the base expects and the adapter's file lacks.
+        unexpected: Keys in the adapter's file that belong to no module of the base.
     """
     if model.peft_config[name].is_prompt_learning:  # its tensors belong to no module
         return ""
@@ -247,8 +265,8 @@ def adapter_sentence(
     if unexpected and len(missing) == len(places) > 0:
         return (
             f"none of the adapter's {_counted(len(unexpected), 'tensor')} belongs to a module of its base "
-            f"{base}: it names {_module(min(unexpected))}, the base has {_module(min(places))}; "
-            f"{_OTHER_BASE}"
+            f"{base}: the adapter names {_module(min(unexpected))}, and the base has "
+            f"{_module(min(places))}; {_OTHER_BASE}"
         )
     missing = [key for key in missing if not any(part in key for part in _LOADED_ELSEWHERE)]
     return _misfit(base, missing, sorted(unexpected))
@@ -260,11 +278,17 @@ def _misfit(base: str, missing: Sequence[str], unexpected: Sequence[str]) -> str
         tensors = _counted(
             len(unexpected), "tensor of the adapter belongs", "tensors of the adapter belong"
         )
-        return f"{tensors} to no module of its base {base}, the first to {_module(unexpected[0])}; {_OTHER_BASE}"
+        return (
+            f"{tensors} to no module of its base {base}, the first to {_module(unexpected[0])}; "
+            f"{_OTHER_BASE}"
+        )
     if missing:
         tensors = _counted(len(missing), "tensor of the adapter is", "tensors of the adapter are")
         first = _module(missing[0])
-        return f"{tensors} not in its file, and would be untrained, the first of {first}; save it again"
+        return (
+            f"{tensors} not in its file and would be untrained, the first that of {first}; save the adapter "
+            "again"
+        )
     return ""
 
 
@@ -279,12 +303,12 @@ def _of_other_shape(model: Any, report: Mapping[str, Collection[Any]]) -> str:
     names = [name for name in _parameters(model) if name in shapes] or sorted(shapes)
     first = names[0]
     about = ""
-    advice = "mend config.json, or save the model again"
+    advice = "correct config.json, or save the model again"
     if shapes[first]:
         stored, wanted = shapes[first]
         about = f" ({tuple(stored)} in place of {tuple(wanted)})"
         if 0 in stored:
-            advice = "DeepSpeed ZeRO-3 leaves such placeholders: run its zero_to_fp32.py"
+            advice = "DeepSpeed ZeRO-3 leaves such placeholders; run its script zero_to_fp32.py"
     tensors = _counted(len(names), "tensor of its files has", "tensors of its files have")
     return f"{tensors} another shape than config.json gives, the first {first}{about}; {advice}"
 

@@ -1,8 +1,8 @@
 """Loading decoder models with their tokenizers, with helpful errors, and their identity.
 
-Identity describes a run's model in plain strings: equal ones with ``weights`` mean the same model. Its
-keys are in docs/reference/store.md; a key that does not apply, or with an unknown value (a model built in
-memory), is left out. Only loading imports torch.
+Identity describes a run's model in plain strings: equal identities that have ``weights`` mean the
+same model. The keys are in docs/reference/store.md; a key that does not apply, or whose value is
+unknown (as for a model built in memory), is left out. Only loading imports torch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _OTHER_HEADS = [
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A checkpoint and its loading options: the arguments of :func:`load_model`."""
+    """A checkpoint and how to load it; the attributes are the arguments of :func:`load_model`."""
 
     name: str
     revision: str | None = None
@@ -86,14 +86,18 @@ class ModelChoice:
 
 
 def chosen_model(model: str, model_args: str = "", device: str | None = None) -> ModelChoice:
-    """A Hub id or folder, with @REVISION or without, and arguments that lm-eval's hf model takes too.
+    """Parse the arguments that choose a model, and return the choice.
 
-    ``model_args``: ``dtype``, ``load_in_4bit``, ``load_in_8bit``, ``peft``, ``revision`` and
-    ``trust_remote_code``, such as ``dtype=bfloat16,peft=ADAPTER``.
+    Args:
+        model: Hub id or folder, with @REVISION for another revision than the main one.
+        model_args: Arguments as for lm-eval's hf model, such as ``dtype=bfloat16,peft=ADAPTER``:
+            ``dtype``, ``load_in_4bit``, ``load_in_8bit``, ``peft``, ``revision`` and
+            ``trust_remote_code``.
+        device: Device of the model; see :func:`load_model`.
 
     Raises:
-        UsageError: Another argument, no ``=`` in one, a flag other than True or False, or two that exclude
-            each other.
+        UsageError: An argument is unknown or has no ``=``, a flag is neither True nor False, or two
+            arguments contradict each other.
     """
     name, at, revision = model.partition("@")
     if at and Path(model).exists():
@@ -102,7 +106,7 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
     given = key_values(model_args)
     if revision and given.get("revision", revision) != revision:
         raise UsageError(
-            f"expected one revision of {name}, got the revisions {revision} and {given['revision']}"
+            f"expected one revision of {name}, got {revision} and {given['revision']}; give only one of them"
         )
     flags = dict.fromkeys(("load_in_4bit", "load_in_8bit", "trust_remote_code"), False)
     for flag in flags:
@@ -112,7 +116,7 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
         flags[flag] = value.lower() == "true"
     quantize: Quantization | None = None
     if flags["load_in_4bit"] and flags["load_in_8bit"]:
-        raise UsageError("expected load_in_4bit or load_in_8bit, got both")
+        raise UsageError("expected load_in_4bit or load_in_8bit, got both; leave one out")
     if flags["load_in_4bit"]:
         quantize = "4bit"
     elif flags["load_in_8bit"]:
@@ -128,16 +132,22 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
     )
     if given:
         raise UsageError(
-            f"expected dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}",
+            f"expected only dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}",
             argument="model_args",
         )
     return choice
 
 
 class LoadedModel(NamedTuple):
-    """A decoder in evaluation mode, gradients off, with its tokenizer, which always has a pad token.
+    """A model that is ready to run, with its tokenizer.
 
-    ``revision`` is the loaded commit, if the Hub gave it; inputs go to ``device``.
+    Attributes:
+        model: The model of transformers or PEFT, in evaluation mode and without gradients.
+        tokenizer: The tokenizer, which always has a padding token.
+        name: Hub id or folder.
+        revision: The loaded commit, or else the revision that was asked for; None for neither.
+        device: Device to which inputs must be moved.
+        choice: The checkpoint and options with which the model was loaded.
     """
 
     model: Any
@@ -149,7 +159,10 @@ class LoadedModel(NamedTuple):
 
     @property
     def identity(self) -> dict[str, str]:
-        """Content of weights and adapter, dtype and quantisation, whatever its name; see the module."""
+        """What identifies the model by content: its weights, adapter, dtype and quantisation.
+
+        Two models with equal identities give the same answers, whatever their names.
+        """
         identity = settings_identity(self.model)
         weights = weights_identity(self.name, self.revision)
         if weights:
@@ -165,14 +178,18 @@ ModelLike = str | Path | ModelChoice | LoadedModel
 
 
 def loaded_model(model: ModelLike) -> LoadedModel:
-    """``model``, loaded if needed; raises as :func:`load_model`."""
+    """Load a model, unless it is a :class:`LoadedModel` already.
+
+    Raises:
+        DispersionError: The model cannot be loaded; see :func:`load_model`.
+    """
     if isinstance(model, LoadedModel):
         return model
     return load_model(**asdict(model_choice(model)))
 
 
 def model_choice(model: ModelLike) -> ModelChoice:
-    """The ModelChoice of ``model``, without loading it."""
+    """Return the :class:`ModelChoice` for a name, a choice or a loaded model; nothing is loaded."""
     if isinstance(model, LoadedModel):
         return model.choice
     if isinstance(model, ModelChoice):
@@ -195,18 +212,21 @@ def load_model(
 
     Args:
         name: Hub id or folder.
-        revision: Branch, tag or commit.
-        dtype: One of :data:`DTYPES`; ``auto`` is the checkpoint's own.
-        quantize: Load the weights in 4 or 8 bits through bitsandbytes.
+        revision: Branch, tag or commit; None for the main branch.
+        dtype: One of :data:`DTYPES`; ``auto`` is the checkpoint's own dtype.
+        quantize: Load the weights in 4 or 8 bits through bitsandbytes; None to load them as stored.
         adapter: Hub id or folder of a PEFT adapter for the model.
-        device: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` spreads the model over all devices; by default
-            the first GPU, else the CPU.
-        trust_remote_code: Run the checkpoint's own code.
-        encoder: Take a model that reads both ways (BERT, ALBERT) too, as the class that it names.
+        device: ``cpu``, ``cuda``, ``cuda:1``, …, or ``auto`` to spread the model over all GPUs. None
+            for the first GPU, or the CPU without one.
+        trust_remote_code: Whether to run code that the checkpoint contains.
+        encoder: Whether to accept bidirectional models (BERT, ALBERT) too, which are loaded as the
+            class that their configuration names.
 
     Raises:
-        MissingExtraError: torch or transformers, or a library for ``quantize`` or ``adapter``, is missing.
-        UsageError: No such model or revision, a gated model, not a decoder, an unknown dtype.
+        MissingExtraError: torch or transformers, or a library for ``quantize`` or ``adapter``, is
+            missing.
+        UsageError: The model or revision does not exist, the model is gated or not a decoder, the
+            dtype is unknown, or the device cannot be used.
         DispersionError: The files cannot be loaded.
     """
     require_extra("models", "running a model")
@@ -215,7 +235,7 @@ def load_model(
 
     transformers.utils.logging.disable_progress_bar()
     if dtype not in DTYPES:
-        raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
+        raise UsageError(f"expected one of the dtypes {', '.join(DTYPES)}, got {dtype!r}")
     source = _source(name)
     adapter = None if adapter is None else str(adapter)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -255,7 +275,9 @@ def load_model(
         try:
             model.to(place)
         except (RuntimeError, AssertionError) as error:
-            raise UsageError(f"the device {place!r} cannot be used: {first_line(error)}") from error
+            raise UsageError(
+                f"the device {place!r} cannot be used ({first_line(error)}); choose another device"
+            ) from error
     model.eval().requires_grad_(False)
     choice = ModelChoice(
         str(name), revision, dtype, quantize, adapter, device, trust_remote_code, encoder
@@ -272,16 +294,19 @@ def _source(name: str | Path) -> str:
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
             raise UsageError(
-                f"{text} is a PEFT adapter; name its base model, with model_args peft={text}"
+                f"expected a model, got the PEFT adapter {text}; give its base model, and model_args "
+                f"peft={text}"
             )
         if not (path / "config.json").is_file():
             inside = sorted(child.parent.name for child in path.glob("*/config.json"))
-            hint = f"it holds the models {', '.join(inside[:5])}" if inside else "check the path"
+            hint = "check the path"
+            if inside:
+                hint = f"choose a folder in it, such as {', '.join(inside[:5])}"
             raise UsageError(f"expected a model folder with config.json, got {text}; {hint}")
         return str(path)
     if path.is_file():
         raise UsageError(
-            f"expected a model folder or a Hub id, got the file {text}; name its folder"
+            f"expected a model folder or a Hub id, got the file {text}; give its folder"
         )
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise UsageError(f"the folder {text} does not exist; {_near(path) or 'check the path'}")
@@ -313,30 +338,34 @@ def _explained(source: str, revision: str | None, error: BaseException) -> Dispe
         cause = cause.__cause__ or cause.__context__
     if "GatedRepoError" in kinds:
         return UsageError(
-            f"{source} is gated: accept its terms at https://huggingface.co/{source} and log in with "
+            f"{source} is gated; accept its conditions at https://huggingface.co/{source} and log in with "
             "`hf auth login`, or set HF_TOKEN"
         )
     if "RevisionNotFoundError" in kinds:
         return UsageError(
-            f"{source} has no revision {revision!r}; https://huggingface.co/{source}/commits lists them"
+            f"{source} has no revision {revision!r}; see https://huggingface.co/{source}/commits for its "
+            "revisions"
         )
     if "RepositoryNotFoundError" in kinds or "HFValidationError" in kinds:
-        hint = _near(Path(source)) or "check the spelling; a private one needs HF_TOKEN"
+        hint = _near(Path(source)) or "check the spelling, or set HF_TOKEN for a private model"
         return UsageError(f"there is no model {source} on the Hub, and no such folder here; {hint}")
     if "LocalEntryNotFoundError" in kinds or "OfflineModeIsEnabled" in kinds:
-        hint = _near(Path(source)) or "pass a local folder, or go online once to fetch it"
+        hint = _near(Path(source)) or "give a local folder, or go online once to download the model"
         return UsageError(
             f"{source} is not in the local cache and the Hub cannot be reached; {hint}"
         )
     if "ImportError" in kinds:
         return MissingExtraError(
-            f"{source} needs a package that is not installed: {first_line(error)}"
+            f"{source} needs a package that is missing ({first_line(error)}); install that package"
         )
     return DispersionError(f"{source} cannot be loaded: {first_line(error)}")
 
 
 def has_causal_head(config: Any) -> bool:
-    """Whether the class that a configuration names is a language model of transformers' causal ones."""
+    """Whether a transformers configuration names a causal language model, or no class at all.
+
+    A class counts if it is one of transformers' own, or if the checkpoint has the code for it.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     heads = config.architectures or []
@@ -361,14 +390,14 @@ def _check_decoder(source: str, config: Any, transformers: Any) -> None:
         is_decoder = True
     if not is_decoder:
         raise UsageError(
-            f"expected a decoder-only language model, got {source} ({kind}); "
-            "dispersion is defined here on left-to-right models"
+            f"expected a decoder-only language model, got {source} ({kind}); choose a model that reads from "
+            "left to right, for which dispersion is defined"
         )
 
 
 def _quantization(quantize: str, transformers: Any) -> Any:
     if quantize not in ("4bit", "8bit"):
-        raise UsageError(f"expected quantize of 4bit or 8bit, got {quantize!r}")
+        raise UsageError(f"expected quantize to be 4bit or 8bit, got {quantize!r}")
     require_extra("quantized", "loading quantised weights")
     return transformers.BitsAndBytesConfig(
         load_in_4bit=quantize == "4bit", load_in_8bit=quantize == "8bit"
@@ -382,17 +411,22 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         return peft.PeftModel.from_pretrained(model, adapter)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UsageError(
-            f"the adapter {adapter} does not fit or cannot be loaded: {first_line(error)}"
+            f"the adapter {adapter} does not fit its base or cannot be loaded ({first_line(error)}); check "
+            "that it was trained on this base, or save it again"
         ) from error
 
 
 def weights_identity(
     name: str | Path, commit: str | None = None, gguf: str | None = None
 ) -> str | None:
-    """Identity of a checkpoint's files: its commit on the Hub, or its folder's digest; else None.
+    """Return a text that identifies the files of a checkpoint by content; None if unknown.
 
-    ``commit`` is the loaded commit, looked up in the Hub's cache if unknown; ``gguf`` the loaded weight
-    file.
+    It is ``NAME@COMMIT`` for a model of the Hub, and a digest of the files for a folder.
+
+    Args:
+        name: Hub id or folder.
+        commit: The loaded commit; None to look it up in the Hub's cache.
+        gguf: Name of the GGUF file with the weights; None for other formats.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -403,7 +437,11 @@ def weights_identity(
 def weights_stamp(
     name: str | Path, gguf: str | None = None, *, adapter: bool = False
 ) -> list[list[Any]]:
-    """Name, size in bytes and time in ns of each file that loading a folder reads; empty for a Hub name."""
+    """Return ``[name, size, time]`` for each file of a folder from which a model is loaded.
+
+    Size is in bytes and time, that of the last change, in ns. The list is empty for a Hub id. With
+    ``adapter``, the files are those of a PEFT adapter; ``gguf`` is as in :func:`weights_identity`.
+    """
     folder = Path(name).expanduser()
     patterns = ADAPTER if adapter else _loaded_patterns(folder, gguf)
     stamps: list[list[Any]] = []
@@ -428,7 +466,11 @@ def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
 
 
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
-    """Identity of a PEFT adapter: a folder's digest, else NAME@COMMIT from the Hub's cache, else None."""
+    """Return a text that identifies the files of a PEFT adapter by content; None if unknown.
+
+    It is a digest of the files for a folder, and ``NAME@COMMIT`` for an adapter of the Hub, whose
+    commit is looked up in the Hub's cache if ``commit`` is None.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder_digest(folder, ADAPTER)
@@ -442,7 +484,13 @@ def _hub_identity(name: str, commit: str | None, file: str | None) -> str | None
 
 
 def cached_commit(name: str, revision: str | None = None, file: str | None = None) -> str | None:
-    """Commit of a Hub model, by its path in the cache; None if it is not cached."""
+    """Return the commit at which a model of the Hub is in the cache; None if it is not there.
+
+    Args:
+        name: Hub id.
+        revision: Branch, tag or commit; None for the main branch.
+        file: Name of the file to look for; None for ``config.json``.
+    """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -457,7 +505,10 @@ def cached_commit(name: str, revision: str | None = None, file: str | None = Non
 
 
 def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
-    """``sha256:…`` over names, sizes and contents of the matching files; None without any."""
+    """Return a digest ``sha256:…`` of the files in a folder that match one of ``patterns``.
+
+    It covers names, sizes and contents of the files; None if no file matches.
+    """
     files = _files(folder, patterns)
     if not files:
         return None
@@ -470,7 +521,11 @@ def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
 
 
 def settings_identity(model: Any) -> dict[str, str]:
-    """``dtype`` and ``quantization`` (as JSON) of a transformers model in memory, each if it has one."""
+    """Return the ``dtype`` and ``quantization`` of a transformers model in memory.
+
+    The quantisation is its configuration as JSON. A key is left out if the model has no such
+    setting.
+    """
     identity = {}
     dtype = getattr(model, "dtype", None)
     if dtype:
@@ -489,7 +544,10 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def file_digest(file: Path) -> str:
-    """SHA-256 of a file's bytes, kept for this process's life until the file changes."""
+    """Return the SHA-256 of a file's content, in hex digits.
+
+    The process remembers it until the file changes.
+    """
     about = file.stat()
     return _content_digest(file, about.st_size, about.st_mtime_ns, about.st_ino)
 

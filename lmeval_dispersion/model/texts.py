@@ -33,29 +33,34 @@ _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<s
 
 
 class SourceText(NamedTuple):
-    """A text and its number in the source, from 0."""
+    """A text of a source.
+
+    Attributes:
+        id: Number of the text in the source, counted from 0.
+        text: The text.
+    """
 
     id: int
     text: str
 
 
 class Texts:
-    """A source of texts: iterate over it as often as needed; every pass starts at the beginning.
+    """The texts of a file or of a data set of the Hub; each iteration starts at the beginning.
 
     Args:
-        source: A file or a Hub data set (see the module).
-        column: Name of the text's field in JSONL, parquet and Hub data sets.
+        source: A file or a data set of the Hub (see the module).
+        column: Name of the field with the text in JSONL, parquet and data sets of the Hub.
 
     Attributes:
-        revision: Branch, tag or commit of a Hub data set; None for the main one.
-        read: Texts of the latest pass, skipped ones included.
-        skipped: ``{"empty": n, "undecodable": n}`` of the latest pass, as far as it has come. Undecodable
-            is a line or a paragraph that is not UTF-8, a line that is not a JSON object with a text, a
-            parquet value that is not a text.
+        revision: Branch, tag or commit of a data set of the Hub; None for the main branch.
+        read: Number of texts in the latest iteration so far, including skipped ones.
+        skipped: Number of ``empty`` and of ``undecodable`` texts in the latest iteration so far.
+            Undecodable are lines and paragraphs that are not UTF-8, lines that are not a JSON
+            object with a text, and parquet values that are not text.
 
     Raises:
-        UsageError: The file does not exist, is of another kind, or is a folder; in a pass: it cannot be read,
-            or has no such column.
+        UsageError: The file does not exist, is a folder or of an unknown kind; or, while iterating,
+            it cannot be read or has no such column.
     """
 
     def __init__(self, source: str | Path, *, column: str = "text") -> None:
@@ -73,7 +78,7 @@ class Texts:
 
     @property
     def continuous(self) -> bool:
-        """Whether all texts belong to one continuous document (a text file)."""
+        """Whether all texts belong to one continuous document, as they do in a text file."""
         return self.path is not None and self.path.suffix == ".txt"
 
     def __iter__(self) -> Iterator[SourceText]:
@@ -90,14 +95,17 @@ class Texts:
                 yield SourceText(number, value)
 
     def report(self) -> str | None:
-        """The documents skipped in the latest pass, as a sentence for stderr; None if none was skipped."""
+        """Return a sentence on the texts that the latest iteration skipped; None if it skipped none."""
         parts = [f"{count} {reason}" for reason, count in self.skipped.items() if count]
         if not parts:
             return None
         return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts"
 
     def objects(self) -> Iterator[dict[str, Any] | None]:
-        """The JSON object in each filled line of a JSONL file; None where there is another value."""
+        """Yield the JSON object in each line of a JSONL file that is not blank.
+
+        None is yielded for a line that has another value or is not valid JSON.
+        """
         assert self.path is not None
         return (_json_object(line) for line in _lines(self.path) if line.strip())
 
@@ -130,7 +138,7 @@ class Texts:
         if self.column not in known:
             raise UsageError(
                 f"expected texts under {self.column!r} in {self.source}, which has "
-                f"{', '.join(sorted(known)[:20])}; name the column"
+                f"{', '.join(sorted(known)[:20])}; give the right column"
             )
 
     def _hub_rows(self) -> Iterator[dict[str, Any]]:
@@ -161,7 +169,10 @@ class Texts:
                 for batch in file.iter_batches(1024, columns=[self.column]):
                     yield from batch.column(0).to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise UsageError(f"expected a parquet file, got {path}: {first_line(error)}") from error
+            raise UsageError(
+                f"expected a parquet file, got {path} ({first_line(error)}); check the file, or download it "
+                "again"
+            ) from error
 
 
 #: A source of texts, or what names it.
@@ -173,13 +184,13 @@ def _file(source: str) -> Path | None:
     path = Path(source).expanduser()
     if path.is_dir():
         raise UsageError(
-            f"expected a file or a Hub data set id, got the folder {source}; name one file in it"
+            f"expected a file or the id of a Hub data set, got the folder {source}; give a file in it"
         )
     known = any(path.name.endswith(kind) for kind in FILE_KINDS)
     if path.is_file():
         if not known:
             raise UsageError(
-                f"expected a file of {', '.join(FILE_KINDS)}, got {source}; convert it to one"
+                f"expected a file of type {', '.join(FILE_KINDS)}, got {source}; convert it to one of these"
             )
         return path
     if known or source.startswith((".", "/", "~")) or source.count("/") > 1:
@@ -198,7 +209,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"the file {path} cannot be read: {reason}; check it or fetch it anew"
+            f"the file {path} cannot be read: {reason}; check the file, or download it again"
         ) from error
 
 

@@ -200,11 +200,11 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["embed", "MODEL", "TEXTS", "-o", "TEXTS"], "TEXTS.jsonl cannot be written: File exists"),
         (
             ["embed", "MODEL", "YES", "-o", "s"],
-            "expected numbers in [0, 1] in the column `correct`",
+            "expected numbers from 0 to 1 in the column `correct`",
         ),
         (
             ["embed", "MODEL", "TWO", "-o", "s"],
-            "expected numbers in [0, 1] in the column `correct`",
+            "expected numbers from 0 to 1 in the column `correct`",
         ),
     ],
 )

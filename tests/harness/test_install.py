@@ -114,7 +114,10 @@ def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metric
         ),
         (ValueError("Tasks not found: mmlu_dispertion"), "did you mean mmlu_dispersion"),
         (ValueError("Tasks not found: qqq"), "`dispersion run ls tasks` lists them"),
-        (ValueError("Duplicate task 'a': found in both 'g' and 'a'"), "'g' and 'a'; name it once"),
+        (
+            ValueError("Duplicate task 'a': found in both 'g' and 'a'"),
+            "'g' and 'a'; name each task once",
+        ),
         (OSError("x/y is not a valid model identifier.\n"), "check the name of the model"),
         (KeyError("x"), ""),  # a defect keeps its traceback
         (ValueError("anything else"), ""),

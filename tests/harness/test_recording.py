@@ -65,7 +65,7 @@ def test_truncated_few_shot_and_chat_prompts(world, caplog):
     states = [record.state for record in records(results, task)]
     assert all(state.truncated == [True] for state in states)
     assert results["configs"][task]["metadata"]["dispersion"]["truncated"] == len(states)
-    assert "prompts were longer than the model's context" in caplog.text
+    assert "prompts exceeded the model's context" in caplog.text
     check_vectors(short, results, task)
     lm = world.lm()
     for settings in ({"num_fewshot": 2}, {"apply_chat_template": True, "num_fewshot": 1}):

@@ -70,7 +70,7 @@ def test_a_full_disk_costs_the_store_and_not_the_run(world, tmp_path, caplog, mo
     assert saving.failures == [tmp_path / ARC]
     assert math.isfinite(results["results"][ARC]["dispersion,none"])
     assert results["configs"][ARC]["metadata"]["dispersion"]["store"] is None
-    assert "was not written" in caplog.text
+    assert "could not be written" in caplog.text
     with pytest.raises(UsageError, match="partial"):
         read_store(tmp_path / ARC)
 

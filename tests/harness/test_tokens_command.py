@@ -171,9 +171,9 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
     ("words", "says"),
     [
         (["arc_eazy"], "lm-eval has no task 'arc_eazy'; did you mean arc_easy"),
-        (["wikitext"], "wikitext has no answers: it scores whole texts"),
-        ([], "expected the NAME of a task, or a base"),
-        (["arc_easy", "--data", "q.txt"], "expected the NAME of a task, or a base"),
+        (["wikitext"], "wikitext has no answers, as it scores whole texts"),
+        ([], "expected the name of a task, or a base"),
+        (["arc_easy", "--data", "q.txt"], "expected the name of a task, or a base"),
         (["arc_easy", "--tokenizer", "./nowhere"], "nowhere"),
         (["arc_easy", "-o", "nowhere/set.yaml"], "--output: expected a file in an existing folder"),
     ],
@@ -215,7 +215,9 @@ def test_the_command_says_what_it_does_and_warns_unless_it_is_quiet(
     out, err = capfd.readouterr()
     made = yaml.safe_load(out)
     assert made["revision"].startswith("lm-eval ")
-    assert err.startswith("dispersion tokens: asking lm-eval for mine and its documents …\nnote: ")
+    assert err.startswith(
+        "dispersion tokens: loading mine and its documents with lm-eval …\nnote: "
+    )
     assert err.endswith("`dispersion race --all --budget 5% --task mine`)\n")
     assert "generation_kwargs" not in err + caplog.text
     assert "SELECT" not in out.partition("\n")[0]

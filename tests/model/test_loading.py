@@ -72,13 +72,13 @@ def test_a_model_is_chosen_by_the_words_of_lm_eval(folder):
         ("load_in_4bit=True,load_in_8bit=True", "expected load_in_4bit or load_in_8bit, got both"),
         ("=3", "model_args: expected K=V,K=V, got '=3'"),
         ("revision=1,revision=2", "model_args: expected each key once, got revision=1,revision=2"),
-        ("layers=3", "model_args: expected dtype, peft, revision, .*, got layers"),
+        ("layers=3", "model_args: expected only dtype, peft, revision, .*, got layers"),
     ],
 )
 def test_arguments_of_a_model_that_say_nothing_clear_are_refused(given, sentence):
     with pytest.raises(UsageError, match=sentence):
         chosen_model("org/m", given)
-    with pytest.raises(UsageError, match="got the revisions 1 and 2"):
+    with pytest.raises(UsageError, match="expected one revision of .*, got 1 and 2"):
         chosen_model("org/m@1", "revision=2")
 
 
@@ -112,9 +112,14 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
             marks=NO_CUDA,
         ),
         ("tiny-lama", {}, UsageError, "did you mean .*tiny-llama"),
-        (".", {}, UsageError, "it holds the models .*tiny-llama"),
-        ("tiny-llama/config.json", {}, UsageError, "got the file .*config.json; name its folder"),
-        ("adapter", {}, UsageError, "is a PEFT adapter; name its base model"),
+        (".", {}, UsageError, "choose a folder in it, such as .*tiny-llama"),
+        ("tiny-llama/config.json", {}, UsageError, "got the file .*config.json; give its folder"),
+        (
+            "adapter",
+            {},
+            UsageError,
+            "expected a model, got the PEFT adapter .*; give its base model",
+        ),
         ("bert", {}, UsageError, "expected a decoder-only language model"),
         ("t5", {}, UsageError, "expected a decoder-only language model"),
         ("no-weights", {}, DispersionError, "no-weights cannot be loaded: "),
@@ -180,7 +185,7 @@ def test_what_the_hub_refuses_has_a_sentence_of_its_own(
     missing, gated, old = in_process(endpoint=hub.endpoint, main=ask).stdout.splitlines()
     assert missing.startswith("there is no model org/missing on the Hub")
     assert missing.endswith("did you mean org/missinf?")
-    assert gated.startswith("org/gated is gated: accept its terms")
+    assert gated.startswith("org/gated is gated; accept its conditions")
     assert old.startswith("org/old has no revision 'v9'")
 
 

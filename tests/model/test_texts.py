@@ -69,13 +69,13 @@ def test_mistakes_are_told_with_the_next_step(tmp_path):
     (tmp_path / "plain.jsonl.gz").write_text('{"text": "x"}')
     for name, message in (
         ("note.txt", f"does not exist; did you mean {tmp_path}/notes.txt"),
-        ("a.csv", "expected a file of .txt"),
-        ("a.jsonl", "under 'text' in .*, which has body; name the column"),
-        ("a.parquet", "under 'text' in .*, which has body; name the column"),
+        ("a.csv", "expected a file of type .txt"),
+        ("a.jsonl", "under 'text' in .*, which has body; give the right column"),
+        ("a.parquet", "under 'text' in .*, which has body; give the right column"),
         ("b.parquet", "expected a parquet file"),
         (
             "cut.jsonl.gz",
-            "cannot be read: Compressed file ended before .*; check it or fetch it anew",
+            "cannot be read: Compressed file ended before .*; check the file",
         ),
         ("plain.jsonl.gz", "cannot be read: Not a gzipped file"),
         (".", "the folder"),

@@ -177,7 +177,7 @@ def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails(
     below = gate_of(wide, "a").gate.below
     assert set(below) == {c.label for c in wide.checkpoints[1:] if wide.chance(c.label, "a") <= 0.1}
     assert 0 < len(below) < 20
-    assert gate_of(wide, "a").answer()[0].count(", chance to be better ") == 3
+    assert gate_of(wide, "a").answer()[0].count(", better with a chance of ") == 3
     # Of two neither gets there.
     assert gate_of(result(siblings(1.3, 1.2, se=0.3)), "a").gate.passed
     many = gate_of(result(siblings(*(2 - i / 9 for i in range(10)))), "a")

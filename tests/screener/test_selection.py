@@ -215,14 +215,14 @@ def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, c
     assert f"{taken}." in plan["answer"]
     assert taken not in told.err, "once"
     assert plan["answer"][0].startswith("4 of 5 checkpoints to read: at most about 12 resolver")
-    assert "The Hub's resolvers quota stretches it to 10 min or more." in plan["answer"][0]
+    assert "The Hub's resolvers quota makes it last 10 min or more." in plan["answer"][0]
     assert plan["answer"][1] == "Without a request: 1 gated."
     assert not registry.seen("resolve")
     assert main(["s3://box/run", "acme/base-1@step*", "--dry-run", "--format", "json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     rows = plan["tables"]["plan"]["rows"]
     assert [row["resolvers"] for row in rows] == [0, 4], "only the Hub has quotas"
-    assert plan["answer"][-1].startswith("A pattern of revisions counts as one match")
+    assert plan["answer"][-1].startswith("A pattern of revisions counts as one checkpoint")
     assert main(["acme/*", "--format", "json"]) == 3
     result = json.loads(capsys.readouterr().out)
     assert len(result["checkpoints"]) == 4

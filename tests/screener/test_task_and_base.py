@@ -347,12 +347,16 @@ EQUAL = "b has the output rows of its base (zero)."
         (
             {"a": 1.1, "b": 1.05},
             [LEARNED + "a and b."],
-            ["Below", "output rows", "do not separate"],
+            ["Below", "output rows", "does not separate"],
         ),
-        ({"a": 0.95, "b": 0.9}, [FORGOT + "a and b."], ["Above", "output rows", "do not separate"]),
+        (
+            {"a": 0.95, "b": 0.9},
+            [FORGOT + "a and b."],
+            ["Above", "output rows", "does not separate"],
+        ),
         (
             {"a": 1.0, "b": None},
-            [EQUAL, "The rows do not separate a from the base zero."],
+            [EQUAL, "The ratio does not separate a from the base zero."],
             ["Above", "Below"],
         ),
         ({"a": 1.2}, [LEARNED + "a."], ["was screened", "Evaluate first", "Below"]),

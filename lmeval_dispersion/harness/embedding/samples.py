@@ -1,7 +1,8 @@
-"""Stores from the samples of a finished lm-eval run, on any backend; one prefill adds vectors.
+"""Stores from the samples of a finished lm-eval run, on any backend: each prompt is run once.
 
-Prompts, answers, metrics and hashes are the samples' own. lm-eval's transformers model makes the vectors as
-in a dispersion run: rows and vectors equal that run's. Finished parts survive a killed process.
+Prompts, answers, metrics and hashes are those in the samples. lm-eval's transformers model makes the
+vectors as in a dispersion run: rows and vectors equal those of that run. Finished parts survive if
+the process is killed.
 """
 
 from __future__ import annotations
@@ -73,30 +74,42 @@ def stores_from_samples(
     judge: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Fill a store for each task of a run's samples; returns their common folder.
+    """Write a store for each task in the samples of a run, and return the folder that has them all.
 
-    Each task gets a folder under ``output``, named like the dispersion task. A finished store of the same
-    samples, model and layers is kept, so that a killed run continues.
+    Each store is a folder in ``output`` with the name of the dispersion task. A finished store of
+    the same samples, model and layers is kept, so that a run that was killed continues.
+
+    Args:
+        results: Results of lm-eval with samples, a file or folder.
+        arguments: The ``--model_args`` of lm-eval's hf model, parsed.
+        output: Folder for the stores.
+        layers: Names of the layers to keep.
+        tasks: Names of the tasks; None for all that have samples.
+        judge: ``METRIC`` or ``FILTER/METRIC`` that says which answers are right; None for the
+            task's own.
+        force: Whether to continue if documents are missing or if answers are not the model's.
 
     Raises:
-        HarnessError: The samples are damaged, or the model cannot be loaded or is not theirs.
-        UsageError: No such task or layer, several processes, or a finished store of another run is there.
+        HarnessError: The samples are damaged, or the model cannot be loaded or gave other answers.
+        UsageError: A task or layer does not exist, several processes were launched, or there is a
+            finished store of another run.
     """
     run = find_run(results)
     if run.by_inspect:
         raise UsageError(
-            f"{run.file} is a log of Inspect, which keeps messages and not the prompts that a model reads; "
-            "name samples of lm-eval"
+            f"{run.file} is a log of Inspect, which lacks the prompts that the model reads; give results of "
+            "lm-eval with --log_samples"
         )
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]
     for task in chosen:
         if task not in run.samples:
             raise UsageError(
-                f"{run.file} has no samples of {task!r}; it has {', '.join(run.samples)}"
+                f"{run.file} has no samples of {task!r}; choose from {', '.join(run.samples)}"
             )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(
-            "several processes were launched and each would run all prompts; launch one"
+            "expected a single process, got several, each of which would run all prompts; launch one "
+            "process"
         )
     check_named(run, chosen, judge)
     judged = {task: judged_task(run, task, judge, allow_holes=force) for task in chosen}
@@ -134,7 +147,7 @@ def _documents(name: str, task: JudgedTask) -> tuple[list[_Document], list[str]]
         if template is not None:
             notes.insert(
                 0,
-                "the prompts come from a function of the task: the query's part is unknown, and the "
+                "the task makes its prompts with a function, so it is unknown which part is the question; the "
                 "perplexity is that of the whole prompt",
             )
         template = None
@@ -186,14 +199,15 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
         number = str(getattr(lm.tokenizer, f"{kind}_token_id"))
         if [str(value) for value in logged] != [token, number]:
             raise HarnessError(
-                f"the samples come from another tokenizer: its {kind} token is {logged}, and "
-                f"{arguments['pretrained']} has {[token, number]}; name the model that gave the answers"
+                f"the samples come from another tokenizer: expected the {kind} token {logged}, got "
+                f"{[token, number]} of {arguments['pretrained']}; give the model that made the samples"
             )
     if not tokenizer_known:
-        notes.append("the results do not name the tokenizer; the model's is assumed token")
+        notes.append("the results do not name the tokenizer; it is assumed to be the model's")
     if not isinstance(results.get("max_length"), int):
         notes.append(
-            f"the results lack the backend's context length; prompts are cut at {lm.max_length} tokens"
+            "the results do not give the backend's context length; prompts are cut at "
+            f"{lm.max_length} tokens"
         )
     config = section(results, "config")
     commit = str(config.get("model_sha") or "")
@@ -201,8 +215,8 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
     weights = identity.get("weights", "")
     if "@" in weights and not weights.endswith(commit):
         raise HarnessError(
-            f"the samples come from commit {commit}, but the model is {weights}; "
-            f"pass revision={commit}",
+            f"the samples come from commit {commit} of the model, but {weights} was loaded; set "
+            f"revision={commit}",
             argument="model_args",
         )
     dtype = str(config.get("model_dtype") or "").removeprefix("torch.")
@@ -280,8 +294,8 @@ def _is_done(
         shutil.rmtree(folder / PARTS, ignore_errors=True)
         return True
     raise UsageError(
-        f"{folder} holds a finished store of other samples, another model or other layers; remove it or "
-        "choose another place"
+        f"{folder} is a finished store of other samples, another model or other layers; remove it, or "
+        "choose another output folder"
     )
 
 
@@ -315,7 +329,7 @@ def _agreement(
         greedy = [each for each in answered if not each.prompt.args[1].get("do_sample")]
         if answered and not greedy:
             return {}, [
-                "answers were drawn at random, so it was not checked that this model gave them"
+                "the answers were sampled at random, so it was not checked that this model gave them"
             ]
         same = [
             str(each.logged).lstrip().startswith(str(each.prompt.answer).strip()) for each in greedy
@@ -348,7 +362,7 @@ def _agreement(
         return figures, []
     if not force:
         raise HarnessError(
-            f"{name}: {difference}: the samples come from another model, tokenizer or prompt template; "
-            "name the model that gave the answers, or force it"
+            f"{name}: {difference}, so the samples come from another model, tokenizer or prompt template; "
+            "give the model that made the samples, or use --force"
         )
-    return figures, [f"{difference}: another model, tokenizer or precision"]
+    return figures, [f"{difference}, as from another model, tokenizer or precision"]

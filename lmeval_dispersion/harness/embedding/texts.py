@@ -1,7 +1,8 @@
-"""``dispersion embed MODEL FILE``: a store from plain texts, by a model without lm-eval.
+"""``dispersion embed MODEL FILE``: a store from plain texts, without lm-eval.
 
-A document's vector is the state at its last token, its perplexity that of its own tokens after the first.
-Columns of a JSONL or parquet file are kept: the file may hold labels (``correct``) and slices.
+The vector of a document is the state at its last token; its perplexity is that of its tokens after
+the first. Columns of a JSONL or parquet file are kept: the file may have labels (``correct``) and
+slices.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ _PLAIN = (str, bool, int, float)  # what a column may hold
 
 @takes(Embedding)
 def embed(asked: Embedding) -> Path:
-    """Run a model over every text, and keep the hidden state (d,) at the last token of each, float32.
+    """Run a model over texts, write a store with one hidden state for each, and return its folder.
 
-    Returns the folder, which `open_store` and `audit` read. A run that was killed continues.
+    The state is that at the last token of a text, shape (d,), float32. `open_store` and `audit` read
+    the store. If a run is killed, calling the function again continues it.
 
     Raises:
         UsageError: There is no text, or the model, a layer or the folder cannot be used as given.
@@ -50,13 +52,15 @@ def embed(asked: Embedding) -> Path:
     layers = [site.name for site in resolve(loaded.model, split_names(asked.layer))]
     entries = list(texts)
     if not entries:
-        raise UsageError(f"{texts.source} holds no text; check the file and its column")
+        raise UsageError(f"{texts.source} contains no text; check the file and the column")
     report = texts.report()
     if report:
         print(report, file=sys.stderr)
     tokens = [loaded.tokenizer(text.text)["input_ids"] for text in entries]
     if not any(tokens):
-        raise UsageError(f"no text of {texts.source} has a token; check the file and the tokenizer")
+        raise UsageError(
+            f"expected texts with tokens, got none in {texts.source}; check the file and the tokenizer"
+        )
     task = asked.tasks or Path(texts.source).name
     longest = _longest(loaded)
     inputs = [ids[-longest:] for ids in tokens]
@@ -193,7 +197,8 @@ def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
         wrong = documents["correct"].notna() & ~scores.between(0, 1)
         if wrong.any():
             raise UsageError(
-                f"expected numbers in [0, 1] in the column `correct` of {texts.source}"
+                f"expected numbers from 0 to 1 in the column `correct` of {texts.source}, got "
+                f"{documents['correct'][wrong].iloc[0]!r}; correct or rename the column"
             )
         documents["correct"] = scores
     return documents

@@ -1,6 +1,7 @@
-"""A screening's sentences: checkpoints to evaluate first, past success of such orders, a training's course.
+"""Sentences that answer a screening: what to evaluate first, and how often such an order was right.
 
-Along a training every step is compared with every other: the more steps, the smaller a p-value must be.
+Along a training run every step is compared with every other: the more steps, the smaller a p-value
+must be.
 """
 
 from __future__ import annotations
@@ -31,23 +32,29 @@ _NO_PLACES: Mapping[str, int] = MappingProxyType({})
 _SIDES = {
     "above": "Above {} by the ratio: {}.",
     "below": "Below {} by the ratio: {}.",
-    "level": "The rows do not separate {1} from {0}{2}.",
+    "level": "The ratio does not separate {1} from {0}{2}.",
 }
 # Measured in code alone: in math pairs below their base are ordered as others are.
-_BELOW = "Two below their base have no order in code: never practised and taught wrong look alike."
+_BELOW = (
+    "In code, checkpoints below their base have no order among themselves: never practised and "
+    "taught wrong look alike."
+)
 _BY_GAP = "how often an order by G is right is not known"
 _NOT_KNOWN = (
     "how often such an order is right is not known for these; "
     "`dispersion verify` fits it to your results"
 )
 STEP = (
-    "Within one training run the step number orders at least as well: use both figures to see sudden "
-    "changes, not to rank steps."
+    "Within one training run, the step number orders checkpoints at least as well: use the ratio and "
+    "G to see sudden changes, not to rank steps."
 )
 
 
 def not_screened(failed: Sequence[Failed]) -> str:
-    """A line on a screening in which every checkpoint failed, with the first message of each error."""
+    """Return the sentence for a screening in which every checkpoint failed.
+
+    It has the number of checkpoints with each error code, and the first message for each code.
+    """
     if len(failed) == 1:
         return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
     first_messages: dict[str, str] = {}
@@ -61,7 +68,10 @@ def not_screened(failed: Sequence[Failed]) -> str:
 
 
 def failures(failed: Sequence[Failed], everyone: int) -> str:
-    """The number of failed checkpoints out of ``everyone``, with the most frequent codes; empty for none."""
+    """Return a sentence on how many checkpoints failed, with the three most frequent error codes.
+
+    ``everyone`` is the number of checkpoints asked for. The sentence is empty if none failed.
+    """
     if not failed:
         return ""
     return f"{len(failed)} of {everyone} checkpoints could not be screened ({_errors(failed, 3)})."
@@ -73,7 +83,11 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 
 
 def labels_by_note(notes: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
-    """Each note with its checkpoints: a label, ``N checkpoints``, or ``all N`` if ``everyone`` is N."""
+    """Map each note to a text that names the checkpoints with that note.
+
+    The text is the label of a single checkpoint, else ``N checkpoints``, or ``all N`` if N is
+    ``everyone``, the number of checkpoints in all.
+    """
     members: dict[str, list[Screened]] = {}
     for note, c in notes:
         members.setdefault(note, []).append(c)
@@ -89,7 +103,10 @@ def labels_by_note(notes: Iterable[tuple[str, Screened]], everyone: int = 0) -> 
 
 
 def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
-    """Sentences on members without a ratio, one for each reason; ``alone``: no group has another member."""
+    """Return one sentence for each reason why checkpoints have no ratio.
+
+    ``alone`` says that only one checkpoint was screened, so that there is no order.
+    """
     notes = []
     for c in members:
         if c.ratio is None:
@@ -111,9 +128,11 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
 def sentences_of(
     groups: Sequence[Group], subject: str, domain: str, places: Mapping[str, int] = _NO_PLACES
 ) -> list[str]:
-    """A single group's sentences; of several groups, ``TITLE: SENTENCES`` for each of the first four.
+    """Return sentences that answer for one group, or a text for each of the first four groups.
 
-    ``places`` has the number of places on a short list of the user's, by the group's name.
+    With several groups a text is ``TITLE: SENTENCES``. ``subject`` and ``domain`` are as in
+    `group_sentences`; ``places`` maps a group's name to the length of the short list that the user
+    asked for.
     """
     if len(groups) == 1:
         return group_sentences(groups[0], subject, domain, places.get(groups[0].name))
@@ -127,9 +146,13 @@ def sentences_of(
 def group_sentences(
     group: Group, subject: str, domain: str = "", places: int | None = None
 ) -> list[str]:
-    """A group's sentences; ``subject`` is the named task, else the domain; ``domain`` adds code's caveat.
+    """Return the sentences that answer for one group, most important first.
 
-    ``places`` is as in `first_of`.
+    Args:
+        group: The group.
+        subject: What was screened for, as sentences name it: the task, else the domain.
+        domain: The domain; ``code`` adds a caveat on checkpoints below their base.
+        places: Length of the short list; see `first_of`.
     """
     members = group.candidates
     names = group.names
@@ -150,7 +173,9 @@ def group_sentences(
     if len(members) == 1:
         value = f"{group.figure} {members[0].figure.mean:.3f}"
         alone = f"Only {names[members[0]]} ({value}) was screened"
-        return against or [f"{alone}; a screen orders siblings, and says nothing alone."]
+        return against or [
+            f"{alone}; a screen compares checkpoints and says nothing of a single one."
+        ]
     if against and group.places < 2:
         return [*equal, *against]
     below = [c for c in members if c.against is not None and c.against.side == "below"]
@@ -159,8 +184,8 @@ def group_sentences(
     first = first_of(group, places)
     if not first:
         no_order = (
-            f"The rows give these {len(members)} no order ({subject}). Race all, or ask a few questions "
-            "of all: `dispersion race --all --budget 5%`."
+            f"The output rows give these {len(members)} checkpoints no order ({subject}). Race them "
+            "all, or ask each a few questions: `dispersion race --all --budget 5%`."
         )
         return [*against, no_order, *equal]
     success = _success(group, first[-1].rank)
@@ -201,7 +226,7 @@ def _success(group: Group, last: int) -> str:
             held = group.chances.holds_best[last - 1]
             chances.append(f"{ranks} the best with a chance of {held:.0%}")
         if last > 1:
-            chances.append(f"rank 1 is better than rank {last} with {far:.0%}")
+            chances.append(f"rank 1 is better than rank {last} with a chance of {far:.0%}")
         return f"{slope.said()}: {'; '.join(chances)}"
     if not group.is_like_ours:
         return _NOT_KNOWN
@@ -209,7 +234,10 @@ def _success(group: Group, last: int) -> str:
 
 
 def by_figure(group: Group) -> list[str]:
-    """A sentence on the figure that orders a group: by G, or where the other figure names another first."""
+    """Return a sentence on the figure that orders a group, in a list; or an empty list.
+
+    There is a sentence if the order is by G, or if G would put another checkpoint first.
+    """
     other = first_by_other(group)
     gap = f"G, the paper's figure ({DISTANCES[group.metric]} distance)"
     if group.figure == "G":
@@ -221,10 +249,12 @@ def by_figure(group: Group) -> list[str]:
 
 
 def first_by_other(group: Group) -> Screened | None:
-    """The first by the figure that does not rank; None if that is the same, not known of all, or noise.
+    """Return the checkpoint that the other figure, the one that does not rank, would put first.
 
-    A copy's own G may have moved without any change of its predictions: originals alone are compared.
+    None if that is the first anyway, if a checkpoint lacks the figure, or if its differences are
+    within their errors.
     """
+    # A copy's own G may have moved without any change of its predictions: only originals count.
     figures: dict[Screened, Gap | Ratio] = {}
     for c in group.placed:
         if c.copy_of is not None:
@@ -242,7 +272,11 @@ def first_by_other(group: Group) -> Screened | None:
 
 
 def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
-    """Sentences on members with equal output rows and how to compare them, and these members, if any."""
+    """Return sentences on checkpoints with equal output rows, and these checkpoints.
+
+    The rows cannot rank such checkpoints; the last sentence has the command that compares them.
+    Both lists are empty if there are none.
+    """
     clauses: list[str] = []
     asked: list[Screened] = []
     for alike in group.by_rows.values():
@@ -269,7 +303,11 @@ def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
 
 
 def rows_of_base(adapters: Sequence[Failed], *, alone: bool) -> list[str]:
-    """Sentences on adapters that leave the head to a base that could not be read; ``alone``: no others."""
+    """Return sentences on adapters whose output rows are those of a base that could not be read.
+
+    ``alone`` says that there are no other checkpoints, so that nothing can be ranked. The list is
+    empty if there are no such adapters.
+    """
     if not adapters:
         return []
     names: list[str] = []
@@ -285,8 +323,8 @@ def rows_of_base(adapters: Sequence[Failed], *, alone: bool) -> list[str]:
     if more_causes:
         first += f" (and {len(more_causes)} more causes)"
     return [
-        f"{start}{_equal(names, bases)} if {their} keys fit it.",
-        f"It could not be read: {first}.",
+        f"{start}{_equal(names, bases)} if {their} keys fit that base.",
+        f"The base could not be read: {first}.",
         _ask(adapters),
     ]
 
@@ -319,14 +357,15 @@ def _ask(members: Sequence[Screened] | Sequence[Failed]) -> str:
         places = f"{places} …"
     if len(names) > 1 and len(folders) == 1:
         places = folders.pop() or places
-    return f"Ask them: `dispersion race {places} --tasks TASK`."
+    return f"Compare their answers: `dispersion race {places} --tasks TASK`."
 
 
 def first_of(group: Group, places: int | None = None) -> list[Screened]:
-    """Members to evaluate first, best first; empty for no order.
+    """Return the checkpoints of a group to evaluate first, best first; empty if there is no order.
 
-    They are those of the first ``places``, by default those of a short list (`Group.first_for`), or of the
-    first three where no chance is known, without copies: one would be evaluated twice.
+    These are the first ``places`` ranks, without copies of other checkpoints. By default there are
+    as many ranks as hold the best with a chance of 90 % (`Group.first_for`), or three if no chance
+    is known.
     """
     if group.trajectory or group.is_noise or group.places < 2:
         return []
@@ -338,7 +377,11 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
 
 
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
-    """Sentences on ``members``' side of their base (None: all); empty without a base that has a ratio."""
+    """Return sentences on which checkpoints are above, below or level with their base by the ratio.
+
+    ``members`` are the checkpoints to name; None for all of the group. The list is empty if the
+    group has no base, or if the base has no ratio.
+    """
     if group.base is None or group.base.ratio is None:
         return []
     name = group.names[group.base]
@@ -354,7 +397,7 @@ def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> l
     sentences = []
     for side, words in _SIDES.items():
         if side in sides:
-            each = " one by one" if len(sides[side]) > 1 else ""
+            each = ", each taken alone" if len(sides[side]) > 1 else ""
             sentences.append(words.format(base, some(sides[side]), each))
     return sentences
 
@@ -364,11 +407,11 @@ class WithError(Protocol):
 
     @property
     def se(self) -> float:
-        """The standard error, in the figure's unit."""
+        """The standard error, in the unit of the figure."""
 
 
 def decimals(figures: Sequence[WithError]) -> int:
-    """Decimals at which the smallest positive error still shows two digits; 3 to 6."""
+    """Return the number of decimals, 3 to 6, that show two digits of the smallest positive error."""
     smallest = min((figure.se for figure in figures if figure.se > 0), default=math.inf)
     for places in range(3, 6):
         if smallest * 10**places >= 10:
@@ -377,11 +420,16 @@ def decimals(figures: Sequence[WithError]) -> int:
 
 
 def course_sentence(figure: str, values: Sequence[Gap | Ratio], names: Sequence[str]) -> str:
-    """A figure's course over two or more training steps, in a sentence, by paired errors.
+    """Return a sentence on how a figure rises or falls over two or more training steps.
 
-    Two of all pairs of steps differ where their p-value is below 5 % over the number of pairs (Bonferroni):
-    the chance of a claim about a training without any change is 5 % at most, up to the error of the
-    jackknife.
+    Two steps differ if the p-value of their paired difference is below 5 % divided by the number of
+    pairs (Bonferroni). So the chance that the sentence claims a change where there is none is at
+    most 5 %, up to the error of the jackknife.
+
+    Args:
+        figure: Name of the figure, ``ratio`` or ``G``.
+        values: The figure at each step, in the order of the steps.
+        names: Name of each step.
     """
     steps = range(len(values))
     last = steps[-1]

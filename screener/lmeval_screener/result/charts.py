@@ -29,13 +29,16 @@ _SERIES = ["var(--series-2)", "var(--series-3)", "var(--series-1)"]
 
 
 def _drawn(group: Group) -> dict[str, Screened]:
-    """The members of a group that charts show, by a short name: the first 40, without those set aside."""
+    """The checkpoints of a group that charts show, by a short name: the first 40 with a rank."""
     members = [c for c in group.checkpoints if not c.is_set_aside][:DRAWN]
     return dict(zip(short_names([c.label for c in members]), members, strict=True))
 
 
 def ranking(group: Group) -> Spec:
-    """The ranking figure, ± two errors, of a group's first 40, best first, without those set aside."""
+    """Return the chart of the figure that ranks a group, with two standard errors on each side.
+
+    It shows the first 40 checkpoints, best first; those without the figure are left out.
+    """
     values = []
     for name, c in _drawn(group).items():
         figure = c.figure.mean
@@ -70,9 +73,10 @@ def _title(group: Group, figure: str) -> str:
 
 
 def gap_parts(group: Group) -> Spec:
-    """The parts of G and G as bars, and the accuracy as a line, of a group's first 40 checkpoints.
+    """Return the chart of G and its two parts as bars, and of supplied accuracies as a line.
 
-    As figure 9 of the RD paper draws them: D–D is within(T), D–NM is between(T, R).
+    It shows the first 40 checkpoints of a group and follows figure 9 of the paper on representation
+    dispersion (RD): D–D is within(T), D–NM is between(T, R).
     """
     members = _drawn(group)
     values = []
@@ -117,9 +121,10 @@ def gap_parts(group: Group) -> Spec:
 
 
 def steps(group: Group, figure: str) -> Spec:
-    """A figure along a training's steps, with two standard errors of each step's change.
+    """Return the chart of a figure, ``ratio`` or ``G``, along the steps of a training run.
 
-    Supplied accuracies are a second line, on an axis of their own.
+    Bars are two standard errors of the difference from the step before. Supplied accuracies are a
+    second line, with an axis of its own.
     """
     values = []
     accuracies = []
@@ -154,7 +159,7 @@ def _accuracy(c: Screened, name: str | None) -> dict[str, Any]:
 
 
 def _accuracy_line(rows: list[dict[str, Any]]) -> Spec:
-    """Accuracies as a line with points, by an axis at the right; rows have ``accuracy``, ``says``."""
+    """Accuracies as a line with points, on an axis at the right; rows have ``accuracy``, ``says``."""
     line = {"type": "line", "color": "var(--ink)", "aria": False}
     y = numeric("accuracy", "accuracy", axis={"orient": "right", "grid": False}, zero=False)
     points = mark({**POINT, "color": "var(--ink)"}, y=y, **SAYS)
@@ -162,7 +167,10 @@ def _accuracy_line(rows: list[dict[str, Any]]) -> Spec:
 
 
 def accuracy_chart(groups: Sequence[Group]) -> Spec:
-    """Supplied accuracies against the ratio; against G if it ranks one of these groups."""
+    """Return the chart of supplied accuracies against the ratio, or against G.
+
+    G is drawn if it ranks one of the groups that have accuracies.
+    """
     values = []
     figure = "ratio"
     rated_groups = []

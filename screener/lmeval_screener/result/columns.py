@@ -20,17 +20,20 @@ _Share = Annotated[_Seconds, ("maximum", 1)]
 
 
 class CheckpointColumn(NamedTuple):
-    """One value of a checkpoint, in all output formats.
+    """One value of a checkpoint, as all output formats have it.
 
     Attributes:
-        path: Its key in JSON, ``tensor.dtype`` inside ``tensor``; None if JSON lacks it.
-        kind: The type of its JSON.
-        about: Its meaning, in Markdown.
-        value: Its attribute of `Screened`, or a function of checkpoint and group; empty for ``path``.
-        csv: Its column in CSV, None if CSV lacks it; empty for ``path`` with underscores.
-        cell: Turns the value into its cell in CSV.
-        only: Present only with a ``base`` or a short ``list``; empty for always.
-        shown: Its column in *What was read*.
+        path: Key in JSON, with dots for nesting (``tensor.dtype``); None if JSON lacks the value.
+        kind: Type of the value in JSON.
+        about: Meaning of the value, in Markdown.
+        value: Name of the attribute of `Screened`, with dots for nesting, or a function of
+            checkpoint and group that returns the value; empty if the name is ``path``.
+        csv: Name of the column in CSV; None if CSV lacks the value; empty if it is ``path`` with
+            underscores.
+        cell: Function from the value to its cell in CSV.
+        only: Whether the value exists only with a ``base`` or only for a short ``list``; empty if
+            it always does.
+        shown: Column of the table *What was read*; None if that lacks the value.
     """
 
     path: str | None
@@ -44,11 +47,11 @@ class CheckpointColumn(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """Its column in CSV; None if CSV lacks it."""
+        """Name of the column in CSV; None if CSV lacks the value."""
         return (self.path or "").replace(".", "_") if self.csv == "" else self.csv
 
     def of(self, c: Screened, group: Group) -> Any:
-        """This column's value for a checkpoint in its group; None where it has none."""
+        """Return the value for a checkpoint of a group; None if the checkpoint has none."""
         if callable(self.value):
             return self.value(c, group)
         value: Any = c
@@ -72,7 +75,7 @@ def _figures(metric: str) -> Iterator[CheckpointColumn]:
             yield _C(
                 f"{path}.se_pairs",
                 float,
-                "the same over pairs, which is too small",
+                "standard error over pairs of tokens, too small because pairs share tokens",
                 f"{place}.se_pairs",
                 None,
             )
@@ -90,7 +93,7 @@ def _to_next(c: Screened, group: Group) -> float | None:
 _C = CheckpointColumn
 #: All columns, in the order of CSV and JSON.
 COLUMNS = (
-    _C("label", str, "unique name in the report, which options take too", shown=Col("Checkpoint")),
+    _C("label", str, "unique name in the report; options take it, too", shown=Col("Checkpoint")),
     _C("repo", str, "repository after renames, or the folder"),
     _C(
         "requested_revision",
@@ -109,37 +112,38 @@ COLUMNS = (
     _C(
         "rank",
         _Rank | None,
-        "place in the group; equal rows share one; null for the base, its rows, and those set aside",
+        "rank in the group, shared by checkpoints with equal rows; null for the base, for checkpoints "
+        "with the base's rows, and for those set aside",
         lambda c, group: c.rank if group.has_place(c) else None,
     ),
     _C("ranked_by", RankBy, "the figure that ranks its group: `gap` (G) or `ratio`"),
-    _C("metric", Distance, "the distance of the G that ranks, or is shown"),
+    _C("metric", Distance, "the distance that G uses where it ranks or is shown"),
     _C(
         "holds_best",
         _Share | None,
-        "[chance](#chances) that the best is here or above, as among our own models or by `--slope`; null "
-        "where none is known",
+        "[chance](#chances) that the best checkpoint is at this rank or above, as measured on our own "
+        "models or by `--slope`; null if unknown",
         lambda c, group: group.holds_best(c),
     ),
     _C(
         "chance_to_next",
         _Share | None,
-        "chance that it is more accurate than the next in rank; null for the last",
+        "chance that this checkpoint is more accurate than the next in rank; null for the last",
         _to_next,
     ),
-    _C("copy_of", str | None, "label of its original, if it is a [copy](#copies); else null"),
+    _C("copy_of", str | None, "label of the original if this is a [copy](#copies), else null"),
     _C(
         "equal_rows_with",
         str | None,
-        "label of another checkpoint with equal rows that it does not copy, or null",
+        "label of a checkpoint with equal rows but another body, or null",
     ),
-    _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
-    _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
+    _C("group", str, "name of the group in reports", lambda _, group: group.title, None),
+    _C("ratio.mean", float, "the ratio; null if there is none", csv="ratio"),
     _C("ratio.se", float, "jackknife over tokens"),
     _C(
         "ratio.rounding",
         float,
-        "three standard deviations of the rounding by the stored type",
+        "three standard deviations of the error from rounding to the stored type",
         csv=None,
     ),
     _C(
@@ -154,7 +158,8 @@ COLUMNS = (
     _C(
         "against_base",
         Against | None,
-        "`difference` of the ratio from the base's, its paired `se`, `side`; null for the base",
+        "`difference`: the ratio minus the base's; `se`: its paired standard error; `side`: `above`, "
+        "`below`, `level` or `equal`; null for the base",
         lambda c, _: c.against and c.against._asdict(),
         only="base",
         cell=lambda against: against and against["difference"],
@@ -187,13 +192,19 @@ COLUMNS = (
         shown=Col("Type", drop=1),
     ),
     _C("tensor.shape", _Shape, "rows and columns", "shape", None),
-    _C("tensor.tied", bool, "whether it is the input embedding", "tied", "tied"),
+    _C(
+        "tensor.tied",
+        bool,
+        "whether the output projection is the tied input embedding",
+        "tied",
+        "tied",
+    ),
     _C("tokens.domain", int, "number of tokens of T", lambda c, _: len(c.resolution.domain)),
     _C("tokens.reference", int, "number of tokens of R", lambda c, _: len(c.resolution.reference)),
     _C(
         "tokens.dropped",
         list[str],
-        "words that were dropped, as they are not a single token",
+        "words that were left out because they are not single tokens",
         _dropped,
         "dropped",
         " ".join,
@@ -215,22 +226,27 @@ COLUMNS = (
     _C(
         "seconds",
         _Seconds,
-        "from the first request to the last row",
+        "time from the first request to the last row",
         lambda c, _: round(c.seconds, 3),
     ),
     _C("notes", list[str], "remarks on its numbers", lambda c, _: list(c.notes), cell="; ".join),
-    _C("chosen", Literal["rank", "audit", None], "why it is on the short list", only="list"),
+    _C(
+        "chosen",
+        Literal["rank", "audit", None],
+        "why the checkpoint is on the short list: by rank, or in the audit sample",
+        only="list",
+    ),
     _C(
         "inclusion_probability",
         _Share,
-        "the probability with which it was to be chosen",
+        "probability with which the checkpoint was chosen",
         only="list",
     ),
 )
 
 
 def read_columns() -> list[Column]:
-    """The columns of *What was read*."""
+    """Return the columns of the table *What was read*."""
     return [
         replace(c.shown, key=c.shown.key or str(c.name)) for c in COLUMNS if c.shown is not None
     ]
@@ -242,7 +258,7 @@ def _there(c: Screened, group: Group) -> Iterator[CheckpointColumn]:
 
 
 def entry(c: Screened, group: Group) -> dict[str, Any]:
-    """A group's checkpoint as an entry of the JSON contract: nested dictionaries, by ``path``."""
+    """Return the entry of a checkpoint in the JSON output, as nested dictionaries."""
     row: dict[str, Any] = {}
     for column in _there(c, group):
         if column.path is not None:
@@ -255,6 +271,6 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
 
 
 def flat_row(c: Screened, group: Group) -> dict[str, Any]:
-    """A group's checkpoint as a row of CSV: column -> cell."""
+    """Return the row of a checkpoint in the CSV output, as a mapping from column to cell."""
     there = [column for column in _there(c, group) if column.name]
     return {str(column.name): column.cell(column.of(c, group)) for column in there}

@@ -19,13 +19,14 @@ _NAMED = 3  # most checkpoints whose distance a sentence gives
 
 @dataclass(frozen=True)
 class Distance:
-    """One checkpoint's distance from a gate's reference.
+    """How far one checkpoint is above or below the reference of a gate.
 
     Attributes:
-        label: The checkpoint's label.
-        difference: Its figure minus the reference's, paired over tokens.
-        se: The difference's jackknife standard error.
-        chance: Its chance to be more accurate than the reference; None where no chance is known.
+        label: Label of the checkpoint.
+        difference: The checkpoint's ratio (or G) minus that of the reference, paired over tokens.
+        se: Jackknife standard error of the difference.
+        chance: The chance that the checkpoint is more accurate than the reference; None if
+            unknown.
     """
 
     label: str
@@ -34,31 +35,37 @@ class Distance:
     chance: float | None
 
     def said(self, figure: str) -> str:
-        """The checkpoint with its distance, as a sentence names it."""
+        """Return the checkpoint's label and its distance as part of a sentence.
+
+        ``figure`` is the name of the figure that ``difference`` is of, ``ratio`` or ``G``.
+        """
         places = decimals([self])
         error = f" ± {self.se:.{places}f}" if self.se > 0 else ""
         side = "lower" if self.difference < 0 else "higher"
         words = f"{figure} {side} by {abs(self.difference):.{places}f}{error}"
         if self.chance is not None and self.chance <= _HARDLY:
-            words += f", chance to be better {self.chance:.0%} as on our own models or by `--slope`"
+            words += (
+                f", better with a chance of {self.chance:.0%} by our own models or by `--slope`"
+            )
         return f"{self.label} ({words})"
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The checkpoints of a group that lie below ``reference``, the label of another.
+    """The answer of ``--fail-if-below``: which checkpoints are below a reference checkpoint.
 
-    One lies below by a paired difference of the ratio (or of G, where that ranks), or if its chance to be
-    more accurate is at most 10 %.
+    A checkpoint is below if its ratio (or G, if that ranks the group) is significantly lower, paired
+    over tokens, or if its chance of being more accurate than the reference is at most 10 %.
 
     Attributes:
-        reference: Label of the checkpoint that no other may fall behind.
-        below: Labels of those that lie below it.
-        compared: Number of others that were compared.
-        not_compared: Number of all other others.
-        failed: The error code if the reference was not screened, ``NoRatio`` if it was set aside, else None.
-        figure: ``ratio`` or ``G``, which ranks the group; empty if nothing was compared.
-        distances: Every compared checkpoint's distance, best first.
+        reference: Label of the reference checkpoint.
+        below: Labels of the checkpoints below the reference.
+        compared: Number of checkpoints that were compared with the reference.
+        not_compared: Number of other checkpoints, which failed or are in another group.
+        failed: Error code if the reference was not screened, ``NoRatio`` if it has no ratio;
+            else None.
+        figure: The figure that ranks the group, ``ratio`` or ``G``; empty if nothing was compared.
+        distances: Distance of each compared checkpoint from the reference, best first.
     """
 
     reference: str
@@ -71,7 +78,11 @@ class Gate:
 
     @classmethod
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
-        """Compare every checkpoint with ``reference``, the label of a screened or a failed one."""
+        """Compare the checkpoints of all groups with a reference.
+
+        ``reference`` is the label of a checkpoint in ``groups`` or in ``failed``; any other label
+        is a KeyError.
+        """
         # A registry may have figures of failed checkpoints.
         errors = {f.label: f.error for f in failed}
         everyone = {reference, *errors}
@@ -112,25 +123,29 @@ class Gate:
 
     @property
     def passed(self) -> bool:
-        """Whether at least one checkpoint was compared, and none is below."""
+        """Whether at least one checkpoint was compared and none is below the reference."""
         return not self.below and self.compared > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON of a gate as plain Python values."""
+        """Return the gate's answer as it stands in the JSON output, as plain Python values."""
         content: dict[str, Any] = json_value(self)
         return content | {"passed": self.passed}
 
     def sentence(self) -> str:
-        """Passed or failed, by whom and by how much; or why the gate cannot be judged."""
+        """Return a sentence: passed, or which checkpoints are below the reference and by how much.
+
+        If nothing could be compared, the sentence says why.
+        """
         if self.failed == "NoRatio":
             return (
-                f"The gate cannot be judged: {self.reference} has no ratio, which ranks its group."
+                f"The gate cannot be judged: {self.reference} has no ratio, the figure that ranks "
+                "its group."
             )
         if self.failed is not None:
             return f"The gate cannot be judged: {self.reference} was not screened ({self.failed})."
         rest = ""
         if self.not_compared:
-            rest = f" {self.not_compared} not compared with it."
+            rest = f" Not compared with {self.reference}: {self.not_compared}."
         if not self.compared:
             alone = f"no other checkpoint has the tokenizer and scale of {self.reference}"
             return f"The gate cannot be judged: {alone}.{rest}"

@@ -28,7 +28,16 @@ _GUIDE = "docs/reference/token-sets.md"
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """A report on the highest cost of a screening in requests and bytes; a cache or a registry lowers it."""
+    """Return a report on what a screening costs at most, in requests and bytes.
+
+    A cache or a registry can only lower the cost.
+
+    Args:
+        selected: The checkpoints that a list of the Hub gave, if any.
+        targets: The checkpoints to screen.
+        domain: Token set of the domain.
+        reference: Token set of everyday words.
+    """
     from lmeval_screener.checkpoints.hub import Hub
 
     has_token = Hub().has_token()
@@ -48,7 +57,7 @@ def plan_document(
     slowest = max(waits, key=waits.__getitem__)
     wait = "That is within the Hub's quotas."
     if waits[slowest] > 0:
-        wait = f"The Hub's {slowest} quota stretches it to {waits[slowest]:.0f} min or more."
+        wait = f"The Hub's {slowest} quota makes it last {waits[slowest]:.0f} min or more."
     answer = [
         f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about "
         f"{total['resolvers']} resolver and {total['api']} API requests, {total['bytes'] / 1e6:.0f} MB. {wait}"
@@ -58,7 +67,7 @@ def plan_document(
         answer.append(f"Without a request: {counts}.")
     if any(target.is_glob for target in targets):
         answer.append(
-            "A pattern of revisions counts as one match: every further match costs the same again."
+            "A pattern of revisions counts as one checkpoint; every further match costs the same again."
         )
     if selected.sentence:
         answer.append(f"{selected.sentence[0].upper()}{selected.sentence[1:]}.")
@@ -68,7 +77,10 @@ def plan_document(
         Column("api", "API", "d", hint="requests"),
         Column("resolvers", "Resolver", "d", hint="requests; new tokenizers need more"),
         Column(
-            "bytes", "Bytes", ",d", hint="estimate: rows for its parameters, header, configuration"
+            "bytes",
+            "Bytes",
+            ",d",
+            hint="estimated from the number of parameters: rows, header and configuration",
         ),
     ]
     table = Table(rows, columns, "Planned reads", "plan")
@@ -98,7 +110,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
 
 
 def families_document() -> Document:
-    """A report on the bundled families."""
+    """Return a report on the bundled families, one row for each."""
     from lmeval_screener.targets.families import load_families
 
     rows = []
@@ -124,7 +136,7 @@ def families_document() -> Document:
 
 
 def domains_document() -> Document:
-    """A report on the bundled token sets, a row for each group of words."""
+    """Return a report on the bundled token sets, one row for each group of words."""
     from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
 
     names = bundled_token_sets()
@@ -149,12 +161,15 @@ def domains_document() -> Document:
         "default": "Taken",
         "examples": "Such as",
     }
-    answer = f"{len(names)} token sets; `--domain SET` and `--reference SET` take one, `SET:GROUP` its groups."
+    answer = (
+        f"{len(names)} token sets; `--domain SET` and `--reference SET` select one, and `SET:GROUP` "
+        "one of its groups."
+    )
     return _listing("Token sets", answer, rows, headings)
 
 
 def tasks_document() -> Document:
-    """A report on the tasks whose answers are known, or known to have no tokens."""
+    """Return a report on the tasks whose answer tokens are known, or known not to exist."""
     from lmeval_screener.tokens.answers import bundled_answers
 
     rows = []
@@ -180,8 +195,8 @@ def tasks_document() -> Document:
     }
     known = sum(not row["refused"] for row in rows)
     answer = (
-        f"{known} of {len(rows)} sets have answer tokens; `--task NAME` takes a task. "
-        "`dispersion tokens` makes sets of others."
+        f"{known} of {len(rows)} sets have answer tokens; `--task NAME` selects a task. "
+        "`dispersion tokens` makes sets for other tasks."
     )
     return _listing("Tasks", answer, rows, headings)
 

@@ -1,6 +1,6 @@
-"""A screening's result as a report; its sentences are in ``screening.jinja``.
+"""The result of a screening and its report, whose layout is in ``screening.jinja``.
 
-The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/screening.md.
+The JSON output, ``screen-checkpoints/3``, is documented in docs/reference/screening.md.
 """
 
 from __future__ import annotations
@@ -51,27 +51,29 @@ _NO_CUTS: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True, repr=False)
 class Result(Report):
-    """A whole screening.
+    """The result of a screening.
 
     Attributes:
-        domain: Name of the domain token set.
-        task: The named task; empty for none.
-        answers: Name of the answer set of the ratio; empty if the ratio uses T of G.
-        reference: Name of the reference token set.
-        ranked_by: The figure asked for, ``gap`` or ``ratio``; else that of the first group.
-        base: Label of the base that the others were trained from; empty if unknown.
-        checkpoints: Screened checkpoints in the order of their groups, best first inside.
-        failed: The others, with the reason.
-        of_base: Adapters that leave the head to a base that could not be read (``RowsOfBase``): nothing was
-            compared, and nothing failed.
-        seconds: Wall time of the whole.
-        bytes_read: Bytes transferred, including failed checkpoints and listings.
-        requests: Requests likewise.
+        domain: Name of the token set of the domain (T of the gap G).
+        task: Name of the task that was asked for; empty for none.
+        answers: Name of the set of answer tokens that the ratio uses; empty if it uses the
+            domain's tokens.
+        reference: Name of the token set of everyday words (R).
+        ranked_by: The figure asked for, ``gap`` or ``ratio``; if none was, that of the first group.
+        base: Label of the base that the other checkpoints were trained from; empty if unknown.
+        checkpoints: The screened checkpoints, group by group and best first.
+        failed: The checkpoints that could not be screened, with reasons.
+        of_base: Adapters that leave the head unchanged and whose base could not be read
+            (``RowsOfBase``); they count neither as screened nor as failed.
+        seconds: Wall time of the screening, in seconds.
+        bytes_read: Bytes transferred, including those for failed checkpoints and for listings.
+        requests: Number of requests, counted likewise.
         gate: The answer of ``--fail-if-below``; None without that option.
-        chosen: The short list that the report shows; None for all checkpoints.
-        accuracy: The supplied accuracies, in words; empty if undescribed.
-        news: The registry's news; None if they were not requested.
-        slope: The slope of the user's own results, which the chances of its kind follow; None for ours.
+        chosen: The short list that the report shows; None if it shows all checkpoints.
+        accuracy: What the supplied accuracies are, in words; empty if not described.
+        news: What has changed in the registry; None if that was not asked for.
+        slope: Slope fitted to the user's own results, from which chances are computed; None to use
+            those of our own models.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -102,17 +104,20 @@ class Result(Report):
 
     @property
     def subject(self) -> str:
-        """The subject of the screening: the named task, else the domain."""
+        """What was screened for: the task if one was named, else the domain."""
         return self.task or self.domain
 
     @property
     def metric(self) -> Distance:
-        """The distance of G in the first group; `Screened.metric` has each checkpoint's."""
+        """The distance that G uses in the first group; ``cosine`` if nothing was screened.
+
+        `Screened.metric` is the distance for a single checkpoint.
+        """
         return self.groups[0].metric if self.groups else "cosine"
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The groups in order, each with its checkpoints best first."""
+        """The groups of checkpoints that are ranked against each other, each with its best first."""
         return grouped(self.checkpoints, self.slope)
 
     @property
@@ -124,10 +129,10 @@ class Result(Report):
 
     @property
     def best(self) -> Screened:
-        """The best checkpoint of the first group.
+        """The checkpoint that ranks first in the first group.
 
         Raises:
-            NothingScreenedError: None was screened, or only the base: the message says why.
+            NothingScreenedError: No checkpoint was screened, or only the base; the message says why.
         """
         if not self.checkpoints:
             sentences = answer.rows_of_base(self.of_base, alone=True)
@@ -137,16 +142,20 @@ class Result(Report):
         if not self.groups[0].candidates:
             base = self.groups[0].checkpoints[0].label
             raise NothingScreenedError(
-                f"there is no best checkpoint: only the base {base} was screened"
+                f"there is no best checkpoint: only the base {base} was screened; name others too"
             )
         return self.groups[0].candidates[0]
 
     @property
     def exit_code(self) -> int:
-        """Exit status of the command, the first that applies.
+        """Exit status of the command: the first of these that applies.
 
-        4: some are below the gate; 1: it compared none; 5: news worth an evaluation; 3: some failed (with
-        news: began to fail, or all failed); 1: all failed, without older figures; else 0.
+        - 4: the gate found checkpoints below its reference.
+        - 1: the gate could compare nothing.
+        - 5: the registry has news that is worth an evaluation.
+        - 3: some checkpoints failed; with news, only if they failed for the first time or all did.
+        - 1: all checkpoints failed, and no older figures are known.
+        - 0: otherwise.
         """
         if self.gate is not None and self.gate.below:
             return 4
@@ -161,36 +170,55 @@ class Result(Report):
         return 3 if self.checkpoints or self.of_base else 1
 
     def chance(self, better: str, worse: str) -> float | None:
-        """The chance that one checkpoint is more accurate than another, by their labels; None if unknown.
+        """Return the chance that one checkpoint is more accurate than another; None if unknown.
 
-        It holds for two whose accuracies differ by more than 0.01; UsageError unless both are in one group.
+        It holds for two checkpoints whose accuracies differ by more than 0.01.
+
+        Args:
+            better: Label of the first checkpoint.
+            worse: Label of the second checkpoint.
+
+        Raises:
+            UnknownNameError: No checkpoint has one of the labels.
+            UsageError: The two checkpoints are in different groups.
         """
         groups = {c: group for group in self.groups for c in group.checkpoints}
         first: Screened = self[better]
         second: Screened = self[worse]
         if groups[first] is not groups[second]:
             raise UsageError(
-                f"expected two checkpoints of one group, got {better} of {groups[first].title}, {worse} of "
-                f"{groups[second].title}"
+                f"expected two checkpoints of one group, got {better} of {groups[first].title} and "
+                f"{worse} of {groups[second].title}; choose both from one of `groups`"
             )
         return groups[first].chance(first, second)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Number of first places that hold the best with this chance, or all; UsageError if not one group."""
+        """Return how many of the first ranks hold the best checkpoint with at least this chance.
+
+        If no number reaches the chance, it is the number of all ranks.
+
+        Raises:
+            UsageError: ``chance`` is not above 0 and at most 1, or there is not exactly one group
+                (use `Group.first_for`).
+        """
         if not 0 < chance <= 1:
-            raise UsageError(f"expected above 0, at most 1, got {chance}", argument="chance")
+            raise UsageError(
+                f"expected a number above 0 and at most 1, got {chance}", argument="chance"
+            )
         if len(self.groups) != 1:
             raise UsageError(
-                f"expected one group, got {len(self.groups)}; ask each of `groups`: Group.first_for({chance})"
+                f"expected a screening with one group, got {len(self.groups)} groups; call "
+                f"first_for({chance}) of each of `groups`"
             )
         return self.groups[0].first_for(chance)
 
     def shortlist(self, k: int | None = None, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
-        """Choose the first places of each group, and some others at random.
+        """Choose the first ranks of each group, and some of the other checkpoints at random.
 
         Args:
-            k: Number of places; None for as many as hold the best with a chance of 90 % (`Group.first_for`).
-            audit_sample: Number of others in each group to add at random.
+            k: Number of ranks; None for as many as hold the best with a chance of 90 %
+                (`Group.first_for`).
+            audit_sample: Number of other checkpoints of each group to add at random.
             seed: Seed of the random sample.
 
         Raises:
@@ -201,10 +229,15 @@ class Result(Report):
         return shortlist(self.groups, k, audit_sample=audit_sample, seed=seed)
 
     def verify(self, *results: str | Path) -> Verdict:
-        """Check the order against results: the short list's if there is one, else all.
+        """Compare the screen's order with measured results, and return the verdict.
+
+        It checks the short list if there is one, otherwise every checkpoint.
 
         Args:
-            results: lm-eval's results or folders of them, or CSV files; raises as `shortlist.verdict.verify`.
+            results: Files or folders of lm-eval's results, or CSV files.
+
+        Raises:
+            DispersionError: Results cannot be read or do not fit; see `shortlist.verdict.verify`.
         """
         from lmeval_screener.shortlist.manifest import manifest_dict, shortlist_manifest
         from lmeval_screener.shortlist.verdict import verify
@@ -215,13 +248,17 @@ class Result(Report):
         return verify(shortlist_manifest(content, "the screening"), results)
 
     def race(self, tasks: str, **options: Any) -> Any:
-        """Race the short list, by default that of ``shortlist()``, on lm-eval's tasks; see ``race``."""
+        """Race the checkpoints of the short list on lm-eval's tasks.
+
+        Without a short list, that of ``shortlist()`` is raced. ``options`` and the result are those
+        of `lmeval_dispersion.race`.
+        """
         import lmeval_dispersion
 
         return lmeval_dispersion.race(self, tasks=tasks, **options)
 
     def shown(self, chosen: Shortlist) -> Result:
-        """The same result, reported with a short list."""
+        """Return this result with a short list, to which reports are then limited."""
         marked: dict[str, Screened] = {}
         for choice in chosen.groups:
             marked.update((c.label, c) for c in choice.group.checkpoints)
@@ -230,7 +267,10 @@ class Result(Report):
 
     @cached_property
     def agreement(self) -> list[Agreement]:
-        """Agreement of the ranking figure with supplied accuracies, per group and overall; empty for none."""
+        """Rank correlation of the ranking figure with supplied accuracies, by group and overall.
+
+        Empty if there are too few accuracies.
+        """
         figures = []
         accuracies = []
         names = []
@@ -245,7 +285,7 @@ class Result(Report):
     # --- forms for programs -----------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract ``screen-checkpoints/3`` as plain Python values."""
+        """Return the JSON output, ``screen-checkpoints/3``, as plain Python values."""
         content = self.head() | {"answer": self.answer()}
         for group, members in self._members.items():
             content["checkpoints"] += [columns.entry(c, group) for c in members]
@@ -256,7 +296,7 @@ class Result(Report):
         return content
 
     def head(self) -> dict[str, Any]:
-        """The JSON contract without answer, agreement and short list; ``checkpoints`` is empty."""
+        """Return the JSON output without answer, agreement, short list and checkpoints."""
         head = {
             "schema": SCHEMA,
             "domain": self.domain,
@@ -295,7 +335,10 @@ class Result(Report):
         return members
 
     def rows(self) -> Sequence[Row]:
-        """The rows of CSV and of the data frame, one per checkpoint (of the short list, if one is shown)."""
+        """Return the rows of CSV and of the data frame, one for each checkpoint.
+
+        If the report is limited to a short list, so are the rows.
+        """
         rows = []
         for group, members in self._members.items():
             rows += [columns.flat_row(c, group) for c in members]
@@ -329,7 +372,11 @@ class Result(Report):
     # --- the report -------------------------------------------------------------------------------------
 
     def tables(self) -> Mapping[str, Table]:
-        """By name: each group's ranking and figures, failures, columns read, agreement and tokens."""
+        """Return the tables of the report by name.
+
+        Group N has ``rankingN`` and ``figuresN``; the others are ``failed``, ``of_base``, ``read``,
+        ``agreement`` and ``tokens``.
+        """
         tables: dict[str, Table] = {}
         everyone: list[Row] = []
         for place, (group, members) in enumerate(self._members.items()):
@@ -427,7 +474,7 @@ class Result(Report):
             figures.reverse()
         ranking, other = figures
         if group.steps:
-            error = "2 standard errors to the step before"
+            error = "2 standard errors of the difference from the step before"
             ranking = replace(ranking, dots="below", reach="twice", whisker=error)
         else:
             error = "2 standard errors over the choice of tokens"
@@ -441,7 +488,7 @@ class Result(Report):
             "Against the base",
             f".{answer.decimals(sides)}f",
             "against_base_se",
-            "ratio minus the base's, with its paired standard error",
+            "the ratio minus the base's ratio, with the paired standard error",
             drop=1,
         )
 
@@ -465,11 +512,14 @@ class Result(Report):
         return {}
 
     def charts(self) -> Mapping[str, Chart]:
-        """Each group's ranking figure (along a training also G), and accuracy against it.
+        """Return the charts of the report by name.
 
-        The parts of G come first where it ranks: a picture (``-o fig.svg``) is the first chart, and
-        this one is the paper's figure 9.
+        Group N has ``rankingN``, its ranking figure; if the group is ranked by G, also ``partsN``,
+        the parts of G; for the steps of a training run that the ratio ranks, also ``gapN``, G along
+        them. ``accuracy`` shows supplied accuracies.
         """
+        # The parts of G come first: a picture (`-o fig.svg`) is the first chart, and this one is
+        # figure 9 of the RD paper.
         drawn: dict[str, Chart] = {}
         for place, group in enumerate(self.groups):
             if group.steps:
@@ -484,13 +534,13 @@ class Result(Report):
             drawn["accuracy"] = Chart(
                 partial(_draw, "accuracy_chart", self.groups),
                 f"Accuracy against {self._figure}",
-                "One point a checkpoint with an accuracy, by group.",
+                "One point for each checkpoint with an accuracy, by group.",
                 name="accuracy",
             )
         return drawn
 
     def context(self) -> Mapping[str, Any]:
-        """Template values: sentences by group, notes, facts."""
+        """Return the values that the report's template uses, such as sentences and notes, by name."""
         members = list(itertools.chain.from_iterable(self._members.values()))
         set_aside: list[Screened] = []
         slopes: dict[Slope, None] = {}  # in order
@@ -549,7 +599,9 @@ class Result(Report):
         """The note that no group is of the kind of the user's own slope."""
         if self.slope is None or any(group.slope is self.slope for group in self.groups):
             return []
-        return [f"Your own slope is of {self.slope.kind}; no chance here is by it."]
+        return [
+            f"Your own slope was measured on {self.slope.kind}, so no chance here is computed from it."
+        ]
 
     def _facts(self) -> dict[str, str]:
         """The tokens and what was transferred, by name; empty if none was screened."""
@@ -593,7 +645,7 @@ def _ranking_chart(group: Group) -> Chart:
         partial(_draw, "ranking", group),
         f"{_capital(group.figure)} of each checkpoint{most}",
         f"Dots of {group.figure}, best first, from {best}.",
-        "Lines: two standard errors (choice of tokens).",
+        "Error bars: two standard errors, due to the choice of tokens.",
         f"ranking-{group.anchor}",
     )
 
@@ -632,7 +684,8 @@ def _course_chart(group: Group, figure: str) -> Chart:
         draw,
         caption,
         f"{name} against the training step; largest at {best}.",
-        "Lines: two standard errors of the difference to the step before (choice of tokens).",
+        "Error bars: two standard errors of the difference from the previous step, due to the choice "
+        "of tokens.",
         f"ranking-{group.anchor}",
     )
 
@@ -640,12 +693,15 @@ def _course_chart(group: Group, figure: str) -> Chart:
 def _parts_chart(group: Group) -> Chart:
     """The parts of G with the accuracy, as figure 9 of the RD paper draws them."""
     caption = f"The parts of G ({DISTANCES[group.metric]} distance)"
-    description = "Bars: domain to domain (D–D), domain to everyday words (D–NM), and their sum G; best first."
+    description = (
+        "Bars: mean distance among domain tokens (D–D), from domain tokens to everyday words (D–NM), "
+        "and their sum G; best first."
+    )
     if any(c.accuracy is not None for c in group.checkpoints):
         caption += " and the accuracy"
         description += " Line: accuracy, on its own axis."
     draw = partial(_draw, "gap_parts", group)
-    meaning = "D–D: domain to domain, within(T). D–NM: domain to everyday words, between(T, R)."
+    meaning = "D–D: within(T), among domain tokens. D–NM: between(T, R), from domain tokens to everyday words."
     return Chart(draw, caption, description, meaning, f"parts-{group.anchor}")
 
 
@@ -708,10 +764,10 @@ def _figures(group: Group, rows: Mapping[Screened, Row]) -> Table:
     for part, (heading, short) in parts.items():
         key = f"{part}_{metric}"
         figures.append(Column(key, heading, ".3f", f"{key}_se", short=short, drop=3))
-    source = f"as among our own {OUR_MODELS}"
+    source = f"measured on our own {OUR_MODELS}"
     if isinstance(group.slope, Own):
         source = "by your own results"
-    chance = f"chance that ranks 1 to here hold it, {source}"
+    chance = f"chance that ranks 1 to this one hold the best, {source}"
     figures.append(Column("holds_best", "Holds the best", ".0%", hint=chance, drop=1))
     return Table(
         list(rows.values()),

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.usefixtures("named_tasks_alone"),
 ]
 QUIET = ("--batch_size", "16", "--device", "cpu", "-q")
-UNTRAINED = "answers as its base: untrained, or its weights did not reach it."
+UNTRAINED = "answers exactly as its base: the adapter is untrained, or its weights were not loaded."
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +193,17 @@ def test_one_that_answers_as_its_base_is_named_and_one_that_does_not_reach_it_is
         loaded.clear()
         result = answer(capsys, words, 3)
         assert set(loaded) == {""}
-        both = "untrained and untrained-2 answer as their base: untrained, or their weights did not reach it."
+        both = (
+            "untrained and untrained-2 answer exactly as their base: these adapters are untrained, or their "
+            "weights were not loaded."
+        )
         assert result["notes"] == [both]
         (failed,) = (c for c in result["checkpoints"] if c["status"] == "failed")
         assert failed["label"] == "strays"
         assert failed["message"] == (
-            f"none of the adapter's 42 tensors belongs to a module of its base {BASE}: it names "
-            "other.layers.0.mlp.down_proj, the base has model.layers.0.mlp.down_proj; write the base that it "
-            "was trained on into adapter_config.json, or save it again"
+            f"none of the adapter's 42 tensors belongs to a module of its base {BASE}: the adapter names "
+            "other.layers.0.mlp.down_proj, and the base has model.layers.0.mlp.down_proj; write the "
+            "base that the adapter was trained on into adapter_config.json, or save the adapter again"
         )
 
 
@@ -265,7 +268,7 @@ def test_arguments_are_the_bases_with_the_adapter_as_peft(adapters: Path, tmp_pa
         BASE, far, dirs_exist_ok=True
     )  # a whole model in the same folder is what counts
     assert with_base({"pretrained": str(far)}) == {"pretrained": str(far)}
-    with pytest.raises(HarnessError, match="an adapter, which the model dummy does not load"):
+    with pytest.raises(HarnessError, match="the model dummy does not load adapters"):
         seams.loaded_lm("dummy", plain, lambda _: None)
 
 
@@ -356,11 +359,11 @@ def test_on_vllm_adapters_share_an_engine_with_room_for_them_and_not_for_the_hea
 @pytest.mark.parametrize(
     ("module", "settings", "cause"),
     [
-        ("lm_head", {}, "changes lm_head, which vLLM leaves out of log-likelihoods"),
-        ("q_proj", {"modules_to_save": ["lm_head"]}, "plain LoRAs alone"),
-        ("q_proj", {"bias": "all"}, "plain LoRAs alone"),
-        ("q_proj", {"peft_type": "IA3"}, "plain LoRAs alone"),
-        ("q_proj", {"trainable_token_indices": [1]}, "plain LoRAs alone"),
+        ("lm_head", {}, "changes lm_head, a change that vLLM ignores"),
+        ("q_proj", {"modules_to_save": ["lm_head"]}, "expected a plain LoRA"),
+        ("q_proj", {"bias": "all"}, "expected a plain LoRA"),
+        ("q_proj", {"peft_type": "IA3"}, "expected a plain LoRA"),
+        ("q_proj", {"trainable_token_indices": [1]}, "expected a plain LoRA"),
     ],
 )
 def test_on_vllm_what_it_would_leave_out_is_refused(

@@ -740,7 +740,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--output_path", "{tasks}/other"], "expected a race in"),
         (
             ["--model", "nothing"],
-            "--model: expected a model of `lm_eval run --help`, got 'nothing'",
+            "--model: expected the name of a model that `lm_eval run --help` lists, such as hf, got 'nothing'",
         ),
         (
             ["--model_args", "dtype=float32, pretrained=a"],
@@ -1131,7 +1131,7 @@ def test_a_question_of_digits_alone_is_a_sentence(
     (tmp_path / "digits.yaml").write_text(yaml.safe_dump(config))
     assert main(words(tmp_path, tmp_path / "out", "sums-00", task="digits")) == 1
     sentence = capsys.readouterr().err.strip().splitlines()[-1]
-    assert f"doc_to_text evaluates to '{next(q for q in questions if q != 'x')}'" in sentence
+    assert f"doc_to_text gives '{next(q for q in questions if q != 'x')}'" in sentence
     assert "a word before" in sentence
 
 

@@ -35,8 +35,8 @@ NOT_KNOWN = (
 )
 BY_GAP = "How often an order by G is right is not known."
 NOISE = (
-    "The rows give these {} no order (math). Race all, or ask a few questions of all: "
-    "`dispersion race --all --budget 5%`."
+    "The output rows give these {} checkpoints no order (math). Race them all, or ask each a few "
+    "questions: `dispersion race --all --budget 5%`."
 )
 APART = [1.5 - i / 20 for i in range(24)]
 
@@ -51,7 +51,8 @@ def alphabet(count):
         (
             [1.3],
             [
-                "Only a (ratio 1.300) was screened; a screen orders siblings, and says nothing alone."
+                "Only a (ratio 1.300) was screened; a screen compares checkpoints and says nothing of "
+                "a single one."
             ],
         ),
         (
@@ -104,7 +105,7 @@ def test_what_was_counted_stands_over_lists_of_that_kind_alone(ratios, values, c
     # The line of the chance is drawn where it was measured, and the number is kept for all.
     assert (" hold the best with " in found.to_markdown().partition("<details>")[0]) == bool(counts)
     assert found.to_dict()["checkpoints"][0]["holds_best"] == found.groups[0].chances.holds_best[0]
-    assert "as among our own models of about 0.2 million parameters" in found.to_markdown()
+    assert "measured on our own models of about 0.2 million parameters" in found.to_markdown()
 
 
 @pytest.mark.parametrize("count", [2, 5, 24, 100])
@@ -176,7 +177,8 @@ def test_by_g_no_chance_is_known_and_whose_ratio_is_missing_is_said():
     ]
     assert result(members).answer() == said
     assert result(members[:1]).answer() == [
-        "Only a (G 1.900) was screened; a screen orders siblings, and says nothing alone.",
+        "Only a (G 1.900) was screened; a screen compares checkpoints and says nothing of a single "
+        "one.",
         "No ratio of a: it was not read; G stands alone.",
     ]
     members = [
@@ -225,7 +227,7 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
     assert tunes.answer()[1] == (
         "By your own results (k 1.50, 1.00 to 2.00, of 30 evaluated; gsm8k): "
         f"ranks 1–{first} hold the best with a chance of {of.holds_best[first - 1]:.0%}; "
-        f"rank 1 is better than rank {first} with {of.between(1, first):.0%}."
+        f"rank 1 is better than rank {first} with a chance of {of.between(1, first):.0%}."
     )
     # One place may do; of two, both.
     two = replace(tunes, checkpoints=tuple(siblings(1.3, 1.2)))
@@ -234,14 +236,16 @@ def test_an_own_slope_counts_for_groups_of_its_kind():
         "evaluated; gsm8k): rank 1 holds the best with a chance of 93%."
     )
     doubt = replace(two, slope=replace(own, k=0.5, low=0.5))
-    assert doubt.answer()[1].endswith("evaluated; gsm8k): rank 1 is better than rank 2 with 72%.")
+    assert doubt.answer()[1].endswith(
+        "evaluated; gsm8k): rank 1 is better than rank 2 with a chance of 72%."
+    )
     details = render(tunes.document(), "markdown")
     assert (
         "For fine-tunes k is 1.50, measured on 30 checkpoints of your own (2026-11-24;" in details
     )
     assert "by your own results" in details
     assert "our own models" not in details
-    elsewhere = "Your own slope is of fine-tunes; no chance here is by it."
+    elsewhere = "Your own slope was measured on fine-tunes, so no chance here is computed from it."
     assert elsewhere not in tunes.answer()
     scratch = [
         replace(c, target=replace(c.target, kind="base"))
@@ -288,7 +292,10 @@ def test_two_below_their_base_have_no_order_in_code():
         of = members if below == 3 else members[1:]
         text = replace(result([*of, base]), domain=domain).answer()
         assert (
-            any(line.startswith("Two below their base have no order in code") for line in text)
+            any(
+                line.startswith("In code, checkpoints below their base have no order")
+                for line in text
+            )
             == said
         )
 
@@ -304,14 +311,16 @@ def test_rows_that_do_not_tell_a_base_apart_one_by_one_leave_the_order_first(val
         "Of our own fine-tunes" if values else "How often such an order is right is not"
     )
     assert (
-        against == "The rows do not separate a, b, c, d, e and 7 others from the base z one by one."
+        against
+        == "The ratio does not separate a, b, c, d, e and 7 others from the base z, each taken "
+        "alone."
     )
     # A single one, and those that differ, are not spoken of so.
     members[1:] = [replace(c, against=Against(-0.1, 0.01, "below")) for c in members[1:]]
     answer = result([*members, base]).answer()
     assert answer[0] == first
     assert answer[2].startswith("Below the base z by the ratio: b, ")
-    assert answer[3] == "The rows do not separate a from the base z."
+    assert answer[3] == "The ratio does not separate a from the base z."
 
 
 def test_several_groups_get_a_sentence_each_up_to_four():

@@ -90,7 +90,9 @@ def test_on_the_hub_equal_files_need_no_request_and_others_a_few_ranges(tmp_path
         hub.add("org/lora", other)
         out = in_process("org/a", "org/lora", endpoint=hub.endpoint).stdout
     assert "Nothing to rank: org/a and org/lora have equal output rows." in out
-    assert "Ask them: dispersion race org/a org/lora --tasks TASK." in " ".join(out.split())
+    assert "Compare their answers: dispersion race org/a org/lora --tasks TASK." in " ".join(
+        out.split()
+    )
     assert "copy" not in out
     assert "Rank" not in out
 
