@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
-    "Rank checkpoints by how far apart their output rows keep a domain's tokens: no labels, no data, no GPU, "
-    "and only the few rows that are needed are read."
+    "Rank language-model checkpoints without labels, data or a GPU: by how far apart a domain's "
+    "tokens lie "
+    "in the output projection, of which only the few rows that are needed are read."
 )
 _MORE = """
 checkpoints:
@@ -49,13 +50,23 @@ checkpoints:
   's3://BUCKET/RUN/step*', gs://, az://, https://, models:/ and others
   -                     a list from standard input, one a line or CSV
 
-exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed,
-  4 below --fail-if-below, 5 news of --since; the first of 4, 5, 3 wins
+exit status: 0 all were screened, 1 none was, 2 wrong usage, 3 some failed,
+  4 some are below --fail-if-below, 5 --since found some worth evaluating;
+  if several apply, the first of 4, 5, 3
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``screen-checkpoints``: exit code, or argparse's SystemExit; DISPERSION_DEBUG=1 raises errors."""
+    """Run the command ``screen-checkpoints`` and return its exit code.
+
+    Errors are printed, or raised if DISPERSION_DEBUG=1 is set.
+
+    Args:
+        argv: The command's arguments; default: those of this process.
+
+    Raises:
+        SystemExit: From argparse, for wrong arguments and after ``--help`` or ``--version``.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     command = command_line(["screen-checkpoints", *words])
     name = "screen-checkpoints"
@@ -74,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``screen-checkpoints``, which is also ``dispersion screen``."""
+    """Add the arguments of ``screen-checkpoints``, alias ``dispersion screen``, to a parser."""
     parser.description = _ABOUT
     parser.usage = f"{parser.prog} [options] CHECKPOINT ..."
     group = parser.add_argument_group("what to screen")
@@ -82,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoints",
         nargs="*",
         metavar="CHECKPOINT",
-        help="names, folders, files, addresses: see below",
+        help="repositories, folders, files or addresses, see below",
     )
     add_options(group, Selecting)
     group = parser.add_argument_group("how")
@@ -103,7 +114,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``screen-checkpoints`` with parsed arguments; returns 0, 1, 3, 4 or 5, as ``--help`` lists them."""
+    """Run ``screen-checkpoints`` with parsed arguments and return its exit code.
+
+    The codes are 0, 1, 3, 4 and 5; ``--help`` says what they mean.
+
+    Raises:
+        DispersionError: The screening could not be run; `main` prints it.
+    """
     one_thread()
     if args.list is not None:
         from lmeval_screener.result import planning
@@ -118,7 +135,8 @@ def run(args: argparse.Namespace) -> int:
 
     def notice(name: str, seconds: float) -> None:
         output.say(
-            f"screen-checkpoints: the server's rate limit of {name} is reached; continuing in {seconds:.0f} s"
+            f"screen-checkpoints: the rate limit of {name} is reached; continuing in {seconds:.0f} "
+            "s"
         )
 
     arguments = options_from(ScreenArguments, args)
@@ -145,7 +163,10 @@ def run(args: argparse.Namespace) -> int:
         with _progress(args.quiet) as screening.on_done:
             result = screening.result(selected)
         if session is not None and session.reused:
-            output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
+            output.say(
+                f"{session.reused} of {len(result.checkpoints)} checkpoints were taken from "
+                f"{args.registry}"
+            )
         status = _write(args, output, result, domain.tasks)
     if session is not None and session.loss:
         _print_error(session.loss)
@@ -174,7 +195,7 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
             from lmeval_screener.shortlist.manifest import emit
 
             manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
-            output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
+            output.say(f"wrote {manifest}; evaluate the list with: bash {args.emit / 'run.sh'}")
         if args.format is None and "table" in output.formats:
             names = _names(chosen)
         output.write(result.shown(chosen).document(), table=names)
@@ -202,12 +223,16 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse options that conflict, before anything is screened."""
     if args.shortlist is None and args.emit is None:
         if args.audit_sample:
-            raise UsageError("needs --shortlist", argument="audit_sample")
+            raise UsageError(
+                "needs --shortlist or --emit; add one of them", argument="audit_sample"
+            )
     elif args.shortlist is not None and args.shortlist < 1:
         raise UsageError(f"expected at least 1, got {args.shortlist}", argument="shortlist")
     elif args.registry is not None and args.since is not None:
         raise UsageError(
-            "expected no --shortlist with --since and --registry: they report only news"
+            "expected no --shortlist or --emit together with --since and --registry, which report "
+            "only "
+            "news; leave --since out"
         )
     if args.audit_sample < 0:
         raise UsageError(f"expected at least 0, got {args.audit_sample}", argument="audit_sample")
@@ -223,8 +248,8 @@ def _names(chosen: Shortlist) -> str:
     for member in chosen.chosen:
         if member.target.secret:
             _print_error(
-                f"{member.name} is listed without its user name, password or query: give the "
-                "address again"
+                f"{member.name} is listed without the user name, password or query of its address; "
+                "add them again to evaluate it"
             )
     return "".join(f"{c.name}\n" for c in chosen.chosen)
 
@@ -253,12 +278,16 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
+    """Add the arguments of ``dispersion verify`` to a parser.
+
+    ``screen-checkpoints verify`` has the same.
+    """
     from lmeval_dispersion.asking import Judge
 
     parser.description = (
-        "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
-        "--emit FOLDER` with its results."
+        "Check whether the screen works for you: compare its order with the results of the "
+        "checkpoints on a "
+        "short list (`screen-checkpoints --shortlist K --emit FOLDER`)."
     )
     parser.add_argument(
         "manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder"
@@ -267,16 +296,20 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "results",
         nargs="*",
         metavar="RESULTS",
-        help="lm-eval's results or samples, Inspect's logs, or folders of them (PATH:TASK where they hold "
-        "several tasks); a CSV file with the columns repo,accuracy (default: those of MANIFEST, a race's "
-        "folder)",
+        help="results or samples of lm-eval, logs of Inspect, or folders of them (PATH:TASK if "
+        "they hold "
+        "several tasks); or a CSV file with the columns repo,accuracy (default: the results in the "
+        "folder "
+        "of MANIFEST)",
     )
     add_options(parser, Judge)
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="FILE",
-        help="keep the slope of your results here, for --slope of a screening (default: do not)",
+        help="write the slope fitted on your results here, for `screen-checkpoints --slope` "
+        "(default: do "
+        "not)",
     )
     add_output(parser)
     add_examples(
@@ -288,7 +321,11 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Run ``dispersion verify`` with parsed arguments; returns 0, whatever the verdict."""
+    """Run ``dispersion verify`` with parsed arguments; returns 0, whatever the verdict.
+
+    Raises:
+        DispersionError: As `verdict.verify` and `Verdict.keep`.
+    """
     output = Output.of(args)
 
     from lmeval_screener.shortlist.verdict import verify
