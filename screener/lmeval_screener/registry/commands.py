@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 _TAKES = {"query": "domain scale top base", "show": "", "diff": "domain since base"}
 _MORE = """
 actions:
-  query FILE [SQL]      the latest state of every checkpoint, ranked across runs; or the answer to SQL
+  query FILE [SQL]      the latest states of all checkpoints, ranked across runs; or the answer to SQL
   FILE                  the same as query FILE
   show FILE CHECKPOINT  the history of a checkpoint, by its printed label, path or address
   diff FILE last        the last news once more, as they were announced
-  diff FILE DATE        the checkpoints that changed since then: new, changed, recovered, renamed, gone, failed
+  diff FILE DATE        what has changed since then: new, changed, recovered, renamed, gone, failed
 
-SQL is read-only. Tables: runs, seen, results, tokenizers, names; the view checkpoints has the latest state
-of each checkpoint.
+SQL is read-only. Tables: runs, seen, results, tokenizers, names; the view checkpoints has the
+latest state of each checkpoint.
 DATE: yesterday (the end of the last run before today), a date or time in UTC, or the name of a run.
 """
 

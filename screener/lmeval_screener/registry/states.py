@@ -84,7 +84,7 @@ CAUSES = (
     _NEVER_READ,
     _GONE,
     _GONE._replace(event="it was public when last seen, and is not found"),
-    _GONE._replace(event="it was private, and the token that read it before does not find it any more"),
+    _GONE._replace(event="it was private, and the token that read it before does not find it now"),
     _GONE._replace(event="its branch or tag is gone", codes=frozenset({"RevisionNotFound"})),
     _GONE._replace(event="the list says that it has no weights any more"),
     Cause(
@@ -129,7 +129,8 @@ def proven(
     if last["error"] == GONE:
         why = str(last["message"])
     elif last["private"] == 0:
-        why = "it was public when last seen, and is not found now: it was deleted, renamed or made private"
+        why = "it was public when last seen, and is not found now: "
+            "it was deleted, renamed or made private"
     elif last["was_read"] and token and last["token"] == token:
         why = (
             "the token that read it before does not find it now: it was deleted or renamed, or the "

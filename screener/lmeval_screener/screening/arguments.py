@@ -112,7 +112,7 @@ class Showing:
     """What only the command takes: what it prints in place of a report, or does with it.
 
     Attributes:
-        list: Print what is bundled, and stop. Default: no.
+        list: Print the bundled families, domains or tasks, and stop. Default: no.
         dry_run: Print the requests and bytes that the screening would take, and stop.
         shortlist: Show only ranks 1 to K of each group; without K, those that hold the best with a
             chance of 90 %. Default: all.
