@@ -202,8 +202,7 @@ def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE)
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}: expected UTF-8 text, got the byte {error.object[error.start]:#04x}; save the "
-            "file "
-            "as UTF-8"
+            "file as UTF-8"
         ) from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())

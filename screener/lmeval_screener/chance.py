@@ -190,8 +190,7 @@ class Own(Slope):
         """Return the slope with its interval and its source, as the beginning of a sentence."""
         return (
             f"By your own results (k {self.k:.2f}, 95 % interval {self.low:.2f} to "
-            f"{self.high:.2f}, from "
-            f"{self.groups} evaluated checkpoints; {self.subject})"
+            f"{self.high:.2f}, from {self.groups} evaluated checkpoints; {self.subject})"
         )
 
 

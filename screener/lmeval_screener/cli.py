@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
     "Rank language-model checkpoints without labels, data or a GPU: by how far apart a domain's "
-    "tokens lie "
-    "in the output projection, of which only the few rows that are needed are read."
+    "tokens lie in the output projection, of which only the few rows that are needed are read."
 )
 _MORE = """
 checkpoints:
@@ -227,15 +226,16 @@ def _check(args: argparse.Namespace) -> None:
                 "needs --shortlist or --emit; add one of them", argument="audit_sample"
             )
     elif args.shortlist is not None and args.shortlist < 1:
-        raise UsageError(f"expected at least 1, got {args.shortlist}", argument="shortlist")
+        raise UsageError(f"expected at least 1 rank, got {args.shortlist}", argument="shortlist")
     elif args.registry is not None and args.since is not None:
         raise UsageError(
             "expected no --shortlist or --emit together with --since and --registry, which report "
-            "only "
-            "news; leave --since out"
+            "only news; leave --since out"
         )
     if args.audit_sample < 0:
-        raise UsageError(f"expected at least 0, got {args.audit_sample}", argument="audit_sample")
+        raise UsageError(
+            f"expected at least 0 checkpoints, got {args.audit_sample}", argument="audit_sample"
+        )
 
 
 def _names(chosen: Shortlist) -> str:
@@ -286,8 +286,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.description = (
         "Check whether the screen works for you: compare its order with the results of the "
-        "checkpoints on a "
-        "short list (`screen-checkpoints --shortlist K --emit FOLDER`)."
+        "checkpoints on a short list (`screen-checkpoints --shortlist K --emit FOLDER`)."
     )
     parser.add_argument(
         "manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder"
@@ -297,10 +296,8 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="RESULTS",
         help="results or samples of lm-eval, logs of Inspect, or folders of them (PATH:TASK if "
-        "they hold "
-        "several tasks); or a CSV file with the columns repo,accuracy (default: the results in the "
-        "folder "
-        "of MANIFEST)",
+        "they hold several tasks); or a CSV file with the columns repo,accuracy (default: the "
+        "results in the folder of MANIFEST)",
     )
     add_options(parser, Judge)
     parser.add_argument(
@@ -308,8 +305,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="write the slope fitted on your results here, for `screen-checkpoints --slope` "
-        "(default: do "
-        "not)",
+        "(default: do not)",
     )
     add_output(parser)
     add_examples(

@@ -23,13 +23,12 @@ _OF_NAMES: dict[str, str] = {
 OF_WEIGHTS: dict[str, str] = {
     "NoSafetensors": "the weights are missing, or stored in a format that is not supported",
     "AdapterOnly": "the adapter names no usable base model, or changes the output projection in a "
-    "way "
-    "that is not supported",
+    "way that is not supported",
     "SeveralFiles": "the repository or folder has several GGUF models, and the name does not say "
     "which to read",
-    "BadArchive": "a file that should come from torch.save is damaged, or is something else",
-    "LegacyPickle": "the weights are a bare pickle, as torch.save wrote it before torch 1.6; it is "
-    "not read",
+    "BadArchive": "a torch.save file is damaged, or is of another format than its name says",
+    "LegacyPickle": "the weights are a bare pickle, the format of torch.save before torch 1.6, "
+    "which is not read",
     "UnsafePickle": "the pickle contains more than tensors; none of it was executed",
     "ScatteredRows": "the needed rows are stored in scattered pieces: most of the matrix would "
     "have to be read",
@@ -37,8 +36,8 @@ OF_WEIGHTS: dict[str, str] = {
     "separate scales",
     "SlicedTensor": "the output projection is split into slices, as in torch's distributed "
     "checkpoints",
-    "RandomWeights": "transformers would initialise weights at random: they are missing, renamed "
-    "or placeholders",
+    "RandomWeights": "transformers would initialise weights at random, as tensors are missing, "
+    "renamed or placeholders",
     "NoOutputProjection": "the weights have no output projection, or config.json contradicts them",
     "BadConfig": "config.json is not a JSON object",
     "BadIndex": "the index of the weights files is broken, or does not match these files",
@@ -49,8 +48,7 @@ OF_WEIGHTS: dict[str, str] = {
     "with a space",
     "TokenizerNotFound": "no tokenizer.json or vocab.json is stored with the checkpoint",
     "TooFewTokens": "too few usable tokens: the words of the set are split into several tokens "
-    "each, or the "
-    "task's answers are sentences or too varied",
+    "each, or the task's answers are sentences or too varied",
 }
 #: Errors that say nothing about the weights: the checkpoint's last results still hold.
 NOT_OF_WEIGHTS: dict[str, str] = {
@@ -61,17 +59,15 @@ NOT_OF_WEIGHTS: dict[str, str] = {
     "Hub",
     "MissingExtra": "reading this format needs an optional package that is not installed",
     "BadToken": "the Hub rejects the token: it has expired, was revoked or is mistyped",
-    "AccessDenied": "the server refuses access to the repository or file, even on a second attempt",
+    "AccessDenied": "the server refuses access to the repository, a file, or a signed address",
     "BadResponse": "the server's answers contradict the request, the listing or each other",
-    "RangeNotSupported": "the server ignores requests for a part of a file (Range), and would send "
-    "a large "
-    "file whole",
+    "RangeNotSupported": "the server ignores requests for a part of a file (Range), and would "
+    "send a large file whole",
     "RateLimited": "the server's rate limit is reached: it asks to wait for 15 minutes or longer, "
-    "or "
-    "refuses repeatedly",
+    "or refuses repeatedly",
     "ServerError": "the server keeps failing, with a status of 5xx or another unexpected one",
     "Unreachable": "the server cannot be reached, or the connection keeps breaking",
-    "Timeout": "reading the checkpoint took longer than DISPERSION_TIMEOUT allows",
+    "Timeout": "reading the checkpoint took longer than the time limit (DISPERSION_TIMEOUT)",
     "Offline": "offline mode is on, and a file that is needed is not in the cache",
     "InternalError": "a defect of this program; please report it",
 }

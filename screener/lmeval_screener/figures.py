@@ -160,8 +160,7 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
     if not (is_same_domain and is_same_reference and is_same_figure):
         raise GeometryError(
             "expected two ratios, or two gaps in the same metric, over the same tokens; screen "
-            "both "
-            "checkpoints with the same token sets"
+            "both checkpoints with the same token sets"
         )
     domain = a.left_out_domain - b.left_out_domain
     reference = a.left_out_reference - b.left_out_reference

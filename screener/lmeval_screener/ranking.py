@@ -101,8 +101,7 @@ def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningE
         "TokenizerMismatch",
         f"left out of the ranking of {family} because its tokenizer differs from that of "
         f"{common.target.label} in {len(pieces)} of the tokens compared ({shown}); to screen it, "
-        "give its "
-        "own name instead of the family",
+        "give its own name instead of the family",
     )
 
 

@@ -323,13 +323,12 @@ async def _read_figures(
             "TokenizerMismatch",
             f"cannot be screened because its tokenizer has tokens up to id {max(ids)}, but "
             f"{projection.name} has only {rows} rows; save the tokenizer that belongs to these "
-            "weights "
-            "with them",
+            "weights with them",
         )
     if isinstance(projection.rows, PiecedRows) and rows < resolution.vocabulary:
         raise sliced_error(
             projection.name,
-            f"its {rows} rows are fewer than the {resolution.vocabulary} of the tokenizer",
+            f"its {rows} rows are fewer than the {resolution.vocabulary} tokens of the tokenizer",
         )
     matrix, norm = await read_rows_and_norm(projection, ids)
     domain = matrix[:split]
@@ -342,7 +341,8 @@ async def _read_figures(
         return gaps(domain, reference), found, "", sketch(matrix, norm, projection.dtype)
     except GeometryError as error:
         raise ScreeningError(
-            "BadRows", f"cannot be screened because of {projection.name}: {error}"
+            "BadRows",
+            f"cannot be screened because rows of {projection.name} cannot be compared: {error}",
         ) from error
 
 
@@ -413,8 +413,8 @@ def _base_target(adapter: Adapter, target: Target) -> Target:
         why += f", or one that is relative to another folder than {os.getcwd()}"
         step = (
             "start from the folder to which the path is relative, write the base's repository or "
-            "folder into "
-            "adapter_config.json (base_model_name_or_path), or merge the adapter into its base"
+            "folder into adapter_config.json (base_model_name_or_path), or merge the adapter into "
+            "its base"
         )
     return Target(adapter.base, refused=("AdapterOnly", f"{why}; {step}"))
 

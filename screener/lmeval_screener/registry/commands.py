@@ -129,7 +129,7 @@ def registry(asked: Questioned) -> Report:
             kind = "query with SQL" if is_sql else action
             raise UsageError(f"{kind} does not use this option; leave it out", argument=option)
     if asked.top is not None and asked.top < 1:
-        raise UsageError(f"expected at least 1, got {asked.top}", argument="top")
+        raise UsageError(f"expected at least 1 checkpoint, got {asked.top}", argument="top")
     order = asked.order
     one_thread()
     from lmeval_screener.registry import news, queries

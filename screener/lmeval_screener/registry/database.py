@@ -245,8 +245,7 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise UsageError(
             f"expected a registry, but {path} does not exist; `screen-checkpoints … --registry "
-            f"{path}` "
-            "creates it"
+            f"{path}` creates it"
         )
     # On a read-only disk no process writes, and SQLite could not register its readers.
     free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
@@ -306,8 +305,7 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         if "unable to open" in reason:
             raise UsageError(
                 f"expected a registry in a folder where SQLite can create its journal, got {path}; "
-                "check the "
-                "folder's permissions, or name another registry",
+                "check the folder's permissions, or name another registry",
                 argument="registry",
             ) from error
         place = path if path.exists() else path.absolute().parent
@@ -319,10 +317,8 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         if "locked" in reason or "locking" in reason:
             advice = (
                 f"another process used it for {_WAIT:.0f} seconds; try again when that has ended. "
-                "If there is "
-                f"none, the file system ({file_system(path) or 'of unknown type'}) cannot lock "
-                "files: name "
-                "a registry on a local disk"
+                f"If there is none, the file system ({file_system(path) or 'of unknown type'}) "
+                "cannot lock files: name a registry on a local disk"
             )
         elif "full" in reason or "disk I/O" in reason:
             advice = "free some space, or name a registry on another disk"
@@ -348,8 +344,7 @@ def _layout_of(connection: sqlite3.Connection, path: Path) -> int:
     if layout > _LAYOUT:
         raise UsageError(
             f"{path} was written by a newer version of lmeval-dispersion (expected layout "
-            f"{_LAYOUT} or "
-            f"older, got {layout}); update this installation"
+            f"{_LAYOUT} or older, got {layout}); update this installation"
         )
     return int(layout)
 
@@ -556,10 +551,8 @@ class Session:
             return ""
         return (
             f"the registry {self._path} could not be written after {self._full_since[:16]} UTC "
-            "because its "
-            "disk is full or failing; free some space, and the next run reads and announces the "
-            "later "
-            "results again"
+            "because its disk is full or failing; free some space, and the next run reads and "
+            "announces the later results again"
         )
 
     def holds(self, target: Target) -> bool:
@@ -984,7 +977,9 @@ def last_seen(
         as_of = ""
         if reading is not None and error:
             as_of = row["last"][:10]
-            warning = f"figures as of {as_of}, since when it could not be read ({error})"
+            warning = (
+                f"figures as of {as_of}; the checkpoint could not be read since then ({error})"
+            )
             reading = replace(reading, warnings=(*reading.warnings, warning))
         latest.append(
             Seen(

@@ -171,8 +171,7 @@ class News(Report):
         if equal:
             sentences.append(
                 f"The output rows equal those of another checkpoint: {some(equal)}; ask both the "
-                "same "
-                "questions with `dispersion race`."
+                "same questions with `dispersion race`."
             )
         copies = [f"{move.checkpoint} is {move.text}" for move in by_standing["copy"]]
         if copies:

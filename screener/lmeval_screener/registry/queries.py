@@ -235,7 +235,13 @@ class Ranked:
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
     ratio: Annotated[
-        float | None, Col("Ratio", ".3f", dots="page", hint="spread of T over that of R")
+        float | None,
+        Col(
+            "Ratio",
+            ".3f",
+            dots="page",
+            hint="spread of the domain's tokens over that of everyday tokens",
+        ),
     ] = None
     G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
     se: float | None = None
@@ -326,8 +332,7 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
         near = nearest(text, {entry.target.label for entry in seen})
         raise UsageError(
             "expected a checkpoint of the registry (`dispersion registry query FILE` lists them), "
-            "got "
-            f"{text}{near}"
+            f"got {text}{near}"
         )
     if len(matches) > 1:
         names = ", ".join("/".join(filter(None, match)) for match in sorted(matches)[:5])
@@ -476,8 +481,7 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
             reason += _columns_for(connection, statement)
         raise UsageError(
             f"the registry could not answer: {reason}; expected one SELECT statement of SQLite "
-            f"{tables}"
-            f"that takes {_LIMIT:.0f} seconds at most"
+            f"{tables}that takes {_LIMIT:.0f} seconds at most"
         ) from error
     return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
 

@@ -73,11 +73,9 @@ CAUSES = (
         codes=frozenset(NOT_OF_WEIGHTS),
     ),
     _NEVER_READ._replace(
-        event="it is not found or is missing from a list, and was not known to be public when last "
-        "seen; or "
-        "its folder is not found on disk, and the two folders above are missing or empty, as when "
-        "a disk is "
-        "not mounted",
+        event="it is not found or is missing from a list, and was not known to be public when "
+        "last seen; or its folder is not found on disk, and the two folders above are missing or "
+        "empty, as when a disk is not mounted",
         first="Not readable now, ranked by older figures: {}.",
         codes=_MISSING,
     ),
@@ -129,13 +127,14 @@ def proven(
     if last["error"] == GONE:
         why = str(last["message"])
     elif last["private"] == 0:
-        why = "it was public when last seen, and is not found now: "
-            "it was deleted, renamed or made private"
+        why = (
+            "it was public when last seen, and is not found now: it was deleted, renamed or made "
+            "private"
+        )
     elif last["was_read"] and token and last["token"] == token:
         why = (
-            "the token that read it before does not find it now: it was deleted or renamed, or the "
-            "token lost "
-            "its access"
+            "the token that read it before does not find it now: it was deleted or renamed, or "
+            "the token lost its access"
         )
     elif last["was_read"] and (
         folder_is_gone(identity) or not identity.startswith(("hf://", "file://"))

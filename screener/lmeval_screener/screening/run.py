@@ -230,8 +230,7 @@ class Screening:
         if not selected.targets:
             raise UsageError(
                 "expected a checkpoint, got none; name a folder of checkpoints, ORG/NAME or a "
-                "family "
-                "(`screen-checkpoints --demo` shows an example, `--help` all options)"
+                "family (`screen-checkpoints --demo` shows an example, `--help` all options)"
             )
         results: list[Result] = []
         all_local = self._all_local(selected.targets)

@@ -164,7 +164,7 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
     options = _queries(arguments)
     first = None if arguments.registry else _first_day(arguments.since)
     if limit is not None and limit < 1:
-        raise UsageError(f"expected at least 1, got {limit}", argument="limit")
+        raise UsageError(f"expected at least 1 model, got {limit}", argument="limit")
     parts: list[Query | str] = []
     for text in several(arguments.checkpoints):
         for name in read_list(sys.stdin) if text == "-" else [text]:
@@ -174,8 +174,7 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
     if not queries and (first is not None or limit is not None):
         raise UsageError(
             "expected a listing of the Hub, got only names; add an author, a tag, a base_model or "
-            "ORG/*, "
-            "or a registry, which knows the names that are new",
+            "ORG/*, or a registry, which knows the names that are new",
             argument="limit" if first is None else "since",
         )
     selected = Selected()
@@ -248,8 +247,7 @@ def _first_day(since: str | None) -> datetime.date | None:
     except ValueError:
         raise UsageError(
             f"expected a date such as 2026-10-31, or yesterday, got {since!r}; for a run or a time "
-            "of day, "
-            "add a registry",
+            "of day, add a registry",
             argument="since",
         ) from None
 
@@ -292,8 +290,7 @@ def read_list(file: TextIO) -> list[str]:
     if not checkpoints:
         raise UsageError(
             "expected checkpoints on standard input, one per line, got none; check the command "
-            "before "
-            "the pipe"
+            "before the pipe"
         )
     return checkpoints
 

@@ -91,16 +91,14 @@ class Accuracies:
                 places = some([target.name for target in matches], 4)
                 raise UsageError(
                     f"{rated.place}: {name} fits {len(matches)} screened checkpoints ({places}); "
-                    "name one of "
-                    "them, with its revision in the column `revision`"
+                    "name one of them, with its revision in the column `revision`"
                 )
             if matches:
                 known = taken.setdefault(matches[0].label, rated)
                 if known != rated:
                     raise UsageError(
                         f"{rated.place}: {matches[0].name} occurs twice; keep one accuracy for "
-                        "each "
-                        "checkpoint"
+                        "each checkpoint"
                     )
             elif self.complete and is_known:
                 raise UsageError(
@@ -111,8 +109,7 @@ class Accuracies:
             others = some([label(rated.name, rated.revision) for rated in self.rated], _SHOWN)
             raise UsageError(
                 f"expected accuracies of the screened checkpoints ({some(labels, _SHOWN)}), got "
-                "those of "
-                f"{others}; give the results of these checkpoints"
+                f"those of {others}; give the results of these checkpoints"
             )
         with_accuracy = []
         for target in targets:
@@ -142,8 +139,7 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
     if not path.exists():
         raise UsageError(
             f"{path} does not exist; give results of lm-eval, a folder of them (PATH:TASK for one "
-            "task), or "
-            "a CSV file with the columns repo,accuracy"
+            "task), or a CSV file with the columns repo,accuracy"
         )
     if task and path.suffix == ".csv":
         raise UsageError(
@@ -157,8 +153,7 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
     if metric is not None:
         raise UsageError(
             f"{path}: a CSV file has one accuracy for each checkpoint; leave the metric out, which "
-            "chooses "
-            "among those of lm-eval's results"
+            "chooses among those of lm-eval's results"
         )
     return _from_csv(path)
 
@@ -265,16 +260,15 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
             if not names or "accuracy" not in heads:
                 raise UsageError(
                     f"{path}: expected a header with the columns label or repo, accuracy and "
-                    "optionally "
-                    f"revision, got {', '.join(heads) or 'nothing'}; correct the first line"
+                    f"optionally revision, got {', '.join(heads) or 'nothing'}; correct the first "
+                    "line"
                 )
             reader.fieldnames = ["repo" if name == names[0] else name for name in heads]
             for row in reader:
                 if None in row:
                     raise UsageError(
                         f"{path}: line {reader.line_num}: expected {len(heads)} values, as the "
-                        "header has, got "
-                        "more; quote values that hold a comma"
+                        "header has, got more; quote values that hold a comma"
                     )
                 values = {key: unguarded(value).strip() for key, value in row.items()}
                 rows.append((reader.line_num, values))
@@ -297,8 +291,7 @@ def _number(value: object, place: str) -> float:
     if not math.isfinite(number):
         raise UsageError(
             f"{place}: expected a number as the accuracy, such as 49.8, got {value!r}; correct it, "
-            "or leave "
-            "the checkpoint out"
+            "or leave the checkpoint out"
         )
     return number
 
@@ -319,8 +312,7 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
     if not results and not runs:
         raise UsageError(
             f"{path}: expected results of lm-eval (results_*.json), got none; name the folder that "
-            "lm-eval "
-            "wrote"
+            "lm-eval wrote"
         )
     tasks = _tasks(results.values(), runs.values())
     if not task and len(tasks) != 1:
@@ -332,8 +324,8 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
     runs = {file: run for file, run in runs.items() if task in run.samples}
     if not results and not runs:
         raise UsageError(
-            f"{path}: expected results of the task {task}, got those of {some(tasks, _SHOWN)}"
-            f"{nearest(task, tasks)}"
+            f"{path}: expected results of the task {task}, got those of "
+            f"{some(tasks, _SHOWN)}{nearest(task, tasks)}"
         )
     key = _metric(task, list(results.values()), path, metric) if results else ""
     latest: dict[tuple[str, str | None, str | None], tuple[Rated, Results]] = {}
@@ -397,8 +389,8 @@ def _unlike(task: str, scored: Iterable[tuple[Rated, Results]]) -> list[str]:
         if first.shots and prompt.shots and first.shots != prompt.shots:
             raise UsageError(
                 f"expected results of {task} with equally many few-shot examples, got "
-                f"{first.shots}-shot in "
-                f"{first_place} and {prompt.shots}-shot in {place}; give results of one kind only"
+                f"{first.shots}-shot in {first_place} and {prompt.shots}-shot in {place}; give "
+                "results of one kind only"
             )
         if first.version != prompt.version:
             versions = f"{_given(first.version)} and {_given(prompt.version)}"
@@ -475,8 +467,7 @@ def _metric(task: str, results: Sequence[Results], path: Path, judge: str | None
     wanted = judge or ", ".join(JUDGES)
     raise UsageError(
         f"{path}: expected an accuracy of {task} ({wanted}), got {some(common, _SHOWN) or 'none'}; "
-        "choose "
-        "one with `--metric [FILTER/]METRIC`, or give the accuracies as a CSV file"
+        "choose one with `--metric [FILTER/]METRIC`, or give the accuracies as a CSV file"
     )
 
 
@@ -487,8 +478,7 @@ def _rated(results: Results, file: Path, accuracy: float) -> Rated:
     if not name:
         raise UsageError(
             f"{file}: expected the model's name in config.model_args, got none; give the "
-            "accuracies as a "
-            "CSV file"
+            "accuracies as a CSV file"
         )
     revision = arguments.get("revision") or None
     peft = str(arguments.get("peft") or "")

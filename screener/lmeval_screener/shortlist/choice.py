@@ -160,9 +160,11 @@ def shortlist(
         UsageError: ``k`` is below 1, or ``audit_sample`` below 0.
     """
     if k is not None and k < 1:
-        raise UsageError(f"expected at least 1, got {k}", argument="k")
+        raise UsageError(f"expected at least 1 rank, got {k}", argument="k")
     if audit_sample < 0:
-        raise UsageError(f"expected at least 0, got {audit_sample}", argument="audit_sample")
+        raise UsageError(
+            f"expected at least 0 checkpoints, got {audit_sample}", argument="audit_sample"
+        )
     choices = []
     most = 0
     for group in groups:

@@ -69,8 +69,7 @@ def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> Non
     if address is not None:
         raise UsageError(
             f"expected repositories and folders, got {address}, which lm-eval cannot load; copy it "
-            "to a "
-            "folder first",
+            "to a folder first",
             argument="emit",
         )
 

@@ -206,8 +206,7 @@ class Verdict(Report):
                 if self.dropped:
                     why = (
                         "a race drops checkpoints by their results, so those that remain give no "
-                        "slope; "
-                        f"evaluate the {self.dropped} that were dropped"
+                        f"slope; evaluate the {self.dropped} that were dropped"
                     )
             raise DispersionError(f"kept no slope in {path}: {why}")
         keep_slope(Path(path), self.slope, self.ours.kind, self.task or self.domain)
