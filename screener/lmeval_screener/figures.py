@@ -122,9 +122,9 @@ class FigureDifference(NamedTuple):
         mean: The difference.
         se: Its standard error due to the choice of tokens, by the jackknife.
         freedom: Degrees of freedom of ``se``: one less than the number of tokens in the smaller
-            set, as ten digits are few. Welch's estimate of them claims too much far out in the
-            tails, which count where many checkpoints are compared. Source: Mickey and Brown, Annals
-            of Mathematical Statistics 37 (1966).
+            set. Welch's estimate is larger and claims too much far out in the tails, which count
+            where many checkpoints are compared. Source: Mickey and Brown, Annals of Mathematical
+            Statistics 37 (1966).
     """
 
     mean: float

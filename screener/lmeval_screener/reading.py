@@ -106,9 +106,10 @@ class Reader:
         return await account.bounded(self._read(target, account, over))
 
     async def body(self, target: Target, account: Account) -> bytes:
-        """Read a checkpoint's body in brief, by which copies are recognised; see `read_body`.
+        """Read a few numbers of a checkpoint's weights, by which copies are recognised.
 
-        All tensors of a local checkpoint count, at most `MOST` of a remote one.
+        They are taken from all tensors of a local checkpoint, and from `MOST` tensors of a remote
+        one; see `read_body`.
 
         Raises:
             ScreeningError: The files cannot be read.

@@ -345,7 +345,8 @@ class Group:
         scale: Size class, such as ``7B``.
         checkpoints: The members, best first.
         tokenizer: Name of their tokenizer in titles, if they belong to no family.
-        own: Slope of the user's own results, for groups of its kind; None if none was given.
+        own: How strongly ranks predicted accuracy in the user's own results. It counts for groups
+            of its kind; None if the user gave none.
     """
 
     family: str
@@ -437,10 +438,10 @@ class Group:
 
     @cached_property
     def kind(self) -> str:
-        """The kind of `evidence.SLOPES` that fits the group; empty if its chances are unknown.
+        """The kind of the checkpoints, a key of `evidence.SLOPES`; empty if chances are unknown.
 
-        Fine-tunes, whose chances are smaller, unless a family's file calls every member a base and
-        none of them names a base of its own: then they were trained from scratch.
+        They are fine-tunes, whose chances are smaller, unless a family's file calls every member a
+        base and none of them names a base of its own: then they were trained from scratch.
         """
         if self.figure != "ratio" or self.trajectory or self.is_noise:
             return ""
@@ -461,10 +462,10 @@ class Group:
 
     @cached_property
     def is_like_ours(self) -> bool:
-        """Whether the group resembles those on which we counted how often the chances hold.
+        """Whether the group resembles those of our own models in which we measured the chances.
 
-        Those were 8 to 32 siblings of up to a certain size, all trained from scratch or from one
-        known base.
+        Those were groups of 8 to 32 siblings of a certain size, all trained from scratch or from
+        one known base.
         """
         fewest, most = OUR_GROUPS
         least, largest = OUR_SIZES
@@ -634,7 +635,7 @@ def grouped(checkpoints: Iterable[Screened], own: Own | None = None) -> tuple[Gr
 
     Args:
         checkpoints: Ranked checkpoints.
-        own: Slope of the user's own results, or None.
+        own: How strongly ranks predicted accuracy in the user's own results, or None.
     """
     members: dict[tuple[str, str], list[Screened]] = {}
     for checkpoint in checkpoints:

@@ -387,7 +387,7 @@ class Session:
         ended: When the run ended (UTC); empty before :meth:`finish`.
         begun: Start of the time that the run's news cover (UTC); None before they are made.
         tokens: Key of the run's pair of token sets, 32 hex digits.
-        token: Mark of the Hub token that the run reads with; empty for none.
+        token: Short hash that identifies the Hub token of the run; empty for none.
         reused: Number of checkpoints that were taken from the registry.
     """
 
@@ -889,7 +889,8 @@ class Seen:
         since: Day since which the checkpoint fails; empty if it does not.
         looked: When it was last looked for.
         private: Whether the Hub called it private; None if unknown.
-        token: Mark of the Hub token that read it; None for a public checkpoint or without a token.
+        token: Short hash that identifies the Hub token that read it; None for a public checkpoint
+            or without a token.
     """
 
     target: Target

@@ -119,7 +119,7 @@ def proven(
         error: The error from reading the checkpoint.
         identity: Its repository, folder or address.
         last: Its last row of ``seen``, with ``was_read``; None if it has none.
-        token: Mark of the Hub token that was used; empty for none.
+        token: Short hash that identifies the Hub token that was used; empty for none.
     """
     if last is None or error.code not in _MISSING:
         return error

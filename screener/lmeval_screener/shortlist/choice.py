@@ -27,9 +27,9 @@ class GroupChoice:
     """The checkpoints of one group that are to be evaluated.
 
     Attributes:
-        group: The group's candidates. Those on the list have ``chosen`` ``rank`` and the
-            ``inclusion_probability`` 1. The others have the share that is drawn at random, and
-            ``chosen`` ``audit`` if they were drawn, else None.
+        group: The group's candidates, with ``chosen`` and ``inclusion_probability`` set. On the
+            list these are ``rank`` and 1. For the others, ``chosen`` is ``audit`` for those drawn
+            at random and None for the rest, and the probability is the share that is drawn.
         k: Number of first ranks that the list takes; checkpoints with equal rows share a rank.
         places: Number of ranks in the group.
         unranked: Number of listed checkpoints that have no rank, as they have their base's rows.
