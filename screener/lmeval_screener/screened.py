@@ -57,8 +57,8 @@ class Reading:
         resolution: The rows of T and R; checkpoints with the same tokenizer share it.
         gaps: G in every metric.
         warnings: Sentences to read along with the figures.
-        bytes_read: Bytes transferred, including those of an adapter's base; 0 if all were cached.
-        requests: Number of requests, including those of an adapter's base; 0 if all was cached.
+        bytes_read: Bytes transferred, including those of an adapter's base; 0 if all was cached.
+        requests: Number of requests, including those for an adapter's base; 0 if all was cached.
         seconds: Time from the first request to the last row.
         ratio: The ratio; None if the final norm is not known.
         no_ratio: Why there is no ratio, as a clause; empty if there is one.

@@ -38,9 +38,8 @@ class Selecting:
 
             If several are given, models that have all of them.
         base_model: Fine-tunes of this model, according to the Hub.
-        since: Only listed models that changed since then; with a registry, all, and news since
-            then.
-            Default: all.
+        since: Only listed models that changed since then; with a registry, report the news
+            since then. Default: all.
 
             A date, or ``yesterday``. With a registry, the news are in ``result.news``, and a time
             in UTC, the name of a run, or ``last`` (the end of the last news) are possible, too.

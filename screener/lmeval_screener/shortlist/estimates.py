@@ -51,10 +51,10 @@ class GroupResults:
 
     @cached_property
     def design(self) -> Design:
-        """Which candidates have results.
+        """Which of the candidates have results, in one word.
 
-        ``none``: fewer than two; ``all``; ``audit``: the whole list and some of those drawn at
-        random; or ``list``: any others.
+        ``none``: fewer than two; ``all``: every candidate; ``audit``: the whole list and some of
+        those drawn at random; ``list``: any other two or more.
         """
         if self.known.sum() < 2:
             return "none"
