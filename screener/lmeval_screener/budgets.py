@@ -302,7 +302,7 @@ def check_time() -> None:
 
 
 def in_steps(values: Iterable[T], every: int = 4096) -> Iterator[T]:
-    """Yield the values unchanged, with a `check_time` before each ``every`` of them."""
+    """Yield the values, calling `check_time` before the first and after every ``every`` of them."""
     for number, value in enumerate(values):
         if number % every == 0:
             check_time()

@@ -84,7 +84,7 @@ class Chances:
     def between(self, better: int, worse: int) -> float:
         """Return the chance, in [0, 1], that rank ``better`` is more accurate than rank ``worse``.
 
-        Ranks count from 1. The chance is that of checkpoints whose accuracies differ by more than
+        Ranks count from 1. The chance holds for checkpoints whose accuracies differ by more than
         `NEAR`.
         """
         z = normal_scores(self.places)
@@ -92,9 +92,9 @@ class Chances:
 
     @cached_property
     def holds_best(self) -> Array:
-        """The chance that the most accurate checkpoint is among the first m ranks.
+        """The chance that the most accurate checkpoint is among the first m ranks, for m from 1.
 
-        Shape (places,), for m = 1, 2, …
+        Shape (places,).
         """
         return _holds_best(self.places, self.slope.k)
 

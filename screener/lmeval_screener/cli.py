@@ -320,7 +320,7 @@ def run_verify(args: argparse.Namespace) -> int:
     """Run ``dispersion verify`` with parsed arguments; returns 0, whatever the verdict.
 
     Raises:
-        DispersionError: As `verdict.verify` and `Verdict.keep`.
+        DispersionError: There is no verdict, or no slope to keep; `main` prints it.
     """
     output = Output.of(args)
 

@@ -111,7 +111,7 @@ def cannot(code: str, reason: str, step: str) -> ScreeningError:
 class UnreadBaseError(ScreeningError):
     """An adapter keeps the output projection of its base model, which cannot be read.
 
-    The code is ``RowsOfBase``. ``base`` and ``cause`` say which model that is, and why it cannot.
+    The code is ``RowsOfBase``. ``base`` names the model, and ``cause`` says why it cannot be read.
     """
 
     def __init__(self, rows: str, base: str, cause: str) -> None:

@@ -93,7 +93,7 @@ def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> G
         metric: ``cosine`` or ``euclidean``.
 
     Raises:
-        GeometryError: The arrays have other shapes, or a row has no direction.
+        GeometryError: The arrays have other shapes, or a row is not finite or, for ``cosine``, zero.
     """
     across = between(domain, reference, metric)
     return _gap(metric, Contrast(within(domain, metric), across, within(reference, metric)))

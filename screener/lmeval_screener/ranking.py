@@ -144,7 +144,7 @@ def ranked(
 
 
 def named_base(members: Sequence[Reading]) -> str:
-    """Return the ``place`` of the base that all others in a group name; empty if there is none.
+    """Return the name (``Reading.place``) of the base that all others in a group name; else empty.
 
     At least two others must be there. A member that names no base, such as a merged checkpoint,
     does not count against it if it belongs to a training run whose other members name the base, and
@@ -485,8 +485,8 @@ class Agreement:
         Args:
             scope: The scope, as in `Agreement`.
             group: Name of the group, or empty.
-            strata: Gaps and accuracies, finite and in the same order; permutations stay inside each
-                pair of lists.
+            strata: For each group its gaps and its accuracies, finite and in the same order. For
+                the p-value, accuracies are permuted only inside their group.
         """
         n = sum(len(gaps) for gaps, _ in strata)
         figures = rank_agreement(strata)

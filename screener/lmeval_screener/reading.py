@@ -97,7 +97,7 @@ class Reader:
 
         Args:
             target: The checkpoint.
-            account: Its account of bytes, requests and time.
+            account: Counts the checkpoint's bytes and requests, and limits its time.
             over: Rows to read in place of those that its own tokenizer gives.
 
         Raises:

@@ -54,8 +54,9 @@ class Reading:
         tied: Whether the output projection is the input embedding.
         parameters: Number of parameters as stored; None if unknown.
         tokenizer: Digest of the tokenizer file, or of a GGUF file's vocabulary.
-        resolution: The rows of T and R; checkpoints with the same tokenizer share it.
-        gaps: G in every metric.
+        resolution: The rows of the domain's tokens (T) and of everyday tokens (R) in the tokenizer;
+            checkpoints with the same tokenizer share it.
+        gaps: Metric -> G.
         warnings: Sentences to read along with the figures.
         bytes_read: Bytes transferred, including those of an adapter's base; 0 if all was cached.
         requests: Number of requests, including those for an adapter's base; 0 if all was cached.
@@ -229,7 +230,7 @@ class Screened(Reading):
             the ranking and get the rank of the first checkpoint that is not above them; those set
             aside get one more than the last rank.
         ranked_by: The figure that ranks the group: ``ratio``, or ``gap`` for G.
-        metric: Distance of the G that reports show: that of the family's file, else ``cosine``.
+        metric: Distance in which reports show G: that of the family's file, else ``cosine``.
         is_base: Whether the others of its group were trained from this checkpoint. A base is never
             recommended.
         against: The comparison with the ratio of the base; None without a base or without a ratio.
@@ -241,7 +242,8 @@ class Screened(Reading):
             one is not a copy; None if there is none. An adapter often has the rows of its base.
         same_rows: Number that identifies the rows within the group: checkpoints with the same
             number have the same rows. None if unknown.
-        bodies: How far the body was compared with that of ``copy_of``, or of ``equal_rows_with``.
+        bodies: How far the other weights were compared with those of ``copy_of``, or else of
+            ``equal_rows_with``.
         chosen: Why the checkpoint is on a short list: ``rank``, or ``audit`` if it was drawn at
             random; None if it is not on one.
         inclusion_probability: Probability of being on the short list; None without a short list.
@@ -363,9 +365,8 @@ class Group:
         """All members in the order of their training steps; empty unless all are of one run.
 
         A run's members are revisions of one repository, or folders of one run. Members without a
-        step come
-        last: models next to the steps (``merged``, ``final``), then the run's own. A base from
-        elsewhere is left out.
+        step come last: models next to the steps (``merged``, ``final``), then the run's own. A base
+        from elsewhere is left out.
         """
         runs = {c.training_and_step[0] for c in self.checkpoints if c.step is not None}
         if not runs and len(self.checkpoints) > 1:
@@ -406,9 +407,9 @@ class Group:
 
     @cached_property
     def neighbours(self) -> dict[Screened, Screened]:
-        """Member -> the first member at the next rank, or along a training run the step before.
+        """Member -> the first member at the next rank; along a training run, the step before.
 
-        Members without a neighbour, such as the last, are no keys.
+        Members without such a neighbour, like the last one, are missing.
         """
         if self.steps:
             return dict(pairwise(reversed(self.steps)))
@@ -422,7 +423,7 @@ class Group:
 
     @property
     def metric(self) -> Distance:
-        """Distance of the G that reports show for this group."""
+        """The distance in which reports show G for this group."""
         return self.checkpoints[0].metric
 
     # --- chances --------------------------------------------------------------------------------------
@@ -464,8 +465,8 @@ class Group:
     def is_like_ours(self) -> bool:
         """Whether the group resembles those of our own models in which we measured the chances.
 
-        Those were groups of 8 to 32 siblings of a certain size, all trained from scratch or from
-        one known base.
+        Those were groups of 8 to 32 siblings with 50,000 to 1,000,000 parameters, all trained from
+        scratch or from one known base.
         """
         fewest, most = OUR_GROUPS
         least, largest = OUR_SIZES
@@ -480,15 +481,18 @@ class Group:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the chances were measured on such checkpoints, the user's or ours."""
+        """Whether the chances were measured on checkpoints like these.
+
+        They were if they follow from the user's own results, or if the group is like ours.
+        """
         return isinstance(self.slope, Own) or self.is_like_ours
 
     @cached_property
     def chances(self) -> Chances | None:
-        """The chances that follow from the ranks.
+        """The chances that follow from the ranks; None if there are none.
 
-        None if G ranks, for the steps of a training run, if noise may explain the order, and for a
-        single rank.
+        There are none if G ranks, if the members are steps of a training run, if noise may explain
+        their order, or if there is only one rank.
         """
         if self.slope is None or self.places < 2:
             return None
@@ -500,7 +504,7 @@ class Group:
         return max((c.rank for c in self.placed), default=0)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Return the smallest number of first ranks that hold the best checkpoint with this chance.
+        """Return how many first ranks hold the best checkpoint with a probability of ``chance``.
 
         All ranks if no chances are known.
         """
@@ -532,7 +536,7 @@ class Group:
     def chance(self, better: Screened, worse: Screened) -> float | None:
         """Return the chance that ``better`` is more accurate than ``worse``; None if unknown.
 
-        It is the chance of checkpoints whose accuracies differ by more than 0.01.
+        It holds for checkpoints whose accuracies differ by more than 0.01.
         """
         if self.chances is None or not (self.has_place(better) and self.has_place(worse)):
             return None
@@ -561,7 +565,7 @@ class Group:
 
     @property
     def anchor(self) -> str:
-        """The group's name in the addresses of a page."""
+        """The group's name in links to its place on a page."""
         return re.sub(r"[^\w-]+", "-", f"{self.family}-{self.scale}")
 
     @cached_property
@@ -631,7 +635,7 @@ def title_of(
 
 
 def grouped(checkpoints: Iterable[Screened], own: Own | None = None) -> tuple[Group, ...]:
-    """Gather ranked checkpoints into groups, in their order, and make the groups' titles unique.
+    """Gather ranked checkpoints into groups, in their order, each with a unique title.
 
     Args:
         checkpoints: Ranked checkpoints.

@@ -433,7 +433,9 @@ class Session:
         self._write(lambda: self._put("runs", values))
 
     def pinned(self, target: Target) -> Reading | None:
-        """Return the kept reading of a target whose commit is known in advance; else None.
+        """Return the reading that is kept for a target's commit, without opening the checkpoint.
+
+        None if the commit is not known in advance, or nothing is kept for it.
 
         Raises:
             ScreeningError: The kept error, if this commit cannot be screened.
@@ -502,8 +504,8 @@ class Session:
         """Record the outcome of reading a checkpoint.
 
         Some outcomes are not recorded: ``Interrupted``; ``RowsOfBase``, since an adapter whose base
-        cannot be read has not failed and has no figures; and a ``refused`` target that the registry
-        does not know.
+        cannot be read has not failed and has no figures; and the refusal of a name that the
+        registry does not know.
         """
         asked = identity_of(target, target.repo)
         opened = self._opened.pop(target, None) or Opened(self._known_as(asked), "")
@@ -560,9 +562,9 @@ class Session:
         return target in self._recorded
 
     def last_known(self, target: Target, error: ScreeningError) -> Reading | None:
-        """Return the last reading of a checkpoint whose state an error leaves unknown.
+        """Return the last reading of a checkpoint that cannot be read now.
 
-        None if it was never read, or if the error shows that its weights are broken or that it is
+        None if it was never read, or if ``error`` shows that its weights are broken or that it is
         gone.
         """
         if cause_of(error.code).state != "unknown":
@@ -676,7 +678,7 @@ class Session:
         self.connection.execute(repo, [plain_name(identity), identity])
 
     def missing(self, lists: Sequence[CompleteList]) -> list[tuple[Seen, ScreeningError]]:
-        """Return the known checkpoints that complete lists lack or show without weights.
+        """Return the known checkpoints that complete listings lack, or list without weights.
 
         Each comes with the error to record. Checkpoints that this run has seen, and those that are
         known to be gone, are left out.
@@ -697,9 +699,10 @@ class Session:
         return missing
 
     def can_prove(self, seen: Seen, error: ScreeningError) -> bool:
-        """Whether the Hub can prove that a missing checkpoint is gone.
+        """Whether the Hub's answer would prove that a missing checkpoint is gone.
 
-        It can if the checkpoint was public, or if this run's token has read it before.
+        It would if the checkpoint was public, or if this run's token has read it before. False if
+        ``error`` says already that it is gone.
         """
         return error.code != GONE and (
             seen.private == 0 or bool(self.token and seen.token == self.token)
@@ -884,7 +887,7 @@ class Seen:
         state: The commit, or a hash of a folder's listing; empty if it could not be reached.
         error: Code of the error; empty if the checkpoint was measured.
         message: The error in a sentence.
-        reading: The reading; in an unknown state the last known one, None if there is none.
+        reading: The reading, which in an unknown state is the last known one; None without one.
         as_of: Day of that last known reading, in an unknown state; otherwise empty.
         since: Day since which the checkpoint fails; empty if it does not.
         looked: When it was last looked for.
@@ -915,7 +918,7 @@ class Seen:
         return id(self.reading.gaps)
 
     def called(self, target: Target) -> Seen:
-        """Return a copy, and of its reading, with another labelled ``target``."""
+        """Return a copy of this state, and of its reading, with another labelled ``target``."""
         reading = self.reading and replace(self.reading, target=target)
         return replace(self, target=target, reading=reading)
 

@@ -127,7 +127,7 @@ class News(Report):
 
     @property
     def worth(self) -> tuple[str, ...]:
-        """Names, for commands, of the checkpoints worth an evaluation, sorted as ``moves``."""
+        """Names of the checkpoints worth an evaluation, as commands take them."""
         return tuple(move.name for move in self.moves if move.is_worth)
 
     def tables(self) -> Mapping[str, Table]:
@@ -145,7 +145,7 @@ class News(Report):
         return {"sentences": self._sentences(), "reasons": reasons}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON contract ``dispersion-registry/1`` as plain Python values.
+        """Return the news as plain Python values, in the layout of ``dispersion-registry/1``.
 
         The ``moves`` are its ``rows``; ``worth`` has the names of those worth an evaluation.
         """

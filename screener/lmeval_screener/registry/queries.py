@@ -65,7 +65,7 @@ class Answer(Report):
     def tables(self) -> dict[str, Table]:
         """Return one table, ``rows``.
 
-        If mappings are wider than 100 characters, each value has its own line.
+        If the rows are mappings and wider than 100 characters, each value gets a line of its own.
         """
         rows = self.rows()
         if rows and isinstance(self.entries[0], Mapping):
@@ -77,7 +77,7 @@ class Answer(Report):
         return {"rows": table}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON contract ``dispersion-registry/1`` as plain Python values.
+        """Return the answer as plain Python values, in the layout of ``dispersion-registry/1``.
 
         The keys are ``schema``, ``answer`` (the sentences) and ``rows``.
         """
@@ -145,7 +145,7 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 def is_gone(seen: Seen) -> bool:
     """Whether a checkpoint is gone, by the last attempt to read it.
 
-    For a folder it is looked up now.
+    Whether a folder still exists is looked up anew.
     """
     is_lost = seen.error in ("", "FolderNotFound") and folder_is_gone(seen.identity)
     return is_lost or cause_of(seen.error).state == "gone"

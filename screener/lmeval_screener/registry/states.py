@@ -29,9 +29,10 @@ class Cause(NamedTuple):
             that has it.
         what: Kind of the change, as in `news.Move`: ``failed``, ``gone`` or ``renamed``; empty for
             others.
-        first: Sentence of the first night, with ``{}`` in place of the checkpoints; empty for none.
-        later: Sentence of every later night, likewise.
-        status: Exit status of the first night, 3 or 0.
+        first: Sentence of the first run that reports it, with ``{}`` in place of the checkpoints;
+            empty for none.
+        later: Sentence of every later run, with ``{}`` likewise; empty for none.
+        status: Exit status of the first run that reports it, 3 or 0.
     """
 
     event: str
@@ -113,7 +114,9 @@ def cause_of(code: str, *, was_read: bool = True) -> Cause:
 def proven(
     error: ScreeningError, identity: str, last: sqlite3.Row | None, token: str
 ) -> ScreeningError:
-    """Return `GONE` if the registry shows that a missing checkpoint was deleted, else ``error``.
+    """Return an error with the code `GONE` if a missing checkpoint was deleted; else ``error``.
+
+    The registry's last row of the checkpoint decides.
 
     Args:
         error: The error from reading the checkpoint.
@@ -144,10 +147,11 @@ def proven(
 
 
 def folder_is_gone(identity: str) -> bool:
-    """Whether the folder of an identity was deleted; False unless it is ``file://PATH``.
+    """Whether the folder that an identity names was deleted.
 
-    It was if it is missing, and the next folder above it that exists, of two, has other entries. An
-    empty folder may be the mount point of a disk that is not there.
+    A missing folder was deleted if the folder above it, or else the one above that, exists and has
+    other entries: an empty one may be the mount point of a disk that is not there. False for
+    identities other than ``file://PATH``.
     """
     place = Path(path_of(identity.removeprefix("file://")))
     if not identity.startswith("file://") or place.exists():

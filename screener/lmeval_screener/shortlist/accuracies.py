@@ -78,7 +78,7 @@ class Accuracies:
         Raises:
             UsageError: A name fits several targets, or a target has two accuracies. Also if no name
                 fits any target, or one of a ``complete`` source fits none, unless a target could
-                not be expanded.
+                not be resolved.
         """
         names = _Names(targets)
         labels = [target.label for target in targets]

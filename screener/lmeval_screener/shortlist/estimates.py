@@ -69,7 +69,8 @@ class GroupResults:
     def used(self) -> NDArray[np.int64]:
         """Positions of the results that form pairs, shape (used,).
 
-        All results; with the design ``audit`` only those of candidates that were listed or drawn.
+        These are all results; with the design ``audit``, those of candidates that were on the list
+        or drawn at random.
         """
         mask = self.known
         if self.design == "audit":
@@ -85,9 +86,9 @@ class GroupResults:
     def stands_for_all(self) -> bool:
         """Whether the pairs with results represent all pairs of candidates.
 
-        True if all have results, or with the design ``audit`` if at least two candidates were
-        drawn: a single one forms no pair of drawn candidates, and counts only if it is the only one
-        off the list.
+        They do if all have results, and with the design ``audit`` if at least two were drawn at
+        random, or if only one candidate is not on the list: a single one of several forms no pair
+        with another.
         """
         drawn = int((self.audited & self.known).sum())
         return self.design == "all" or (self.design == "audit" and (drawn > 1 or self.others == 1))
@@ -95,11 +96,11 @@ class GroupResults:
     def pair_sums(self) -> tuple[Array, Array]:
         """Sum the weights of each used result's pairs, for an unbiased estimate over all pairs.
 
-        A pair weighs one over the probability that both are included; a tie counts half as right.
+        A pair weighs one over the probability that both of its candidates were evaluated.
 
         Returns:
-            For each used result the weight of its pairs in the right order, and of all its pairs,
-            both of shape (used,).
+            For each used result, the weight of its pairs in the right order, where a tie counts
+            half, and of all its pairs; both of shape (used,).
         """
         drawn = self.audited[self.used]
         m = int(drawn.sum())
@@ -178,8 +179,8 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 def missed(group: GroupResults) -> dict[str, float | None]:
     """Find what the short list of one group missed, as fields of a verdict.
 
-    An audit below means that the whole list, and some of the candidates that were drawn at random
-    from the others, have results.
+    An audit below means that the whole list has results, and some of the candidates that were drawn
+    at random from the others.
 
     Returns:
         Empty if no checkpoint on the list has a result; else:
@@ -188,15 +189,13 @@ def missed(group: GroupResults) -> dict[str, float | None]:
         - ``seen``: best known accuracy minus ``best``;
         - ``others``: number of candidates that are not on the list;
         - ``drawn``: number of results of candidates drawn at random; 0 without an audit;
-        - ``better_seen``: how many of them are better than ``best``; 0 without an audit;
+        - ``better_seen``: number of these that are better than ``best``; 0 without an audit;
         - ``regret``: best accuracy of all minus ``best``; only if all have results;
         - ``at_random``: mean regret of an equally long list drawn at random; likewise;
-        - ``better``: number of others that are better than ``best``, by all results or estimated
-        from
-          an audit;
-        - ``better_low``, ``better_high``: exact 95 % interval of that number;
-        - ``excess``: mean lead of all others over ``best``, 0 for worse ones, by all results or
-          estimated from an audit.
+        - ``better``: number of others that are better than ``best``, counted if all have results,
+          estimated from an audit;
+        - ``better_low``, ``better_high``: exact 95 % interval of ``better``;
+        - ``excess``: mean lead of all others over ``best``, 0 for worse ones; likewise.
     """
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):

@@ -86,7 +86,7 @@ def emit(
 
     The folder gets ``models/001-NAME.yaml``, one configuration of ``lm_eval run --config`` for each
     checkpoint, with the commit that was screened; ``run.sh``, which downloads adapters and races
-    the list; and at last ``manifest.json``.
+    the list; and finally ``manifest.json``.
 
     Args:
         folder: A new or empty folder.

@@ -61,12 +61,12 @@ class GroupVerdict:
         separate: Whether the group on its own differs from chance, corrected for all groups (Holm).
         reason: Why there is no correlation; empty if there is one.
         best: Best accuracy on the list.
-        regret: How much worse that is than the best accuracy of all candidates.
+        regret: How much worse ``best`` is than the best accuracy of all candidates.
         at_random: Mean regret of an equally long list drawn at random.
         seen: How much worse ``best`` is than the best known accuracy.
         others: Number of candidates that are not on the list.
         drawn: Number of results of candidates drawn at random from the others.
-        better_seen: How many of those are better than ``best``.
+        better_seen: Number of these results that are better than ``best``.
         better: Number of all others that are better than ``best``, counted or estimated.
         better_low, better_high: 95 % interval of ``better``.
         excess: Mean lead of the others over ``best``, 0 for worse ones.
@@ -446,7 +446,7 @@ def enough_results(share: float) -> int:
     """Return how many results in one group are enough to show that a screen works.
 
     The smallest number, 4 or more, with which a test at 5 % (two-sided) succeeds in 4 of 5 cases.
-    It follows from the variance of Kendall's tau without any relation, 2 (2n + 5) / (9n (n - 1));
+    It uses the variance of Kendall's tau between unrelated orders, 2 (2n + 5) / (9n (n - 1));
     source: Kendall (1938).
 
     Args:
