@@ -157,11 +157,11 @@ def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
     screen(demo=True, registry=place)
     screen(folders, registry=place)
     assert main(["registry", "query", str(place)]) == 0
-    assert " in 1 group for math" in capsys.readouterr().out
+    assert " in 1 group, by math" in capsys.readouterr().out
     # Folders that were never in a family stay in a group of their own.
     screen([str(make(tmp_path / "own", 3))], registry=place)
     assert main(["registry", "query", str(place)]) == 0
-    assert " in 2 groups for math" in capsys.readouterr().out
+    assert " in 2 groups, by math" in capsys.readouterr().out
 
 
 SCREEN = ["org/*", "--registry", "r.db"]
@@ -352,7 +352,7 @@ def test_a_registry_of_a_newer_version_is_refused(many, tmp_path, capsys):
         connection.execute("PRAGMA user_version = 99")
     before = place.read_bytes()
     with pytest.raises(
-        UsageError, match=r"layout \d or older, got 99 .* newer version .* update this installation"
+        UsageError, match=r"newer version .* layout \d or older, got 99.* update this installation"
     ):
         screen(many[:1], registry=place)
     assert main(["registry", "query", str(place)]) == 2
@@ -398,7 +398,9 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     place = str(tmp_path / "r.db")
     screen(many[:1], registry=place)
     for path in ("/dev/null", str(tmp_path)):
-        with pytest.raises(UsageError, match=f"a file in an existing folder, got {path}$"):
+        with pytest.raises(
+            UsageError, match=f"a file in an existing folder, got {path}; name a file"
+        ):
             screen(many[:1], registry=path)
     with pytest.raises(UsageError, match=f"; create {tmp_path / 'none'} first$"):
         screen(many[:1], registry=tmp_path / "none" / "r.db")

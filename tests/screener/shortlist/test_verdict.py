@@ -504,10 +504,13 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     own = read_slope("slope.json")
     assert f"Your slope k is {own.k:.2f} " in printed.out
     assert (
-        f"wrote your slope k {own.k:.2f} for fine-tunes to slope.json; use it with `screen-checkpoints …"
-        in printed.err
+        f"wrote your slope k {own.k:.2f} for fine-tunes to slope.json; use it with "
+        "`screen-checkpoints …" in printed.err
     )
-    said = f"By your own results (k {own.k:.2f}, {own.low:.2f} to {own.high:.2f}, of 11 evaluated; math): "
+    said = (
+        f"By your own results (k {own.k:.2f}, 95 % interval {own.low:.2f} to {own.high:.2f}, from 11 "
+        "evaluated checkpoints; math): "
+    )
     screens = []
     for options in ([], ["--slope", "slope.json"]):
         assert screen_checkpoints(["--demo", "--format", "json", *options]) == 0
