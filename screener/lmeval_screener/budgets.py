@@ -77,7 +77,14 @@ PAGES = MARGIN * 128
 
 
 class Json(NamedTuple):
-    """The budget of a kind of JSON file: bytes, marks (``[``, ``{``, ``:`` and ``,``), objects and depth."""
+    """The limits for one kind of JSON file.
+
+    Attributes:
+        size: Largest size of the text in bytes.
+        marks: Largest number of the characters ``[``, ``{``, ``:`` and ``,``, all together.
+        objects: Largest number of objects, counted as ``{``.
+        depth: How deeply arrays and objects may be nested.
+    """
 
     size: int
     marks: int
@@ -105,26 +112,34 @@ def parsed(
     *,
     hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """A JSON text's value; ValueError with the reason if it is not JSON or costs more than its budget.
+    """Parse JSON text within a budget and return its value.
 
-    ``hook`` makes an object from its pairs, as in `json.loads`.
+    Args:
+        body: The text in UTF-8.
+        budget: The limits.
+        hook: Builds each object from its (key, value) pairs, like ``object_pairs_hook`` of
+            `json.loads`.
+
+    Raises:
+        ValueError: The text is not valid JSON, or exceeds one of the limits.
+        ScreeningError: ``Timeout``, from `check_time`.
     """
     if len(body) > budget.size:
-        raise ValueError(f"it has {len(body)} bytes, more than {budget.size}")
+        raise ValueError(f"it has {len(body)} bytes, more than the limit of {budget.size}")
     # Marks in strings count too: the budget has room for them.
     marks = sum(map(body.count, (b"[", b"{", b":", b",")))
     if marks > budget.marks:
-        raise ValueError(f"it holds {marks} values and keys, more than {budget.marks}")
+        raise ValueError(f"it has {marks} keys and values, more than the limit of {budget.marks}")
     objects = body.count(b"{")
     if objects > budget.objects:
-        raise ValueError(f"it holds {objects} objects, more than {budget.objects}")
+        raise ValueError(f"it has {objects} objects, more than the limit of {budget.objects}")
     check_time()
     try:
         value = json.loads(body.removeprefix(BOM_UTF8).decode(), object_pairs_hook=hook)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if body.count(b"[") + body.count(b"{") > budget.depth and _is_deeper(body, budget.depth):
-        raise ValueError(f"it is nested more than {budget.depth} deep")
+        raise ValueError(f"it is nested more than {budget.depth} levels deep")
     check_time()
     return value
 
@@ -133,7 +148,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def _is_deeper(body: bytes, depth: int) -> bool:
-    """Whether a valid JSON text is nested deeper."""
+    """Whether a valid JSON text is nested more than ``depth`` levels deep."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_BRACKETS)
     left = b"".join(plain.split(b'"')[::2])  # the brackets outside strings
     for _ in range(depth):
@@ -149,9 +164,10 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def bundled_yaml(path: Path) -> Any:
-    """A bundled file's content, parsed by libyaml where PyYAML has it: ten times as fast.
+    """Read a YAML file of this package and return its content.
 
-    Not for users' files: deeply nested brackets crash libyaml and with it the process.
+    Uses libyaml if PyYAML was built with it, which is ten times as fast. Not for users' files:
+    deeply nested brackets crash libyaml, and the process with it.
     """
     import yaml
 
@@ -161,9 +177,17 @@ def bundled_yaml(path: Path) -> Any:
 
 
 def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE) -> T:
-    """Read a YAML file as its `layout <lmeval_dispersion.layouts>`; UsageError for any other file.
+    """Read a YAML file and check it against a layout.
 
-    ``elsewhere`` maps another ``role`` to the end of the error for a file that has it, after ``PATH holds``.
+    Args:
+        layout: The expected `layout <lmeval_dispersion.layouts>`.
+        path: The file, bundled or a user's.
+        elsewhere: Values of the key ``role`` that belong to other kinds of files, each with the end
+            of the error for it, which begins with ``PATH holds``.
+
+    Raises:
+        UsageError: The file cannot be read, is not YAML in UTF-8, is of another kind, or does not
+            have the layout.
     """
     import yaml
 
@@ -173,15 +197,16 @@ def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE)
         content = bundled_yaml(path) if is_ours else bounded_yaml(_start_of(path))
     except OSError as error:
         raise UsageError(
-            f"{path}: expected a readable YAML file, got {error.strerror or error}"
+            f"{path}: expected a readable YAML file, got {error.strerror or error}; check the path"
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}"
+            f"{path}: expected UTF-8 text, got the byte {error.object[error.start]:#04x}; save the "
+            "file as UTF-8"
         ) from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: expected YAML, got: {reason}; correct the file") from error
+        raise UsageError(f"{path}: expected valid YAML ({reason}); correct the file") from error
     role = content.get("role") if isinstance(content, dict) else None
     if isinstance(role, str) and role in elsewhere:
         raise UsageError(f"{path} holds {elsewhere[role]}")
@@ -189,22 +214,23 @@ def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE)
 
 
 def _start_of(path: Path) -> bytes:
-    """A file's bytes, or one more than are read."""
+    """Read a file, at most one byte more than the limit `YAML`."""
     with path.open("rb") as file:
         return file.read(YAML + 1)
 
 
 def bounded_yaml(body: bytes) -> Any:
-    """An untrusted YAML text's content.
+    """Parse YAML text from an untrusted file and return its content; None for an empty text.
 
     Raises:
-        UnicodeDecodeError: It is not UTF-8.
-        YAMLError: It is broken, too long, or too large once every alias is written out.
+        UnicodeDecodeError: The text is not UTF-8.
+        YAMLError: The text is not valid YAML, has more than `YAML` bytes, or has more than
+            `YAML_NODES` values once its aliases are expanded.
     """
     import yaml
 
     if len(body) > YAML:
-        raise yaml.YAMLError(f"more than {YAML} bytes")
+        raise yaml.YAMLError(f"the text has more than {YAML} bytes")
     text = body.decode("utf-8")
     try:
         loader = yaml.SafeLoader(text)
@@ -212,20 +238,20 @@ def bounded_yaml(body: bytes) -> Any:
         if node is None:
             return None
         if _values_in(node, {}) > YAML_NODES:
-            raise yaml.YAMLError(f"more than {YAML_NODES} values, aliases written out")
+            raise yaml.YAMLError(f"it has more than {YAML_NODES} values once aliases are expanded")
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise
-    except (
-        Exception
-    ) as error:  # PyYAML makes dates and numbers by functions that raise what they like
+    except Exception as error:
+        # PyYAML makes dates and numbers by functions that raise what they like.
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
 
 
 def _values_in(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of values in a YAML node with its aliases written out; ``known`` are those of nodes before.
+    """Count the values in a YAML node, with its aliases expanded.
 
-    A node inside itself counts as one there: it makes a value without an end, which no layout takes.
+    ``known`` maps the ids of nodes that were counted before to their counts. A node inside itself
+    counts as one there: it makes a value without an end, which no layout takes.
     """
     import yaml
 
@@ -249,7 +275,11 @@ _remaining: ContextVar[Callable[[], float]] = ContextVar("_remaining")
 
 @contextmanager
 def timed(remaining: Callable[[], float]) -> Iterator[None]:
-    """Let `check_time` fail in this context as soon as no seconds remain."""
+    """Make `check_time` raise within this context once time has run out.
+
+    Args:
+        remaining: Returns the seconds that remain, zero or less when none do.
+    """
     token = _remaining.set(remaining)
     try:
         yield
@@ -258,17 +288,21 @@ def timed(remaining: Callable[[], float]) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Raise ScreeningError (``Timeout``) if the time of the checkpoint that is read has run out."""
+    """Raise ScreeningError (``Timeout``) if the time for the checkpoint being read has run out.
+
+    Outside of `timed` there is no limit.
+    """
     remaining = _remaining.get(None)
     if remaining is not None and remaining() <= 0:
         raise ScreeningError(
             "Timeout",
-            "its files take longer to understand than its time; set more in DISPERSION_TIMEOUT",
+            "parsing its files takes longer than one checkpoint may take; set more seconds in "
+            "DISPERSION_TIMEOUT",
         )
 
 
 def in_steps(values: Iterable[T], every: int = 4096) -> Iterator[T]:
-    """The values, with `check_time` before each ``every``."""
+    """Yield the values, calling `check_time` before the first and after every ``every`` of them."""
     for number, value in enumerate(values):
         if number % every == 0:
             check_time()

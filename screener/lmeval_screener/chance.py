@@ -1,14 +1,14 @@
 """The probability that an order by ratio is the order by accuracy.
 
-Ranks transfer from study to study, differences of ratios do not. The model is Thurstone's (Psychological
-Review 34, 1927): in a group, accuracies are normal on some scale and correlate by ρ with the normal scores z
-of the ranks by ratio. So
+Ranks transfer from study to study, differences of ratios do not. The model is Thurstone's
+(Psychological Review 34, 1927): in a group, accuracies are normal on some scale and correlate by ρ
+with the normal scores z of the ranks by ratio. So
 
     chance(i is better than j) = Φ(k (z_i - z_j)),    k = ρ / √(2 (1 - ρ²)),
 
-for two whose accuracies differ by more than `NEAR`. The slope k is measured, kind by kind
-(`evidence.SLOPES`), or fitted on a user's own results (:func:`fitted`). The same k gives the number of places
-to evaluate (:meth:`Chances.first_for`).
+for two checkpoints whose accuracies differ by more than `NEAR`. The slope k is measured for each
+kind of checkpoints (`evidence.SLOPES`), or fitted on a user's own results (:func:`fitted`). The
+same k gives the number of places to evaluate (:meth:`Chances.first_for`).
 
 All this holds only where the rows of checkpoints differ: see :func:`is_noise`.
 """
@@ -47,11 +47,12 @@ _SLOPES = np.arange(LEAST_SLOPE, MOST_SLOPE, 0.01)
 _STEPS = np.linspace(-10.0, 10.0, 401)  # grid of differences of normal scores
 SCHEMA = "screen-checkpoints-slope/1"
 _HINT = "`dispersion verify … --keep FILE` writes one"
+_REPAIR = "write it again with `dispersion verify … --keep FILE`"
 
 
 @cache
 def normal_scores(places: int) -> Array:
-    """The expected normal score of each place, best first, shape (places,).
+    """Return the expected normal score of each rank, best first, shape (places,).
 
     Source: Blom, Statistical Estimates and Transformed Beta-Variables (1958).
 
@@ -70,23 +71,39 @@ def normal_scores(places: int) -> Array:
 
 @dataclass(frozen=True)
 class Chances:
-    """The chances of a group's order by ``slope``, for ranks 1 to ``places``; equal rows share a place."""
+    """The chances that follow from a group's ranking by ratio.
+
+    Attributes:
+        places: Number of ranks in the group; checkpoints with equal output rows share one.
+        slope: How strongly the ranks predict accuracy.
+    """
 
     places: int
     slope: Slope
 
     def between(self, better: int, worse: int) -> float:
-        """Chance in [0, 1] that rank ``better`` is more accurate, if the two differ by more than `NEAR`."""
+        """Return the chance, in [0, 1], that rank ``better`` is more accurate than rank ``worse``.
+
+        Ranks count from 1. The chance holds for checkpoints whose accuracies differ by more than
+        `NEAR`.
+        """
         z = normal_scores(self.places)
         return math.erfc(self.slope.k * float(z[worse - 1] - z[better - 1]) / math.sqrt(2)) / 2
 
     @cached_property
     def holds_best(self) -> Array:
-        """Chance that the best is among the first m places, for m from 1, shape (places,)."""
+        """The chance that the most accurate checkpoint is among the first m ranks, for m from 1.
+
+        Shape (places,).
+        """
         return _holds_best(self.places, self.slope.k)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Fewest first places that hold the best with at least this chance, in (0, 1]."""
+        """Return the smallest m for which the first m ranks hold the most accurate checkpoint.
+
+        Args:
+            chance: The probability with which they must hold it, in (0, 1].
+        """
         return min(1 + int(np.searchsorted(self.holds_best, chance)), self.places)
 
 
@@ -143,15 +160,22 @@ def _phi(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Own(Slope):
-    """The slope of a user's own results on checkpoints of one ``kind``.
+    """How strongly ranks predicted accuracy in a user's own results, as a slope k.
 
-    ``groups`` counts evaluated checkpoints; ``subject`` is the task of their screening, else its domain.
+    It holds for one ``kind`` of checkpoints; ``groups`` is the number of evaluated checkpoints.
+
+    Attributes:
+        subject: Task that the checkpoints were screened for; the domain if there was none.
     """
 
     subject: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The slope as JSON, with ``evaluated`` for ``groups``; without spread and our studies' figures."""
+        """Return the slope as JSON values, in the layout that `read_slope` reads.
+
+        ``groups`` is called ``evaluated`` there. Fields that only measured slopes have are left
+        out.
+        """
         return {
             "kind": self.kind,
             "k": self.k,
@@ -163,10 +187,10 @@ class Own(Slope):
         }
 
     def said(self) -> str:
-        """The slope with its interval and source, as the beginning of a sentence."""
+        """Return the slope with its interval and its source, as the beginning of a sentence."""
         return (
-            f"By your own results (k {self.k:.2f}, {self.low:.2f} to {self.high:.2f}, of {self.groups} "
-            f"evaluated; {self.subject})"
+            f"By your own results (k {self.k:.2f}, 95 % interval {self.low:.2f} to "
+            f"{self.high:.2f}, from {self.groups} evaluated checkpoints; {self.subject})"
         )
 
 
@@ -186,18 +210,23 @@ class _OwnFile(TypedDict):
 
 
 def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEAR) -> Slope:
-    """The slope of a user's results and its 95 % interval, shrunk to ``ours`` as far as groups differ.
+    """Fit the slope of a user's own results, with its 95 % interval.
 
-    Probit of the order of accuracies on differences of normal scores, over the pairs whose accuracies differ
-    by more than ``near``. Pairs share checkpoints, so all pairs weigh as much as there are checkpoints;
-    simulated intervals then cover. The prior is normal: mean ``ours.k``, deviation ``ours.spread``. Without
-    pairs the slope is the prior's. Its ``groups`` is the number of evaluated checkpoints.
+    The model is a probit regression of which of two checkpoints is more accurate on the difference
+    of their normal scores, over the pairs inside a group whose accuracies differ by more than
+    ``near``. Pairs share checkpoints, so the pairs of a group together weigh as much as it has
+    checkpoints; simulated intervals then cover. The prior is normal with mean ``ours.k`` and
+    standard deviation ``ours.spread``; without any pair, the result is the prior's.
 
     Args:
-        groups: Of each group, its evaluated checkpoints' normal scores in the whole group (n,), and their
-            accuracies (n,), in the unit of ``near``.
-        ours: The slope measured on checkpoints of their kind.
-        near: Largest difference of accuracies that counts as none.
+        groups: For each group, two arrays of shape (n,) over its evaluated checkpoints: their
+            normal scores among all ranks of the group, and their accuracies in the unit of
+            ``near``.
+        ours: The slope measured on our own checkpoints of the same kind.
+        near: Accuracies that differ by no more than this count as equal.
+
+    Returns:
+        The slope; its ``groups`` is the number of evaluated checkpoints.
     """
     logs = -np.square((_SLOPES - ours.k) / ours.spread) / 2
     count = 0
@@ -231,7 +260,18 @@ def _log_chances() -> Array:
 
 
 def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
-    """Write the slope of a ``kind`` in SLOPES to a new file or over a slope; UsageError for other files."""
+    """Write a slope that was fitted on the user's results to a JSON file, for `read_slope`.
+
+    Args:
+        path: A new file, or one that holds an earlier slope, which is replaced.
+        found: The slope; it is rounded to four digits.
+        kind: The kind of checkpoints, a key of `evidence.SLOPES`.
+        subject: The task of the screening, or its domain.
+
+    Raises:
+        UsageError: The file exists and holds something else.
+        DispersionError: The file cannot be written.
+    """
     if path.exists():
         read_slope(path, "name a new file")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -249,8 +289,16 @@ def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
 
 
 def read_slope(path: str | Path, hint: str = _HINT) -> Own:
-    """Read a slope from its file; UsageError for another file, with the advice ``hint``, or a broken one."""
-    content = read_json(Path(path), _OwnFile, "a kept slope", SCHEMA, hint, repair="keep it again")
+    """Read the slope in a file that `keep_slope` wrote.
+
+    Args:
+        path: The file.
+        hint: The next step to advise if the file holds something else.
+
+    Raises:
+        UsageError: The file cannot be read, holds something else, or is damaged.
+    """
+    content = read_json(Path(path), _OwnFile, "a kept slope", SCHEMA, hint, repair=_REPAIR)
     own = Own(
         kind=content["kind"],
         k=content["k"],
@@ -263,8 +311,8 @@ def read_slope(path: str | Path, hint: str = _HINT) -> Own:
     )
     if not LEAST_SLOPE <= own.low <= own.k <= own.high <= MOST_SLOPE:
         raise UsageError(
-            f"{path}: expected k inside its interval, both from {LEAST_SLOPE:g} to {MOST_SLOPE:g}, got "
-            f"{own.k} ({own.low} to {own.high}); keep it again"
+            f"{path}: expected a slope k within its interval, and both within {LEAST_SLOPE:g} to "
+            f"{MOST_SLOPE:g}, got {own.k} ({own.low} to {own.high}); {_REPAIR}"
         )
     return own
 
@@ -273,14 +321,16 @@ def read_slope(path: str | Path, hint: str = _HINT) -> Own:
 
 
 def is_noise(figures: Sequence[Gap | Ratio]) -> bool:
-    """Whether the choice of tokens may explain how far ratios (or G) over the same tokens differ.
+    """Whether the choice of tokens alone may explain how far these figures differ.
 
-    False below two. The sum of squared differences of their logarithms, over its expectation by the paired
-    jackknife, is F distributed where only noise differs; its degrees of freedom follow from the correlations
-    of the noise (Satterthwaite), as siblings share tokens and may differ along few directions. Level 5 %.
+    The figures are ratios (or gaps) over the same tokens; False for fewer than two. It is an F test
+    at 5 %: the sum of squared differences of their logarithms, over its expectation by the paired
+    jackknife, is F distributed if only noise differs. The degrees of freedom follow from the
+    correlations of the noise (Satterthwaite), as siblings share tokens and may differ along few
+    directions.
 
-    Sources: Dempster, Annals of Mathematical Statistics 29 (1958); the estimate of tr Σ²: Bai and Saranadasa,
-    Statistica Sinica 6 (1996).
+    Sources: Dempster, Annals of Mathematical Statistics 29 (1958); the estimate of tr Σ²: Bai and
+    Saranadasa, Statistica Sinica 6 (1996).
     """
     if len(figures) < 2:
         return False

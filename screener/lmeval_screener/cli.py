@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
-    "Rank checkpoints by how far apart their output rows keep a domain's tokens: no labels, no data, no GPU, "
-    "and only the few rows that are needed are read."
+    "Rank language-model checkpoints without labels, data or a GPU: by how far apart a domain's "
+    "tokens lie in the output projection, of which only the few rows that are needed are read."
 )
 _MORE = """
 checkpoints:
@@ -50,13 +50,23 @@ checkpoints:
   's3://BUCKET/RUN/step*', gs://, az://, https://, models:/ and others
   -                     a list from standard input, one a line or CSV
 
-exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed,
-  4 below --fail-if-below, 5 news of --since; the first of 4, 5, 3 wins
+exit status: 0 all were screened, 1 none was, 2 wrong usage, 3 some failed,
+  4 some are below --fail-if-below, 5 --since found some worth evaluating;
+  if several apply, the first of 4, 5, 3
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``screen-checkpoints``: exit code, or argparse's SystemExit; DISPERSION_DEBUG=1 raises errors."""
+    """Run the command ``screen-checkpoints`` and return its exit code.
+
+    Errors are printed, or raised if DISPERSION_DEBUG=1 is set.
+
+    Args:
+        argv: The command's arguments; default: those of this process.
+
+    Raises:
+        SystemExit: From argparse, for wrong arguments and after ``--help`` or ``--version``.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     command = command_line(["screen-checkpoints", *words])
     name = "screen-checkpoints"
@@ -75,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``screen-checkpoints``, which is also ``dispersion screen``."""
+    """Add the arguments of ``screen-checkpoints``, alias ``dispersion screen``, to a parser."""
     parser.description = _ABOUT
     parser.usage = f"{parser.prog} [options] CHECKPOINT ..."
     group = parser.add_argument_group("what to screen")
@@ -99,7 +109,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``screen-checkpoints`` with parsed arguments; returns 0, 1, 3, 4 or 5, as ``--help`` lists them."""
+    """Run ``screen-checkpoints`` with parsed arguments and return its exit code.
+
+    The codes are 0, 1, 3, 4 and 5; ``--help`` says what they mean.
+
+    Raises:
+        DispersionError: The screening could not be run; `main` prints it.
+    """
     one_thread()
     if args.list is not None:
         from lmeval_screener.result import planning
@@ -114,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
 
     def notice(name: str, seconds: float) -> None:
         output.say(
-            f"screen-checkpoints: the server's rate limit of {name} is reached; continuing in {seconds:.0f} s"
+            f"screen-checkpoints: the rate limit of {name} is reached; continuing in {seconds:.0f} "
+            "s"
         )
 
     arguments = options_from(ScreenArguments, args)
@@ -141,7 +158,10 @@ def run(args: argparse.Namespace) -> int:
         with _progress(args.quiet) as screening.on_done:
             result = screening.result(selected)
         if session is not None and session.reused:
-            output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
+            output.say(
+                f"{session.reused} of {len(result.checkpoints)} checkpoints were taken from "
+                f"{args.registry}"
+            )
         status = _write(args, output, result, domain.tasks)
     if session is not None and session.loss:
         _print_error(session.loss)
@@ -170,7 +190,7 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
             from lmeval_screener.shortlist.manifest import emit
 
             manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
-            output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
+            output.say(f"wrote {manifest}; evaluate the list with: bash {args.emit / 'run.sh'}")
         if args.format is None and "table" in output.formats:
             names = _names(chosen)
         output.write(result.shown(chosen).document(), table=names)
@@ -198,15 +218,20 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse options that conflict, before anything is screened."""
     if args.shortlist is None and args.emit is None:
         if args.audit_sample:
-            raise UsageError("needs --shortlist", argument="audit_sample")
+            raise UsageError(
+                "needs --shortlist or --emit; add one of them", argument="audit_sample"
+            )
     elif args.shortlist is not None and args.shortlist < 1:
-        raise UsageError(f"expected at least 1, got {args.shortlist}", argument="shortlist")
+        raise UsageError(f"expected at least 1 rank, got {args.shortlist}", argument="shortlist")
     elif args.registry is not None and args.since is not None:
         raise UsageError(
-            "expected no --shortlist with --since and --registry: they report only news"
+            "expected no --shortlist or --emit together with --since and --registry, which report "
+            "only news; leave --since out"
         )
     if args.audit_sample < 0:
-        raise UsageError(f"expected at least 0, got {args.audit_sample}", argument="audit_sample")
+        raise UsageError(
+            f"expected at least 0 checkpoints, got {args.audit_sample}", argument="audit_sample"
+        )
 
 
 def _names(chosen: Shortlist) -> str:
@@ -219,8 +244,8 @@ def _names(chosen: Shortlist) -> str:
     for member in chosen.chosen:
         if member.target.secret:
             _print_error(
-                f"{member.name} is listed without its user name, password or query: give the "
-                "address again"
+                f"{member.name} is listed without the user name, password or query of its address; "
+                "add them again to evaluate it"
             )
     return "".join(f"{c.name}\n" for c in chosen.chosen)
 
@@ -249,17 +274,21 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
+    """Add the arguments of ``dispersion verify`` to a parser.
+
+    ``screen-checkpoints verify`` has the same.
+    """
     parser.description = (
-        "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
-        "--emit FOLDER` with its results."
+        "Check whether the screen works for you: compare its order with the results of the "
+        "checkpoints on a short list (`screen-checkpoints --shortlist K --emit FOLDER`)."
     )
     add_options(parser, Verifying, "manifest", "results", "metric")
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="FILE",
-        help="keep the slope of your results here, for --slope of a screening (default: do not)",
+        help="write the slope fitted on your results here, for `screen-checkpoints --slope` "
+        "(default: do not)",
     )
     add_output(parser)
     add_examples(
@@ -271,7 +300,11 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Run ``dispersion verify`` with parsed arguments; returns 0, whatever the verdict."""
+    """Run ``dispersion verify`` with parsed arguments; returns 0, whatever the verdict.
+
+    Raises:
+        DispersionError: There is no verdict, or no slope to keep; `main` prints it.
+    """
     output = Output.of(args)
 
     from lmeval_screener.shortlist.verdict import verify

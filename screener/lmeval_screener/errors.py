@@ -7,51 +7,68 @@ from lmeval_dispersion.errors import DispersionError, sentence
 #: The code of a checkpoint that a registry knows and that does not exist any more.
 GONE = "Gone"
 _OF_NAMES: dict[str, str] = {
-    "BadName": "not a repository's name, a folder, or an address of a supported storage",
-    "RepoNotFound": "no such model repository, or it is private and the token does not open it",
+    "BadName": "the name is neither a repository, nor a folder, nor an address of a supported "
+    "storage",
+    "RepoNotFound": "there is no such model repository, or it is private and the token gives no "
+    "access to it",
     "RevisionNotFound": "the repository has no such branch, tag or commit",
-    "FileNotFound": "a file that the checkpoint needs is not in the repository or folder",
+    "FileNotFound": "a file that is needed is missing from the repository or folder",
     "FolderNotFound": "the folder does not exist, or it holds no checkpoint",
-    GONE: "it was deleted, renamed or made private since a registry last saw it",
-    "TokenizerMismatch": "the tokenizer differs from that of the checkpoint's family",
+    GONE: "the checkpoint was deleted, renamed or made private since the registry last saw it",
+    "TokenizerMismatch": "the tokenizer differs from that of the family, or does not match the "
+    "weights",
     "Interrupted": "the run was stopped before this checkpoint was read",
 }
 #: Errors of the stored checkpoint: the same commit fails the same way again.
 OF_WEIGHTS: dict[str, str] = {
     "NoSafetensors": "the weights are missing, or stored in a format that is not supported",
-    "AdapterOnly": "an adapter that has no base, or that changes the head in a way that is not supported",
-    "SeveralFiles": "there are several GGUF models, and the name does not choose between them",
-    "BadArchive": "a torch.save file is broken, or is not what its name says",
-    "LegacyPickle": "the weights are a bare pickle, as torch wrote it before 1.6",
+    "AdapterOnly": "the adapter names no usable base model, or changes the output projection in a "
+    "way that is not supported",
+    "SeveralFiles": "the repository or folder has several GGUF models, and the name does not say "
+    "which to read",
+    "BadArchive": "a torch.save file is damaged, or is of another format than its name says",
+    "LegacyPickle": "the weights are a bare pickle, the format of torch.save before torch 1.6, "
+    "which is not read",
     "UnsafePickle": "the pickle contains more than tensors; none of it was executed",
-    "ScatteredRows": "the rows are scattered: most of the matrix would have to be read",
-    "QuantizedTensor": "the output projection is packed, or stored with separate scales",
-    "SlicedTensor": "the output projection is stored in slices (torch's distributed checkpoint)",
-    "RandomWeights": "a loader would draw weights at random: a wrapper's names, a missing layer, placeholders",
-    "NoOutputProjection": "the output projection is missing, or config.json contradicts the weights",
+    "ScatteredRows": "the needed rows are stored in scattered pieces: most of the matrix would "
+    "have to be read",
+    "QuantizedTensor": "the output projection is quantised: its numbers are packed, or have "
+    "separate scales",
+    "SlicedTensor": "the output projection is split into slices, as in torch's distributed "
+    "checkpoints",
+    "RandomWeights": "transformers would initialise weights at random, as tensors are missing, "
+    "renamed or placeholders",
+    "NoOutputProjection": "the weights have no output projection, or config.json contradicts them",
     "BadConfig": "config.json is not a JSON object",
-    "BadIndex": "the index of the shards is broken, or does not fit the shards",
-    "BadHeader": "a header of weights is broken, or does not fit its file",
-    "BadRows": "needed rows are zero, not finite, all parallel, or outside the matrix",
-    "BadTokenizer": "the tokenizer file is broken, or its pieces do not spell their leading space",
-    "TokenizerNotFound": "no tokenizer.json is stored with the checkpoint",
-    "TooFewTokens": "too few words of a token set are single tokens",
+    "BadIndex": "the index of the weights files is broken, or does not match these files",
+    "BadHeader": "the header of a weights file is broken, or does not match the file",
+    "BadRows": "needed rows of the output projection are zero, not finite, all parallel, or "
+    "outside the matrix",
+    "BadTokenizer": "the tokenizer file is broken, or its pieces do not show which words begin "
+    "with a space",
+    "TokenizerNotFound": "no tokenizer.json or vocab.json is stored with the checkpoint",
+    "TooFewTokens": "too few usable tokens: the words of the set are split into several tokens "
+    "each, or the task's answers are sentences or too varied",
 }
 #: Errors that say nothing about the weights: the checkpoint's last results still hold.
 NOT_OF_WEIGHTS: dict[str, str] = {
-    "BaseNotFound": "an adapter's base does not exist, or the token does not open it",
-    "RowsOfBase": "nothing to rank: the adapter leaves the head to its base, which cannot be read",
-    "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
-    "MissingExtra": "reading this format needs an optional package",
-    "BadToken": "the Hub does not accept the token: it is expired, revoked or mistyped",
-    "AccessDenied": "the server refuses access with this token, or the signed address, repeatedly",
+    "BaseNotFound": "the adapter's base model does not exist, or the token gives no access to it",
+    "RowsOfBase": "nothing to rank: the adapter keeps the output projection of its base, which "
+    "cannot be read",
+    "GatedRepo": "the repository is gated: its files need a token, and conditions accepted on the "
+    "Hub",
+    "MissingExtra": "reading this format needs an optional package that is not installed",
+    "BadToken": "the Hub rejects the token: it has expired, was revoked or is mistyped",
+    "AccessDenied": "the server refuses access to the repository, a file, or a signed address",
     "BadResponse": "the server's answers contradict the request, the listing or each other",
-    "RangeNotSupported": "the server ignores Range and would send a whole large file",
-    "RateLimited": "the server asks to wait for a quarter of an hour or longer, or refuses repeatedly",
-    "ServerError": "the server keeps failing (5xx, or an unexpected status)",
-    "Unreachable": "no connection, or it keeps breaking",
-    "Timeout": "the checkpoint's time budget ran out",
-    "Offline": "offline mode is on and something needed is not in the cache",
+    "RangeNotSupported": "the server ignores requests for a part of a file (Range), and would "
+    "send a large file whole",
+    "RateLimited": "the server's rate limit is reached: it asks to wait for 15 minutes or longer, "
+    "or refuses repeatedly",
+    "ServerError": "the server keeps failing, with a status of 5xx or another unexpected one",
+    "Unreachable": "the server cannot be reached, or the connection keeps breaking",
+    "Timeout": "reading the checkpoint took longer than the time limit (DISPERSION_TIMEOUT)",
+    "Offline": "offline mode is on, and a file that is needed is not in the cache",
     "InternalError": "a defect of this program; please report it",
 }
 #: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.
@@ -59,12 +76,15 @@ SCREENING_CODES = {**_OF_NAMES, **OF_WEIGHTS, **NOT_OF_WEIGHTS}
 
 
 class ScreeningError(DispersionError):
-    """One checkpoint cannot be screened.
+    """A checkpoint that cannot be screened; the message says why.
 
     Attributes:
-        code: A stable word for programs, such as ``GatedRepo``: a key of `SCREENING_CODES`, else ValueError.
-        base: Name of the base that cannot be read; empty unless that is the reason.
-        cause: Why it cannot, with the step that mends it; likewise.
+        code: A key of `SCREENING_CODES`, such as ``GatedRepo``, which programs may test.
+        base: Name of the adapter's base model if that cannot be read; empty for other errors.
+        cause: Why the base cannot be read, with the step that mends it; empty for other errors.
+
+    Raises:
+        ValueError: ``code`` is not in `SCREENING_CODES`.
     """
 
     base = ""
@@ -78,12 +98,21 @@ class ScreeningError(DispersionError):
 
 
 def cannot(code: str, reason: str, step: str) -> ScreeningError:
-    """The error for a checkpoint that cannot be read: the reason and the next step."""
+    """Return the error ``cannot be screened because REASON; STEP``.
+
+    Args:
+        code: A key of `SCREENING_CODES`.
+        reason: Why the checkpoint cannot be read, as a clause.
+        step: What to do about it, as an imperative.
+    """
     return ScreeningError(code, f"cannot be screened because {reason}; {step}")
 
 
 class UnreadBaseError(ScreeningError):
-    """An adapter leaves the head to its ``base``, which cannot be read because of its ``cause``."""
+    """An adapter keeps the output projection of its base model, which cannot be read.
+
+    The code is ``RowsOfBase``. ``base`` names the model, and ``cause`` says why it cannot be read.
+    """
 
     def __init__(self, rows: str, base: str, cause: str) -> None:
         super().__init__("RowsOfBase", f"{rows} ({base}), which could not be read: {cause}")

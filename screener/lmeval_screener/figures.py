@@ -56,18 +56,22 @@ _NONE = np.zeros(0)
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """G with its parts, in one metric.
+    """G of a checkpoint in one metric, with its parts.
+
+    T are the tokens of the domain, R the everyday tokens.
 
     Attributes:
-        metric: ``cosine`` (0 to 8/3; near 2 when all is orthogonal) or ``euclidean`` (unit of the rows).
-        mean: within_domain.mean + between.mean.
-        se: Jackknife standard error over tokens of both sets: leaving a domain token out moves both parts.
-        within_domain: Mean distance inside T.
-        between: Mean distance across T x R.
-        within_reference: Mean distance inside R: the control. It is not a part of G; if it moves as much as
-            G does, the whole matrix changed, not only the domain.
-        left_out_domain: G without domain token i, shape (|T|,).
-        left_out_reference: G without reference token j, shape (|R|,).
+        metric: ``cosine`` (G lies in [0, 8/3], near 2 if all rows are orthogonal) or ``euclidean``
+            (G has the unit of the rows).
+        mean: G: ``within_domain.mean + between.mean``.
+        se: Standard error of G by a jackknife over the tokens of both sets. Leaving out a token of
+            T changes both parts.
+        within_domain: Mean distance over the pairs inside T.
+        between: Mean distance over the pairs of a token of T and one of R.
+        within_reference: Mean distance over the pairs inside R, as a control and not a part of G.
+            If it changes as much as G does, the whole matrix has changed, not only the domain.
+        left_out_domain: G without token i of T, shape (|T|,).
+        left_out_reference: G without token j of R, shape (|R|,).
     """
 
     metric: Metric
@@ -81,13 +85,22 @@ class Gap:
 
 
 def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> Gap:
-    """G of ``domain`` (|T| >= 3, d) against ``reference`` (|R| >= 3, d); else GeometryError."""
+    """Compute G of the rows of T against the rows of R.
+
+    Args:
+        domain: Rows of T, shape (|T|, d) with |T| >= 3.
+        reference: Rows of R, shape (|R|, d) with |R| >= 3.
+        metric: ``cosine`` or ``euclidean``.
+
+    Raises:
+        GeometryError: The arrays have other shapes, or a row is not finite or, for ``cosine``, zero.
+    """
     across = between(domain, reference, metric)
     return _gap(metric, Contrast(within(domain, metric), across, within(reference, metric)))
 
 
 def gaps(domain: ArrayLike, reference: ArrayLike) -> dict[Metric, Gap]:
-    """:func:`gap` in every metric, with less work."""
+    """Compute :func:`gap` in every metric, with less work than one by one; returns metric -> G."""
     return {
         metric: _gap(metric, contrast) for metric, contrast in contrasts(domain, reference).items()
     }
@@ -103,14 +116,15 @@ def _gap(metric: Metric, contrast: Contrast) -> Gap:
 
 
 class FigureDifference(NamedTuple):
-    """A figure of one checkpoint minus another's, with the error over their common tokens.
+    """A figure of one checkpoint minus that of another, paired over their common tokens.
 
     Attributes:
         mean: The difference.
-        se: Its jackknife standard error, for the choice of tokens.
-        freedom: The error's degrees of freedom, from the side with fewer tokens: ten digits are few, and
-            their error is itself uncertain. Welch's estimate of them claims too much far out, where many
-            comparisons are counted. Source: Mickey and Brown, Annals of Mathematical Statistics 37 (1966).
+        se: Its standard error due to the choice of tokens, by the jackknife.
+        freedom: Degrees of freedom of ``se``: one less than the number of tokens in the smaller
+            set. Welch's estimate is larger and claims too much far out in the tails, which count
+            where many checkpoints are compared. Source: Mickey and Brown, Annals of Mathematical
+            Statistics 37 (1966).
     """
 
     mean: float
@@ -119,7 +133,10 @@ class FigureDifference(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of no difference, by Student's t; 1 for a mean of 0, else 0 for an error of 0."""
+        """Two-sided p-value of no difference, by Student's t.
+
+        1 if ``mean`` is 0; else 0 if ``se`` is 0.
+        """
         if self.mean == 0:
             return 1.0
         if not self.se > 0:
@@ -128,20 +145,22 @@ class FigureDifference(NamedTuple):
 
 
 def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
-    """``a`` minus ``b``, paired: the same token is left out of both.
+    """Return figure ``a`` minus figure ``b``, paired over tokens.
 
-    Tokens that are far from others in one checkpoint are also far in its siblings: independent errors
-    would hide real differences.
+    The jackknife leaves the same token out of both: a token that is far from the others in one
+    checkpoint is also far in its siblings, and independent errors would hide real differences.
 
     Raises:
-        GeometryError: A gap and a ratio, different metrics, or different numbers of tokens.
+        GeometryError: One is a gap and the other a ratio, or they differ in their metric or in
+            their numbers of tokens.
     """
     is_same_domain = a.left_out_domain.shape == b.left_out_domain.shape
     is_same_reference = a.left_out_reference.shape == b.left_out_reference.shape
     is_same_figure = getattr(a, "metric", None) == getattr(b, "metric", None)
     if not (is_same_domain and is_same_reference and is_same_figure):
         raise GeometryError(
-            "expected two figures in the same metric over the same tokens; screen both with the same sets"
+            "expected two ratios, or two gaps in the same metric, over the same tokens; screen "
+            "both checkpoints with the same token sets"
         )
     domain = a.left_out_domain - b.left_out_domain
     reference = a.left_out_reference - b.left_out_reference
@@ -154,17 +173,20 @@ def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
 
 @dataclass(frozen=True, eq=False)
 class Ratio:
-    """A checkpoint's ratio.
+    """The ratio of a checkpoint, within(T) / within(R), with its errors.
 
     Attributes:
-        mean: within(T) / within(R).
-        se: Its jackknife standard error over tokens of both sets; γ is held fixed.
-        rounding: Possible move by rounding to the stored element type, three standard deviations.
-        left_out_domain: The figure without domain token i, shape (|T|,).
-        left_out_reference: The figure without reference token j, shape (|R|,).
-        shares: The parts of ``rounding`` over ``mean``: of T's rows, of R's, and of γ with a scale, (3,).
-        marks: A hash for each row of T, each of R, and γ, (|T| + |R| + 1,); empty, like ``shares``, if an
-            earlier version measured it.
+        mean: The ratio.
+        se: Its standard error by a jackknife over the tokens of T and R, with the final norm's
+            weight γ held fixed.
+        rounding: Largest change of the ratio that rounding to the stored element type explains:
+            three standard deviations.
+        left_out_domain: The ratio without token i of T, shape (|T|,).
+        left_out_reference: The ratio without token j of R, shape (|R|,).
+        shares: ``rounding / mean`` in three parts, shape (3,): from the rows of T, from the rows of
+            R, and from γ together with a scale of the rows.
+        marks: Hashes of the rows of T, of the rows of R and of γ, shape (|T| + |R| + 1,). Like
+            ``shares``, empty if an earlier version of this package measured the ratio.
     """
 
     mean: float
@@ -176,15 +198,16 @@ class Ratio:
     marks: Array = field(default_factory=lambda: _NONE)
 
     def above(self, other: Ratio) -> bool:
-        """Whether it exceeds another checkpoint's ratio by more than the rounding of both."""
+        """Whether this ratio exceeds another checkpoint's by more than the rounding of both."""
         return self.mean - self.rounding > other.mean + other.rounding
 
     def rounding_from(self, base: Ratio) -> float:
-        """Possible move of the difference from a base by rounding, three standard deviations.
+        """Return the largest difference from a base's ratio that rounding explains.
 
-        A fine-tune begins at its base's numbers: rows, or γ, that are equal bit for bit have no rounding
-        between them; for the others the coarser of the two types decides. If one has no marks, or other
-        numbers of tokens, it is the sum of both roundings.
+        Three standard deviations. A fine-tune starts from its base's numbers, so rows (or γ) that
+        are equal bit for bit have no rounding between them; for the others the coarser of the two
+        element types decides. If either ratio has no ``marks``, or their numbers of tokens differ,
+        the result is the sum of both roundings.
         """
         if self.marks.shape != base.marks.shape or not len(self.marks):
             return self.rounding + base.rounding
@@ -194,13 +217,23 @@ class Ratio:
 
 
 def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
-    """Ratio from rows of T (n, d) and R (m, d), as ``dtype``, by a known norm; GeometryError if undefined."""
+    """Compute the ratio of a checkpoint.
+
+    Args:
+        domain: Stored rows of T, shape (n, d).
+        reference: Stored rows of R, shape (m, d).
+        norm: The final norm, with a known weight.
+        dtype: Element type in which the rows are stored, such as ``BF16``.
+
+    Raises:
+        GeometryError: The ratio is not defined, as too few rows are given or those of R are equal.
+    """
     seen_domain = norm.effective(domain)
     seen_reference = norm.effective(reference)
     inside = within(seen_domain, "euclidean")
     control = within(seen_reference, "euclidean")
     if not control.mean > 0:
-        raise GeometryError("the final norm leaves no difference between everyday tokens")
+        raise GeometryError("the rows of all everyday tokens are equal after the final norm")
     mean = inside.mean / control.mean
     left_out_domain = inside.left_out / control.mean
     left_out_reference = inside.mean / control.left_out
@@ -240,7 +273,16 @@ def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> flo
 
 
 def storage_error(rows: NDArray[Any], dtype: str) -> Array:
-    """Standard deviation of each number's rounding to ``dtype``, float64, shape of ``rows`` (n, d)."""
+    """Return the standard deviation of each number's rounding to a stored element type.
+
+    Args:
+        rows: The numbers, shape (n, d).
+        dtype: The element type, such as ``F16``; unknown ones count as blocks of integers that
+            share a scale.
+
+    Returns:
+        Shape (n, d), float64, in the unit of the rows.
+    """
     values: Array = np.abs(rows.astype(np.float64))
     if _significand(dtype) is not None:
         return values * relative_error(dtype)
@@ -261,7 +303,10 @@ def _significand(dtype: str) -> int | None:
 
 
 def relative_error(dtype: str) -> float:
-    """Standard deviation of rounding to ``dtype``, relative to the number; of integers, by their bits."""
+    """Return the standard deviation of rounding to an element type, relative to the number.
+
+    For types of integers, such as ``Q4_K``, it follows from their number of bits.
+    """
     bits = _significand(dtype)
     return math.ldexp(1 / math.sqrt(3), -(_bits(dtype) if bits is None else bits))
 
@@ -272,7 +317,12 @@ def _bits(dtype: str) -> int:
 
 
 def figures_left_out(figures: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
-    """Figures without each token of T, (n, |T|), and without each of R, (n, |R|), a row per figure."""
+    """Stack the leave-one-out values of n figures.
+
+    Returns:
+        The figures without each token of T, shape (n, |T|), and without each token of R,
+        shape (n, |R|).
+    """
     domain = np.stack([figure.left_out_domain for figure in figures])
     reference = np.stack([figure.left_out_reference for figure in figures])
     return domain, reference
@@ -282,10 +332,12 @@ def figures_left_out(figures: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
 
 
 def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
-    """The figures as one float64 array, each with its leave-one-out values over T, then over R.
+    """Pack the figures of a checkpoint into one float64 array, for :func:`figures_of`.
 
-    First G in each metric of ``METRICS`` with its parts, then the ratio, NaN if it is not known; last its
-    shares of rounding and marks, which earlier versions omitted.
+    The array has G in each metric of ``METRICS`` with its error, its parts and its leave-one-out
+    values over T and R; then the ratio with its errors, its leave-one-out values, its ``shares``
+    and its ``marks``, which earlier versions omitted. If the ratio is None, three NaN stand in its
+    place.
     """
     arrays: list[ArrayLike] = []
     for metric in METRICS:
@@ -303,9 +355,18 @@ def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
 def figures_of(
     numbers: Array, domain: int, reference: int, of_ratio: int
 ) -> tuple[dict[Metric, Gap], Ratio | None]:
-    """The figures in an array of :func:`numbers_of`, without the leave-one-out values of G's parts.
+    """Unpack the figures in an array of :func:`numbers_of`.
 
-    ``domain`` and ``reference`` are the numbers of tokens in T and R, ``of_ratio`` in the ratio's T.
+    The leave-one-out values of G's parts are not stored, and come back empty.
+
+    Args:
+        numbers: The array.
+        domain: Number of tokens in T.
+        reference: Number of tokens in R.
+        of_ratio: Number of tokens that take the place of T in the ratio.
+
+    Returns:
+        Metric -> G, and the ratio; None if it was not known.
     """
     sizes = [*(14, domain, reference) * len(METRICS), 3, of_ratio, reference, 3]
     arrays = iter(np.split(numbers, np.cumsum(sizes)))

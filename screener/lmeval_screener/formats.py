@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of weights files.
+    """A file format of weights.
 
     Attributes:
-        suffix: End of its files' names.
-        module: Name in ``weights.files`` of the module that reads its headers, imported for the first file.
-        single: Name of the file that holds a whole model in transformers' layout; empty for a format whose
-            every file is a model with its own configuration and tokenizer.
-        index: Name of the index of its shards in that layout; empty for none.
+        suffix: Suffix of the file names.
+        module: Module in ``weights.files`` that reads the headers; imported for the first file.
+        single: Name of the file that holds a whole model in transformers' layout. Empty for a
+            format in which every file is a model with its own configuration and tokenizer.
+        index: Name of the file that lists a model's shards in that layout; empty if there is none.
     """
 
     suffix: str
@@ -33,7 +33,11 @@ class Format:
     index: str = ""
 
     async def read_header(self, file: WeightFile) -> Header:
-        """Read a file's header with the format's module; ScreeningError for a broken or refused file."""
+        """Read the header of a file in this format.
+
+        Raises:
+            ScreeningError: The file is broken, or holds what is not supported.
+        """
         module = importlib.import_module(f"lmeval_screener.weights.files.{self.module}")
         header: Header = await module.read_header(file)
         return header
@@ -72,25 +76,28 @@ _NOT_THE_MODEL = re.compile(
 
 
 def is_gguf(path: str) -> bool:
-    """Whether a file is called as a GGUF file, or as an Ollama blob, is."""
+    """Whether a file has the name of a GGUF file or of an Ollama blob."""
     return path.endswith(GGUF.suffix) or BLOB.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def format_of(path: str) -> Format:
-    """The format with the suffix of ``path``, a weights file; StopIteration for other suffixes."""
+    """Return the format of a weights file, by its name; StopIteration for an unknown suffix."""
     if is_gguf(path):
         return GGUF
     return next(kind for kind in FORMATS if path.endswith(kind.suffix))
 
 
 def holds_weights(files: Iterable[str]) -> bool:
-    """Whether any file may hold a model's or an adapter's weights, also in an unsupported format."""
+    """Whether any of these names is that of a model's or an adapter's weights.
+
+    Unsupported formats count too: such a checkpoint is refused with an error, not left out.
+    """
     ends = (*SUFFIXES, *UNREAD)
     return any(path.endswith(ends) and not is_training_state(path) for path in files)
 
 
 def is_training_state(path: str) -> bool:
-    """Whether a file holds what training needs to go on, by its name, and no model's weights.
+    """Whether a file's name says that it holds a trainer's state, such as the optimizer's.
 
     >>> is_training_state("checkpoint-5/optimizer.bin"), is_training_state("pytorch_model.bin")
     (True, False)
@@ -99,11 +106,12 @@ def is_training_state(path: str) -> bool:
 
 
 def own_weights(files: Iterable[str]) -> list[str]:
-    """The files that may hold a whole model in transformers' layout, by their names; empty without any.
+    """Return the files that may hold a whole model in transformers' layout; empty for none.
 
-    As transformers takes them: a file with the whole model, else an index's shards, safetensors first; only
-    an index says which shards are its own (`lmeval_screener.weights.model_files`). Else what
-    transformers does not take: other safetensors, or pickled shards without an index.
+    As transformers chooses them: the file with the whole model, else the shards of an index,
+    safetensors first. The index itself, read by `lmeval_screener.weights.model_files`, says which
+    of the shards it lists. If there is neither, what transformers does not load: other safetensors
+    files, or pickled shards without an index.
     """
     names = set(files)
     pickled = sorted(
@@ -119,7 +127,10 @@ def own_weights(files: Iterable[str]) -> list[str]:
 
 
 def safetensors_files(files: Iterable[str]) -> list[str]:
-    """The safetensors files that may hold a model's own weights in transformers' layout, by their names."""
+    """Return the safetensors files that may hold a model's own weights in transformers' layout.
+
+    Judged by their names, and sorted: adapters, optimizers and files in sub-folders do not count.
+    """
     weights: list[str] = []
     for path in sorted(files):
         is_stored = path.endswith(SAFETENSORS.suffix) and "/" not in path

@@ -1,4 +1,4 @@
-"""The figure that orders checkpoints, as a family's file or a user names it."""
+"""The figure that ranks checkpoints, as a family's file or a user names it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ DISTANCES = {"cosine": "cosine", "euclidean": "Euclidean"}
 
 
 class Order(NamedTuple):
-    """The figure that orders, ``ratio`` or ``gap`` for G, and the distance of G.
+    """Which figure ranks checkpoints, and in which distance G is measured.
 
-    Each is None where nobody says.
+    Attributes:
+        rank_by: ``ratio``, or ``gap`` for G; None if left open.
+        metric: Distance of G, ``cosine`` or ``euclidean``; None if left open.
     """
 
     rank_by: RankBy | None = None
     metric: Distance | None = None
 
     def over(self, other: Order) -> Order:
-        """This order, completed by another where it says nothing.
+        """Return this order, with what it leaves open taken from ``other``.
 
         >>> Order("gap").over(Order("ratio", "euclidean"))
         Order(rank_by='gap', metric='euclidean')
@@ -34,7 +36,7 @@ class Order(NamedTuple):
 
     @property
     def figure(self) -> str:
-        """The figure in words: ``ratio``, ``G (Euclidean)``; empty where nobody says."""
+        """The figure in words, such as ``ratio`` or ``G (Euclidean)``; empty if it is left open."""
         if self.rank_by != "gap":
             return self.rank_by or ""
         return f"G ({DISTANCES[self.metric]})" if self.metric else "G"
@@ -47,7 +49,10 @@ BY_RATIO = Order("ratio", "cosine")
 
 
 def stored_order(rank_by: Any, metric: Any) -> Order:
-    """The order in a file's two values; a value that is neither known nor None is unsaid."""
+    """Return the order that two values of a file name.
+
+    A value other than the known figures and distances is left open (None).
+    """
     return Order(
         rank_by if rank_by in get_args(RankBy) else None,
         metric if metric in get_args(Distance) else None,
@@ -61,16 +66,17 @@ def _figure(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RankedBy:
-    """How a user wants checkpoints to be ordered.
+    """How a user wants checkpoints to be ranked.
 
     Attributes:
-        rank_by: Figure that ranks; gap is G. Default: that of the family's file, else ratio.
+        rank_by: Figure that ranks checkpoints: the ratio, or the gap G. Default: that of the
+            family's file, else ratio.
 
-            The order of G has no known chance.
-        metric: Distance of G. Default: that of the family's file, else cosine.
+            An order by G comes without chances.
+        metric: Distance in which G is measured. Default: that of the family's file, else cosine.
         base: Model that the others were trained from. Default: the base they name.
 
-            It is the zero point of the others, and never chosen.
+            The others are compared with it, and it is never recommended.
     """
 
     rank_by: Annotated[RankBy | None, Option(type=_figure)] = None
@@ -79,5 +85,5 @@ class RankedBy:
 
     @property
     def order(self) -> Order:
-        """The order that is asked for."""
+        """The order that these arguments ask for."""
         return Order(self.rank_by, self.metric)

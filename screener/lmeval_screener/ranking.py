@@ -44,7 +44,12 @@ K = TypeVar("K", bound=Hashable)
 
 
 class CommonTokenizer(NamedTuple):
-    """A tokenizer that checkpoints share: its first reading, and (piece, row id) of the compared tokens."""
+    """A tokenizer by which several checkpoints are compared.
+
+    Attributes:
+        first: The first reading that has it.
+        rows: The compared tokens, each as its piece and the number of its row.
+    """
 
     first: Reading
     rows: frozenset[tuple[str, int]]
@@ -53,11 +58,19 @@ class CommonTokenizer(NamedTuple):
 def common_tokenizers(
     family: str | None, members: Sequence[Reading]
 ) -> dict[str, CommonTokenizer | None]:
-    """Tokenizer's digest -> the common tokenizer for comparing its checkpoints; None if none fits.
+    """Find the tokenizers by which checkpoints can be compared.
 
-    A family's tokenizer is that of most of its checkpoints. Checkpoints given by name (``family`` is None)
-    may have any number of tokenizers. One tokenizer can replace another if each of its compared tokens is
-    the same piece at the same row there.
+    One tokenizer can replace another if each of its compared tokens is the same piece at the same
+    row there. A family is compared by one tokenizer, that of most of its checkpoints; checkpoints
+    that were given by name may have any number of them.
+
+    Args:
+        family: The family of the checkpoints; None if they were given by name.
+        members: The readings of the checkpoints.
+
+    Returns:
+        Digest of each checkpoint's tokenizer -> the tokenizer that replaces it in comparisons; None
+        if it does not fit that of the family.
     """
     votes = Counter(member.tokenizer for member in members)
     shown = {member.tokenizer: member for member in reversed(members)}
@@ -74,14 +87,21 @@ def common_tokenizers(
 
 
 def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningError:
-    """The error for a checkpoint whose tokenizer differs from its family's."""
+    """Return the error for a checkpoint whose tokenizer differs from its family's.
+
+    Args:
+        family: Name of the family.
+        member: The reading of the checkpoint.
+        common: A reading with the family's tokenizer.
+    """
     missing = _rows(common.resolution) - _rows(member.resolution)
     pieces = sorted(piece for piece, _ in missing)
     shown = ", ".join(pieces[:5]) + (", ..." if len(pieces) > 5 else "")
     return ScreeningError(
         "TokenizerMismatch",
         f"left out of the ranking of {family} because its tokenizer differs from that of "
-        f"{common.target.label} in {len(pieces)} of the tokens compared ({shown}); screen it by its own name",
+        f"{common.target.label} in {len(pieces)} of the tokens compared ({shown}); to screen it, "
+        "give its own name instead of the family",
     )
 
 
@@ -94,11 +114,19 @@ def ranked(
     order: Order = UNSAID,
     bases: Collection[str] = (),
 ) -> list[Screened]:
-    """Every group's checkpoints, best first.
+    """Group checkpoints by family (or tokenizer) and scale, and rank each group.
 
-    A group's base is one of the labels ``bases``, else its :func:`named_base`. What ``order`` leaves unsaid,
-    a family's file says, else `BY_RATIO`. The ratio ranks a group in which two candidates have one, and
-    those without are set aside; else G ranks.
+    The ratio ranks a group if at least two candidates have one; members without a ratio are then
+    set aside. Otherwise G ranks.
+
+    Args:
+        members: The readings.
+        order: The figure and the distance to use. What it leaves open is taken from the family's
+            file, else from `BY_RATIO`.
+        bases: Labels of base models. A group without any of them takes its :func:`named_base`.
+
+    Returns:
+        The checkpoints, group by group, each group best first.
     """
     families: dict[str, list[Reading]] = {}
     for reading in members:
@@ -116,10 +144,11 @@ def ranked(
 
 
 def named_base(members: Sequence[Reading]) -> str:
-    """The ``place`` that all others in a group, two or more, name as their base; empty for none.
+    """Return the name (``Reading.place``) of the base that all others in a group name; else empty.
 
-    Those that name none do not count if they are of a training run of which others name it, and not most of
-    all: a merged checkpoint has lost the name of its base.
+    At least two others must be there. A member that names no base, such as a merged checkpoint,
+    does not count against it if it belongs to a training run whose other members name the base, and
+    if such members are not the majority.
     """
     named = Counter(member.base for member in members if member.base != member.place)
     there = Counter(member.place for member in members)
@@ -238,10 +267,22 @@ def _base_first(
 def against_base(
     base: Gap | Ratio, ratios: Mapping[K, Gap | Ratio], copies: Collection[K] = ()
 ) -> dict[K, Against]:
-    """Each ratio (or G) minus its base's, and its side of the base; GeometryError for unlike tokens.
+    """Compare each ratio (or G) with that of the base.
 
-    A side needs a paired difference, corrected for all comparisons (Holm), that rounding cannot explain.
-    Copies, and checkpoints with the base's rows bit for bit, are equal to it.
+    A checkpoint is above or below its base if the paired difference is significant, corrected for
+    all comparisons (Holm), and larger than rounding explains; otherwise it is level. Copies, and
+    checkpoints whose rows are the base's bit for bit, are equal.
+
+    Args:
+        base: The figure of the base.
+        ratios: Key -> the figure of a checkpoint.
+        copies: Keys of the checkpoints that are copies of the base.
+
+    Returns:
+        Key -> the difference from the base, with its side.
+
+    Raises:
+        GeometryError: The figures are of different kinds, or over different numbers of tokens.
     """
     gains = {key: difference(ratio, base) for key, ratio in ratios.items()}
     clear = holm({key: gain.p for key, gain in gains.items()})
@@ -263,7 +304,12 @@ def against_base(
 
 
 def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
-    """First index from which on no two figures, best first, differ; pairs tested two-sided at ``level``."""
+    """Return the first index from which on no two figures differ significantly.
+
+    Args:
+        gaps: Figures over the same tokens, best first.
+        level: Two-sided level of the paired test of each pair.
+    """
     sides = [side - side.mean(axis=1, keepdims=True) for side in figures_left_out(gaps)]
     means = np.array([gap.mean for gap in gaps])
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
@@ -297,18 +343,19 @@ _SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN.spli
 
 
 def scale_names(readings: Sequence[Reading]) -> list[str]:
-    """The scales of checkpoints with one tokenizer, such as ``0.5B`` or ``70M``; or ``unknown``.
+    """Return the scale of each checkpoint, such as ``0.5B``, or ``unknown`` without a count.
 
-    The rule, first match first:
+    The checkpoints have one tokenizer. The first rule that applies decides:
 
     1. the scale that the family file states;
-    2. a size in the repository's or folder's name (``-70m``, ``-7B``, ``-0.5B``), if the parameters that
-       were counted are within a factor of two of it: ``Qwen2.5-7B`` has 7.6 billion;
-    3. the scale of a sibling by rule 1 or 2 whose parameters are equal within 4 %;
+    2. a size in the repository's or folder's name (``-70m``, ``-7B``, ``-0.5B``) that is within a
+       factor of two of the counted parameters: ``Qwen2.5-7B`` has 7.6 billion;
+    3. the scale, by rule 1 or 2, of a sibling whose parameters are equal within 4 %;
     4. the count: the nearest scale of the bundled families within 4 %, else two digits.
 
-    The count is all parameters without the vocabulary's padding (rows beyond the tokenizer's last id, in both
-    vocabulary matrices). A fine-tune that adds or drops padding stays in the group of its siblings.
+    All parameters are counted except the vocabulary's padding (rows beyond the tokenizer's last id,
+    in both vocabulary matrices), so that a fine-tune with more or less padding stays with its
+    siblings.
     """
     counts = [_counts(reading) for reading in readings]
     names = [
@@ -402,13 +449,22 @@ def _spelled(value: float) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Spearman's rank correlation between two orders of the same checkpoints, in [-1, 1].
+    """Spearman's rank correlation between two orders of the same checkpoints.
 
-    Scope *within groups* compares all groups, each only inside; *overall* is across groups, which the
-    published evidence does not support. ``spearman_p`` is two-sided: the share of all orders of the
-    accuracies whose correlation is at least as large; beyond nine checkpoints, of orders drawn with a fixed
-    seed, as (1 + as large) / (1 + drawn). Two checkpoints always give 1, three at least 1/3, reported
-    as is. Both are NaN, and ``reason`` says why, for fewer than two checkpoints or equal values.
+    Attributes:
+        scope: ``group`` for one group; ``within groups`` for all groups, each compared only inside;
+            ``overall`` across groups, which the published evidence does not support.
+        group: Name of the group; empty for the other scopes.
+        n: Number of checkpoints.
+        spearman: The correlation, in [-1, 1]; NaN for fewer than two checkpoints or equal values.
+            Two checkpoints always give 1 or -1.
+        spearman_p: Its two-sided p-value: the share of the permutations of the accuracies whose
+            correlation is at least as large; NaN without a correlation. Two checkpoints always give
+            1, three at least 1/3.
+        exact: Whether all permutations were counted. Beyond nine checkpoints they are drawn with a
+            fixed seed, and the p-value is (1 + as large) / (1 + drawn).
+        permutations: Number of permutations.
+        reason: Why the correlation is NaN; empty if it is a number.
     """
 
     scope: Literal["group", "within groups", "overall"]
@@ -424,7 +480,14 @@ class Agreement:
     def of(
         cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]
     ) -> Agreement:
-        """The agreement in strata of (gaps, accuracies), finite numbers; permutations stay inside each."""
+        """Compute the agreement of gaps and accuracies.
+
+        Args:
+            scope: The scope, as in `Agreement`.
+            group: Name of the group, or empty.
+            strata: For each group its gaps and its accuracies, finite and in the same order. For
+                the p-value, accuracies are permuted only inside their group.
+        """
         n = sum(len(gaps) for gaps, _ in strata)
         figures = rank_agreement(strata)
         if figures is not None:
@@ -438,9 +501,18 @@ class Agreement:
 def agreements(
     gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]
 ) -> list[Agreement]:
-    """Agreement per group in order of appearance; with several groups also *within groups* and *overall*.
+    """Compute the agreement of gaps with accuracies in each group.
 
     Checkpoints whose gap or accuracy is not finite are left out.
+
+    Args:
+        gaps: G, or another figure, of each checkpoint.
+        accuracies: Accuracy of each checkpoint.
+        groups: Group of each checkpoint.
+
+    Returns:
+        One line per group, in order of appearance; with several groups also *within groups* and
+        *overall*.
 
     >>> [line.spearman for line in agreements([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
     [0.5]

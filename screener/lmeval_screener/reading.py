@@ -1,4 +1,4 @@
-"""Reads one checkpoint: its output projection, the rows of T and R, and from them G and the ratio."""
+"""Reads one checkpoint: rows of its output projection, and from them G and the ratio."""
 
 from __future__ import annotations
 
@@ -55,10 +55,16 @@ class _Opened:
 
 
 class Reader:
-    """Reads checkpoints for one pair of token sets; those with the same tokenizer share its resolution.
+    """Reads checkpoints for one pair of token sets.
 
-    Without a ``hub`` every checkpoint is a folder. ``known`` is called with every opened checkpoint: it
-    returns the kept reading or None, or raises the kept `ScreeningError`.
+    Checkpoints with the same tokenizer share its resolution, which maps the sets' words to rows.
+
+    Args:
+        hub: Connection to the Hub; None if every checkpoint is a folder.
+        domain: The token set T.
+        reference: The token set R.
+        known: Called with every opened checkpoint. It returns the reading that a registry has kept,
+            raises the ScreeningError that it has kept, or returns None for a new checkpoint.
     """
 
     def __init__(
@@ -87,11 +93,27 @@ class Reader:
     async def read(
         self, target: Target, account: Account, *, over: Resolution | None = None
     ) -> Reading:
-        """Read a checkpoint by its own tokenizer's rows, or those of ``over``; ScreeningError if it fails."""
+        """Read a checkpoint.
+
+        Args:
+            target: The checkpoint.
+            account: Counts the checkpoint's bytes and requests, and limits its time.
+            over: Rows to read in place of those that its own tokenizer gives.
+
+        Raises:
+            ScreeningError: The checkpoint cannot be screened.
+        """
         return await account.bounded(self._read(target, account, over))
 
     async def body(self, target: Target, account: Account) -> bytes:
-        """A checkpoint's `read_body`, of all tensors if local, else `MOST`; ScreeningError if it fails."""
+        """Read a few numbers of a checkpoint's weights, by which copies are recognised.
+
+        They are taken from all tensors of a local checkpoint, and from `MOST` tensors of a remote
+        one; see `read_body`.
+
+        Raises:
+            ScreeningError: The files cannot be read.
+        """
         snapshot = await account.bounded(self._open(target, account))
         most = None if snapshot.is_local else MOST
         if _is_gguf(snapshot, target):
@@ -193,7 +215,10 @@ class Reader:
     async def _body_in_brief(
         self, snapshot: Snapshot, opened: _Opened, files: Sequence[str]
     ) -> bytes:
-        """A local body for a registry, else the digest, of a model's ``files`` and what changes them."""
+        """Return the body of a local checkpoint for a registry; otherwise the digest of its files.
+
+        ``files`` are the model's; an adapter's file is added to them.
+        """
         paths = list(files)
         adapter = opened.adapter
         if adapter is not None and opened.base is not None:
@@ -242,7 +267,8 @@ class Reader:
         except TimeoutError:
             raise account.trouble or ScreeningError(
                 "Timeout",
-                f"not opened within {seconds:.0f} s; try again, or set more in DISPERSION_TIMEOUT",
+                f"it was not opened within {seconds:.0f} s; try again, or set a longer "
+                "DISPERSION_TIMEOUT",
             ) from None
 
     async def _on_base(self, adapter: Adapter, base: Snapshot) -> OutputProjection:
@@ -296,13 +322,14 @@ async def _read_figures(
     if max(ids) >= rows:
         raise ScreeningError(
             "TokenizerMismatch",
-            f"cannot be screened because its tokenizer needs row {max(ids)} and {projection.name} has "
-            f"{rows}; tokenizer and weights do not match",
+            f"cannot be screened because its tokenizer has tokens up to id {max(ids)}, but "
+            f"{projection.name} has only {rows} rows; save the tokenizer that belongs to these "
+            "weights with them",
         )
     if isinstance(projection.rows, PiecedRows) and rows < resolution.vocabulary:
         raise sliced_error(
             projection.name,
-            f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}",
+            f"its {rows} rows are fewer than the {resolution.vocabulary} tokens of the tokenizer",
         )
     matrix, norm = await read_rows_and_norm(projection, ids)
     domain = matrix[:split]
@@ -315,7 +342,8 @@ async def _read_figures(
         return gaps(domain, reference), found, "", sketch(matrix, norm, projection.dtype)
     except GeometryError as error:
         raise ScreeningError(
-            "BadRows", f"cannot be screened because of {projection.name}: {error}"
+            "BadRows",
+            f"cannot be screened because rows of {projection.name} cannot be compared: {error}",
         ) from error
 
 
@@ -336,10 +364,14 @@ async def _gguf_files(snapshot: Snapshot, target: Target) -> tuple[str, ...]:
 
 
 async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Target] | None:
-    """The adapter in a snapshot and its base's target; None for a whole model; ScreeningError if broken.
+    """Return the adapter in a snapshot and the target of its base; None if there is no adapter.
 
-    A whole model next to the adapter is its base (`adapter_on_weights`), except in a repository of the Hub,
-    where transformers takes the base that the adapter names.
+    In a folder, an adapter next to a whole model does not count: that model is its base
+    (`adapter_on_weights`). In a repository of the Hub it counts, as transformers then loads the
+    base that the adapter names.
+
+    Raises:
+        ScreeningError: The adapter's files are broken.
     """
     if target.file is not None or "adapter_config.json" not in snapshot.files:
         return None
@@ -353,10 +385,10 @@ async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Targe
 
 
 async def adapter_on_weights(snapshot: Snapshot, target: Target) -> Adapter | None:
-    """The adapter that transformers puts on the whole model in the same folder; None without one.
+    """Return the adapter that transformers puts on the model in the same folder; None without one.
 
     Raises:
-        ScreeningError: transformers cannot load such a folder, or the adapter is broken.
+        ScreeningError: transformers cannot load such a folder, or the adapter's files are broken.
     """
     if target.file is not None or target.on_hub or "adapter_config.json" not in snapshot.files:
         return None
@@ -375,27 +407,31 @@ def _base_target(adapter: Adapter, target: Target) -> Target:
     if REPOSITORY.fullmatch(adapter.base):
         return Target(adapter.base, adapter.revision)
     why = f"its base is {adapter.base!r}, a path on the machine that trained the adapter"
-    step = "write the base's repository into adapter_config.json, or merge the adapter into it"
+    step = (
+        "write the base's repository into adapter_config.json, or merge the adapter into its base"
+    )
     if target.local:
-        why += f", or of another working folder than {os.getcwd()}"
+        why += f", or one that is relative to another folder than {os.getcwd()}"
         step = (
-            "start where PEFT finds it, write the base's repository or folder into adapter_config.json "
-            "(base_model_name_or_path), or merge the adapter into it"
+            "start from the folder to which the path is relative, write the base's repository or "
+            "folder into adapter_config.json (base_model_name_or_path), or merge the adapter into "
+            "its base"
         )
     return Target(adapter.base, refused=("AdapterOnly", f"{why}; {step}"))
 
 
 def _unread(adapter: Adapter, code: str, why: str, start: str = "") -> ScreeningError:
-    """The error for an adapter whose base cannot be read; ``start`` says before ``why`` what that is.
+    """Return the error for an adapter whose base cannot be read because of ``why``.
 
-    It is ``RowsOfBase`` where the adapter's names alone show that it leaves the head to its base.
+    It is ``RowsOfBase`` if the adapter's names alone show that it keeps its base's output
+    projection. Otherwise ``start`` stands before ``why``.
     """
     if not adapter.leaves_head:
         return ScreeningError(code, f"{start}{why}")
     if adapter.nothing:
-        rows = f"it changes nothing ({adapter.nothing}), so its rows are those of its base"
+        rows = f"the adapter changes nothing ({adapter.nothing}), so its rows are those of its base"
     else:
-        rows = "it has the output rows of its base if its keys fit it"
+        rows = "by the names of its tensors, the adapter keeps the output rows of its base"
     return UnreadBaseError(rows, adapter.label, why)
 
 
@@ -421,12 +457,12 @@ async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
 
 def _no_tokenizer(snapshot: Snapshot) -> ScreeningError:
     """The error for a checkpoint without a tokenizer whose rows can be looked up."""
-    reason = f"it has no {' or '.join(TOKENIZER_FILES)}, which maps tokens to rows"
+    reason = f"it has no {' or '.join(TOKENIZER_FILES)} to find the rows of its tokens"
     step = SAVE_TOKENIZER
     known = layout_of(snapshot.files, snapshot.repo, "tokenizers")
     if known is not None:
         _, reason, step = known
     return ScreeningError(
         "TokenizerNotFound",
-        f"cannot be screened because {reason}; pass a tokenizer (`--tokenizer NAME`), or {step}",
+        f"cannot be screened because {reason}; name a tokenizer (`--tokenizer NAME`), or {step}",
     )

@@ -41,31 +41,35 @@ from lmeval_screener.weights.body import UNKNOWN, Likeness
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One checkpoint as read, before its group is known.
+    """One checkpoint as it was read, before it is ranked in a group.
 
     Attributes:
         target: The checkpoint as requested.
-        repo: Repository after renames, or the folder.
-        revision: The commit that was read, 40 hex digits; None for a folder or a storage.
-        tensor: Name of the output projection.
-        file: The file that stores it.
-        dtype: Its element type as stored.
-        shape: Rows and columns.
-        tied: Whether it is the input embedding.
-        parameters: All parameters as stored; None if unknown.
+        repo: Repository, by its present name, or folder.
+        revision: The commit that was read, 40 hex digits; None for a folder or another storage.
+        tensor: Name of the tensor that is the output projection.
+        file: Name of the file that stores this tensor.
+        dtype: Element type in which the tensor is stored, such as ``BF16``.
+        shape: Numbers of its rows and columns.
+        tied: Whether the output projection is the input embedding.
+        parameters: Number of parameters as stored; None if unknown.
         tokenizer: Digest of the tokenizer file, or of a GGUF file's vocabulary.
-        resolution: The rows of T and R; checkpoints of one tokenizer share it.
-        gaps: The gap in every metric.
-        warnings: Remarks for readers of the figures.
-        bytes_read: Bytes transferred, including an adapter's base; 0 from a cache.
-        requests: Requests, counted likewise.
+        resolution: The rows of the domain's tokens (T) and of everyday tokens (R) in the tokenizer;
+            checkpoints with the same tokenizer share it.
+        gaps: Metric -> G.
+        warnings: Sentences to read along with the figures.
+        bytes_read: Bytes transferred, including those of an adapter's base; 0 if all was cached.
+        requests: Number of requests, including those for an adapter's base; 0 if all was cached.
         seconds: Time from the first request to the last row.
-        ratio: The ratio; None if the final norm is not known, and G stands alone.
-        no_ratio: Why the ratio is missing, one clause; empty if it is known.
-        sketch: Identifies equal rows (`lmeval_screener.weights.copies`); empty if not known.
-        body: Its body in brief (`read_body`), which identifies copies; if not read, its files' digest.
-        base: The ``place`` of its base, from an adapter's configuration or the Hub; empty for none.
-        common: Digest of the tokenizer whose words compare it with others; empty until that is known.
+        ratio: The ratio; None if the final norm is not known.
+        no_ratio: Why there is no ratio, as a clause; empty if there is one.
+        sketch: Fingerprint of the rows (`lmeval_screener.weights.copies`), by which equal rows are
+            recognised; empty if unknown.
+        base: The ``place`` of the base model that an adapter or the Hub names; empty for none.
+        body: Fingerprint of the other weights (`read_body`), by which copies are recognised. The
+            digest of the files if they were not read.
+        common: Digest of the tokenizer by which this checkpoint is compared with others; empty
+            before that is decided.
     """
 
     target: Target
@@ -93,22 +97,28 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """``repo``, ``repo@revision``, or either with ``:file``, as the user would write it."""
+        """The name as a user writes it: ``repo`` or ``repo@revision``, either with ``:file``."""
         return label(self.repo, self.target.revision, self.target.file)
 
     @property
     def place(self) -> str:
-        """The name that other checkpoints give for it as a base: ``name``, or a folder's absolute path."""
+        """The name by which other checkpoints refer to this one as their base.
+
+        It is ``name`` for a repository and the absolute path for a folder.
+        """
         return self.target.place if self.target.local else self.name
 
     @property
     def label(self) -> str:
-        """Its name in reports; unique in a screening."""
+        """The checkpoint's name in reports; unique in a screening."""
         return self.target.labelled or self.name
 
     @property
     def training_and_step(self) -> tuple[str, str | None]:
-        """Training run (repository or folder), and step's name (revision or folder); None without a step."""
+        """The training run (repository or folder) and the name of its step (revision or folder).
+
+        The step is None for a checkpoint that is no step of a run.
+        """
         if self.revision is None:
             # As `run_and_step` spells a run: an address loses a slash of its ``//``.
             return run_and_step(self.repo) or (str(Path(self.repo)), None)
@@ -116,46 +126,60 @@ class Reading:
 
     @property
     def possible_runs(self) -> tuple[str, ...]:
-        """Training runs to which it may belong, with or without a step."""
+        """The training runs that this checkpoint may belong to.
+
+        It is one run if the checkpoint's step or commit is known; otherwise its folder and the
+        folder above count, too.
+        """
         run, step = self.training_and_step
         if step is not None or self.revision is not None:
             return (run,)
         return possible_runs(self.repo)
 
     def lies_in(self, run: str) -> bool:
-        """Whether it lies in a training run's folder, without a step; False for a repository."""
+        """Whether this checkpoint lies in a run's folder without being one of its steps.
+
+        Always False for a checkpoint in a repository.
+        """
         return self.revision is None and belongs_to_run(self.repo, run)
 
     @property
     def step(self) -> str | None:
-        """Name of its step in a training; else None."""
+        """Name of the training step that this checkpoint is; None if it is none."""
         return self.training_and_step[1]
 
     @property
     def gap(self) -> Gap:
-        """G as reports show it, by the cosine distance."""
+        """G in the cosine distance, which reports show by default."""
         return self.gaps["cosine"]
 
     @property
     def accuracy(self) -> float | None:
-        """Supplied accuracy, in its source's unit; None without one."""
+        """The accuracy that the user supplied, in its source's unit; None without one."""
         return self.target.accuracy
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for readers of the figures: ``warnings``, dropped words, rows that the matrix lacks."""
+        """Sentences to read along with the figures.
+
+        These are the ``warnings``, and notes on words that were dropped and on rows that the matrix
+        lacks.
+        """
         tokens = self.resolution
         notes = list(self.warnings)
         if tokens.never_made:
             words = _first_five(tokens.never_made)
-            notes.append(f"words dropped because the tokenizer never makes their piece: {words}")
+            notes.append(f"words dropped because the tokenizer never produces their piece: {words}")
         if tokens.one_row:
-            notes.append(f"counted once because they share a row: {', '.join(tokens.one_row)}")
+            notes.append(
+                f"words counted once because they share a row: {', '.join(tokens.one_row)}"
+            )
         if tokens.answers:
             notes.append(left_out_note(tokens.answers[0].group, tokens.left_out))
         if tokens.vocabulary > self.shape[0]:
             notes.append(
-                f"the tokenizer names {tokens.vocabulary} rows, {self.tensor} has only {self.shape[0]}"
+                f"the tokenizer has {tokens.vocabulary} tokens, but {self.tensor} only "
+                f"{self.shape[0]} rows"
             )
         return tuple(filter(None, notes))
 
@@ -180,10 +204,13 @@ Side = Literal["above", "below", "level", "equal"]
 
 
 class Against(NamedTuple):
-    """A checkpoint's ratio minus its base's, paired over tokens, and its side of the base.
+    """How a checkpoint's ratio compares with that of its base.
 
-    ``se`` is the difference's jackknife standard error. ``side`` is ``above``, ``below``, ``level`` if it is
-    on neither, or ``equal`` if all rows are the base's.
+    Attributes:
+        difference: The checkpoint's ratio minus that of the base, paired over tokens.
+        se: Jackknife standard error of the difference.
+        side: ``above`` or ``below`` the base if the difference is significant; ``equal`` if all
+            rows are those of the base; else ``level``.
     """
 
     difference: Finite
@@ -193,27 +220,33 @@ class Against(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Screened(Reading):
-    """One screened checkpoint: its reading, and its rank in its group.
+    """One screened checkpoint: a reading with its rank in a group.
 
     Attributes:
-        family: Family, or ``tokenizer:`` and a short hash for checkpoints given by name.
+        family: Family; ``tokenizer:`` and a short hash for checkpoints given by name.
         scale: Size class, such as ``7B``.
-        rank: Place within (family, scale), 1 for the best by ``ranked_by``; equal ones share a place. The
-            base, and those with its rows, take none: their rank is that of the first one not above them. Nor
-            do those set aside: theirs is one more than the last.
-        ranked_by: The figure that ranks: ``gap`` or ``ratio``; G if fewer than two of the group have a ratio.
-        metric: The distance of its G in reports: that of its family, else ``cosine``.
-        is_base: Whether it is the base that the others of the group were trained from: it is never chosen.
-        against: The ratio against the base's; None without a base, or a ratio.
-        copy_of: Label of its original in the group; None if it is not a copy. A copy gets its original's
-            rank, whatever its own G.
-        copy_rounded: Whether the two agree only within the rounding of their types.
-        equal_rows_with: Label of another of the group that has the same rows and that it is not a copy of, as
-            an adapter has its base's; None for none. They share a rank.
-        same_rows: A number that those of the group with the same rows share; None if nothing is known.
-        bodies: How far its body was compared with that of ``copy_of``, else of ``equal_rows_with``.
-        chosen: Why it is on a short list: ``rank`` or ``audit``; None if it is not.
-        inclusion_probability: Its probability of being chosen; None without a short list.
+        rank: Rank in its group (family and scale), 1 for the best by ``ranked_by``. Checkpoints
+            with equal rows share a rank. The base, and checkpoints with its rows, do not count in
+            the ranking and get the rank of the first checkpoint that is not above them; those set
+            aside get one more than the last rank.
+        ranked_by: The figure that ranks the group: ``ratio``, or ``gap`` for G.
+        metric: Distance in which reports show G: that of the family's file, else ``cosine``.
+        is_base: Whether the others of its group were trained from this checkpoint. A base is never
+            recommended.
+        against: The comparison with the ratio of the base; None without a base or without a ratio.
+        copy_of: Label of the checkpoint in the group whose copy this is; None if it is no copy. A
+            copy has the rank of its original, even if its own G differs.
+        copy_rounded: Whether copy and original agree only within the rounding of their element
+            types.
+        equal_rows_with: Label of another checkpoint of the group with the same rows, of which this
+            one is not a copy; None if there is none. An adapter often has the rows of its base.
+        same_rows: Number that identifies the rows within the group: checkpoints with the same
+            number have the same rows. None if unknown.
+        bodies: How far the other weights were compared with those of ``copy_of``, or else of
+            ``equal_rows_with``.
+        chosen: Why the checkpoint is on a short list: ``rank``, or ``audit`` if it was drawn at
+            random; None if it is not on one.
+        inclusion_probability: Probability of being on the short list; None without a short list.
     """
 
     family: str = ""
@@ -233,24 +266,24 @@ class Screened(Reading):
 
     @property
     def gap(self) -> Gap:
-        """G as reports show it, by the distance of its group."""
+        """G in the distance that reports show for this group."""
         return self.gaps[self.metric]
 
     @property
     def equals(self) -> str | None:
-        """Label of the checkpoint that it copies or whose rows it shares; else None."""
+        """Label of the checkpoint that this one copies or shares rows with; None for none."""
         return self.copy_of or self.equal_rows_with
 
     @property
     def figure(self) -> Gap | Ratio:
-        """The figure that ranks: the ratio, or G."""
+        """The figure that ranks this checkpoint: its ratio, or G."""
         if self.ranked_by == "ratio" and self.ratio is not None:
             return self.ratio
         return self.gap
 
     @property
     def is_set_aside(self) -> bool:
-        """Whether it has no rank because it lacks the figure that ranks its group."""
+        """Whether the checkpoint has no rank because it lacks the figure that ranks its group."""
         return self.ranked_by == "ratio" and self.ratio is None
 
     def __repr__(self) -> str:
@@ -269,14 +302,15 @@ class Screened(Reading):
 
 @dataclass(frozen=True, repr=False)
 class Failed:
-    """One checkpoint that was not screened.
+    """One checkpoint that could not be screened.
 
     Attributes:
         target: The checkpoint as requested.
-        error: A code of `SCREENING_CODES`.
-        message: A sentence.
-        base: The base of an adapter that leaves the head to it, where it cannot be read; else empty.
-        cause: Why it cannot be read.
+        error: Code of the error, a key of `SCREENING_CODES`.
+        message: What went wrong, and what to do about it.
+        base: Base model of an adapter that keeps its output projection, if the base cannot be read;
+            otherwise empty.
+        cause: Why the base cannot be read; otherwise empty.
     """
 
     target: Target
@@ -297,7 +331,7 @@ class Failed:
 
     @property
     def label(self) -> str:
-        """Its name in reports."""
+        """The checkpoint's name in reports."""
         return self.target.label
 
     def __repr__(self) -> str:
@@ -306,10 +340,15 @@ class Failed:
 
 @dataclass(frozen=True, repr=False)
 class Group:
-    """Comparable checkpoints: one family (or tokenizer) and one scale, best first.
+    """Comparable checkpoints: those of one family (or tokenizer) and one scale, best first.
 
-    ``tokenizer`` names their tokenizer in titles, if the checkpoints belong to no family. ``own`` is the
-    slope of the user's own results, for groups of its kind.
+    Attributes:
+        family: Family; ``tokenizer:`` and a short hash if the checkpoints belong to none.
+        scale: Size class, such as ``7B``.
+        checkpoints: The members, best first.
+        tokenizer: Name of their tokenizer in titles, if they belong to no family.
+        own: How strongly ranks predicted accuracy in the user's own results. It counts for groups
+            of its kind; None if the user gave none.
     """
 
     family: str
@@ -323,10 +362,11 @@ class Group:
 
     @cached_property
     def trajectory(self) -> tuple[Screened, ...]:
-        """The members in the order of their steps if all belong to one training; else empty.
+        """All members in the order of their training steps; empty unless all are of one run.
 
-        They are revisions of one repository, or folders of one run. Those without a step come last: models
-        next to the steps (``merged``, ``final``), then the run's own. A base of another place is left out.
+        A run's members are revisions of one repository, or folders of one run. Members without a
+        step come last: models next to the steps (``merged``, ``final``), then the run's own. A base
+        from elsewhere is left out.
         """
         runs = {c.training_and_step[0] for c in self.checkpoints if c.step is not None}
         if not runs and len(self.checkpoints) > 1:
@@ -356,9 +396,9 @@ class Group:
 
     @cached_property
     def steps(self) -> tuple[Screened, ...]:
-        """A training's members with a step and the figure that ranks, in order; empty for fewer than two.
+        """The steps of a training run that have the figure that ranks, in order.
 
-        Epochs are steps of a run that has no others.
+        Empty for fewer than two. Epochs count as steps only in a run that has no other steps.
         """
         members = [c for c in self.trajectory if c.step is not None and not c.is_set_aside]
         numbered = [c for c in members if not is_epoch(c.step or "")]
@@ -367,7 +407,10 @@ class Group:
 
     @cached_property
     def neighbours(self) -> dict[Screened, Screened]:
-        """Member -> the next place's first member; along a training, the step before; none for the last."""
+        """Member -> the first member at the next rank; along a training run, the step before.
+
+        Members without such a neighbour, like the last one, are missing.
+        """
         if self.steps:
             return dict(pairwise(reversed(self.steps)))
         first = {c.rank: c for c in reversed(self.placed)}
@@ -375,28 +418,31 @@ class Group:
 
     @property
     def figure(self) -> Literal["G", "ratio"]:
-        """Name of the figure that ranks: ``ratio`` or ``G``."""
+        """Name of the figure that ranks the group: ``ratio`` or ``G``."""
         return "ratio" if self.checkpoints[0].ranked_by == "ratio" else "G"
 
     @property
     def metric(self) -> Distance:
-        """The distance of G in this group."""
+        """The distance in which reports show G for this group."""
         return self.checkpoints[0].metric
 
     # --- chances --------------------------------------------------------------------------------------
 
     @cached_property
     def is_noise(self) -> bool:
-        """Whether the choice of tokens may explain the differences of the figure; False for trainings."""
+        """Whether the choice of tokens alone may explain how far the members' figures differ.
+
+        False for the steps of a training run.
+        """
         figures = {c.rank: c.figure for c in reversed(self.placed)}
         return not self.trajectory and is_noise([*figures.values()])
 
     @cached_property
     def kind(self) -> str:
-        """The kind of `evidence.SLOPES` that fits the group; empty where no chance is known.
+        """The kind of the checkpoints, a key of `evidence.SLOPES`; empty if chances are unknown.
 
-        Fine-tunes, whose chances are smaller, by default; from scratch if a family's file calls each of
-        them a base, and nothing names a base of theirs.
+        They are fine-tunes, whose chances are smaller, unless a family's file calls every member a
+        base and none of them names a base of its own: then they were trained from scratch.
         """
         if self.figure != "ratio" or self.trajectory or self.is_noise:
             return ""
@@ -407,17 +453,20 @@ class Group:
 
     @property
     def slope(self) -> Slope | None:
-        """How well ranks order accuracies, by the user's results for its kind, else ours; None if unknown."""
+        """How strongly ranks predict accuracy for this kind of group; None if unknown.
+
+        From the user's own results if they are of this kind, else from ours.
+        """
         if self.own and self.own.kind == self.kind:
             return self.own
         return SLOPES.get(self.kind)
 
     @cached_property
     def is_like_ours(self) -> bool:
-        """Whether it is such a list as was counted on our own models.
+        """Whether the group resembles those of our own models in which we measured the chances.
 
-        These are 8 to 32 siblings of their size that were trained from scratch, or from one base that is
-        known.
+        Those were groups of 8 to 32 siblings with 50,000 to 1,000,000 parameters, all trained from
+        scratch or from one known base.
         """
         fewest, most = OUR_GROUPS
         least, largest = OUR_SIZES
@@ -432,28 +481,42 @@ class Group:
 
     @property
     def is_measured(self) -> bool:
-        """Whether its chances are of checkpoints like these: by the user's own results, or by ours."""
+        """Whether the chances were measured on checkpoints like these.
+
+        They were if they follow from the user's own results, or if the group is like ours.
+        """
         return isinstance(self.slope, Own) or self.is_like_ours
 
     @cached_property
     def chances(self) -> Chances | None:
-        """The order's chances; None for G, for training steps, for noise, and for a single place."""
+        """The chances that follow from the ranks; None if there are none.
+
+        There are none if G ranks, if the members are steps of a training run, if noise may explain
+        their order, or if there is only one rank.
+        """
         if self.slope is None or self.places < 2:
             return None
         return Chances(self.places, self.slope)
 
     @cached_property
     def places(self) -> int:
-        """Number of places that its members take."""
+        """Number of ranks that the members take."""
         return max((c.rank for c in self.placed), default=0)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Fewest first places that hold the best with this chance; all where no chance is known."""
+        """Return how many first ranks hold the best checkpoint with a probability of ``chance``.
+
+        All ranks if no chances are known.
+        """
         return self.chances.first_for(chance) if self.chances else self.places
 
     @cached_property
     def by_rows(self) -> dict[int, list[Screened]]:
-        """Members that are not copies, by ``same_rows`` (None: a negative key each), each list best first."""
+        """The members that are not copies, gathered by their rows, each list best first.
+
+        The keys are ``same_rows``; a member for which that is unknown has a negative key of its
+        own.
+        """
         alike: dict[int, list[Screened]] = {}
         for c in self.checkpoints:
             if c.copy_of is None:
@@ -462,13 +525,19 @@ class Group:
         return alike
 
     def holds_best(self, c: Screened) -> float | None:
-        """Chance that the places from 1 to this member's hold the best; None if unknown."""
+        """Return the chance that the best checkpoint has this member's rank or a better one.
+
+        None if unknown.
+        """
         if self.chances is None or not self.has_place(c):
             return None
         return float(self.chances.holds_best[c.rank - 1])
 
     def chance(self, better: Screened, worse: Screened) -> float | None:
-        """Chance that ``better`` is more accurate, if the two differ by more than 0.01; None if unknown."""
+        """Return the chance that ``better`` is more accurate than ``worse``; None if unknown.
+
+        It holds for checkpoints whose accuracies differ by more than 0.01.
+        """
         if self.chances is None or not (self.has_place(better) and self.has_place(worse)):
             return None
         return self.chances.between(better.rank, worse.rank)
@@ -482,7 +551,11 @@ class Group:
 
     @cached_property
     def title(self) -> str:
-        """Name in reports: a family, the shared part of its checkpoints' names, or a training's model."""
+        """The group's name in reports.
+
+        A training run has the name of its model; other groups have their family and scale, or what
+        their checkpoints' names share.
+        """
         if not self.trajectory:
             targets = [c.target for c in self.checkpoints]
             return title_of(self.family, self.scale, targets, self.tokenizer)
@@ -492,12 +565,12 @@ class Group:
 
     @property
     def anchor(self) -> str:
-        """Name in a page's addresses."""
+        """The group's name in links to its place on a page."""
         return re.sub(r"[^\w-]+", "-", f"{self.family}-{self.scale}")
 
     @cached_property
     def names(self) -> dict[Screened, str]:
-        """Member -> its name in the group's tables: a training's step, else the label."""
+        """Member -> its name in the group's tables: the step of a training run, else the label."""
         names: dict[Screened, str] = {}
         for c in self.trajectory:
             run, step = c.training_and_step
@@ -520,42 +593,54 @@ class Group:
 
     @cached_property
     def candidates(self) -> tuple[Screened, ...]:
-        """The members without their base and those set aside, best first."""
+        """The members that may be recommended, best first: neither the base nor set aside."""
         return tuple(c for c in self.checkpoints if not c.is_base and not c.is_set_aside)
 
     @cached_property
     def set_aside(self) -> tuple[Screened, ...]:
-        """The members without the figure that ranks: one of them never changes the order of the others."""
+        """The members without the figure that ranks; they do not change the order of the others."""
         return tuple(c for c in self.checkpoints if c.is_set_aside)
 
     def has_place(self, c: Screened) -> bool:
-        """Whether a member is ranked: a base, members with its rows, and those set aside are not."""
+        """Whether a member takes a rank.
+
+        The base, members with the rows of the base, and members that are set aside take none.
+        """
         if c.is_base or c.is_set_aside:
             return False
         return self.base is None or c.same_rows is None or c.same_rows != self.base.same_rows
 
     @cached_property
     def placed(self) -> tuple[Screened, ...]:
-        """The members that are ranked, best first."""
+        """The members that take a rank, best first."""
         return tuple(c for c in self.checkpoints if self.has_place(c))
 
     @cached_property
     def base(self) -> Screened | None:
-        """The others' base; None if it is unknown, or in another group."""
+        """The member that the others were trained from; None if unknown or not in this group."""
         return next((c for c in self.checkpoints if c.is_base), None)
 
 
 def title_of(
     family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer"
 ) -> str:
-    """A group's name for readers: family and scale, or the shared part of names, scale and tokenizer."""
+    """Return a group's name for readers.
+
+    It is family and scale; for checkpoints given by name, what their names share, scale and
+    tokenizer.
+    """
     if not family.startswith(TOKENIZER):
         return f"{family} · {scale}"
     return " · ".join(filter(None, (shared_name(targets), scale, tokenizer)))
 
 
 def grouped(checkpoints: Iterable[Screened], own: Own | None = None) -> tuple[Group, ...]:
-    """Groups of ranked checkpoints, in their order, with unique titles; ``own`` as in `Group`."""
+    """Gather ranked checkpoints into groups, in their order, each with a unique title.
+
+    Args:
+        checkpoints: Ranked checkpoints.
+        own: How strongly ranks predicted accuracy in the user's own results, or None.
+    """
     members: dict[tuple[str, str], list[Screened]] = {}
     for checkpoint in checkpoints:
         members.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)

@@ -67,7 +67,10 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
             "Gone: gone.",
         ]
         assert said[4] == f"Renamed: renamed (before: {moving})."
-        assert said[-1] == "1 new, 1 changed, 1 renamed, 1 gone, 2 failed, 1 touched, same figures."
+        assert (
+            said[-1]
+            == "1 new, 1 changed, 1 renamed, 1 gone, 2 failed, 1 written again with the same figures."
+        )
         assert {name: row["what"] for name, row in moves.items()} == {
             "new": "new",
             "renamed": "renamed",
@@ -111,7 +114,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
         True,
         True,
     ]
-    assert texts(moves) == {"new": ("recovered", "as it was announced before")}
+    assert texts(moves) == {"new": ("recovered", "with weights that were announced before")}
 
 
 def test_runs_that_end_at_once_or_by_other_clocks_announce_each_checkpoint_once(
@@ -215,7 +218,7 @@ def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
         assert content["answer"][-1] == "1 of 2 checkpoints could not be screened (1 Unreachable)."
         shown = night.run(*addresses, "--registry", night.store).stdout
         assert "note a: figures as of 20" in shown
-    assert "it failed then (Unreachable), and its figures as of" in " ".join(
+    assert "it failed then (Unreachable), and is still ranked by its figures of" in " ".join(
         night.ask("show", "a").stdout.split()
     )
     assert "1 failed when last seen: a (Unreachable)." in " ".join(
@@ -302,7 +305,7 @@ def test_a_base_is_never_worth_an_evaluation_nor_is_its_copy(night, tmp_path):
     a, b, base = (model(tmp_path / name, name) for name in ("worst", "mid", "best"))
     shutil.copytree(base, copy := tmp_path / "copy")
     code, said, moves = night(a, b, copy, more=["--base", base])
-    copied = "Not news, by the rows read: copy is a copy of best."
+    copied = "Not news, as far as the rows read show: copy is a copy of best."
     below = "Below the base best by the ratio: mid and worst."
     assert (code, said) == (
         5,
@@ -356,7 +359,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     for file in float16.glob("*.safetensors"):
         save_file({n: t.half() for n, t in load_file(file).items()}, file)
     code, said, moves = night(known, float16)
-    copy = "Not news, by the rows read: float16 is a copy of known."
+    copy = "Not news, as far as the rows read show: float16 is a copy of known."
     assert (code, said) == (0, [copy, "1 copy."])
     assert texts(moves) == {"float16": ("copy", "a copy of known")}
     assert {name: (row["rank"], row["copy_of"]) for name, row in night.rows().items()} in (
@@ -369,7 +372,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     code, said, moves = night(known, float16, model(tmp_path / "moved", "low"))
     assert said[:2] == [
         "Worth evaluating, above the former best: known (rank 1, changed).",
-        "Not news, by the rows read: moved is a copy of float16.",
+        "Not news, as far as the rows read show: moved is a copy of float16.",
     ]
     for top, names in (
         (1, {"known"}),

@@ -202,7 +202,7 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
         "Evaluate first: org/a, org/b, org/gone (all 3, highest G first; math)."
     )
     assert answer["answer"][3].endswith("is stored; the order is by G alone.")
-    assert answer["answer"][4].startswith("3 checkpoints in 1 group for math")
+    assert answer["answer"][4].startswith("3 checkpoints in 1 group, by math")
     rows = answer["rows"]
     together = json.loads(run("org/a", "org/b", "org/gone", "--format", "json").stdout)[
         "checkpoints"

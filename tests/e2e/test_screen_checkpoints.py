@@ -241,7 +241,7 @@ def test_a_dead_hub_stops_the_run_early(command):
     assert document["totals"]["requests"] < 40
     assert (
         sum(
-            f["message"].startswith("not tried, because 3 others failed")
+            f["message"].startswith("not tried, because 3 others could not be reached")
             for f in document["failed"]
         )
         == 37
@@ -314,7 +314,7 @@ def test_formats_a_short_list_for_a_pipe_and_the_suffix_of_output(command, small
         (("org/a", "--audit-sample", "3"), "--audit-sample: needs --shortlist"),
         (
             ("--shortlist", "org/a"),
-            "expected a number, got 'org/a'; checkpoints go before this option",
+            "expected a number of ranks, got 'org/a'; put the checkpoints before",
         ),
         (("org/a", "--tasks", "mine,gsm8q"), "the task 'mine' has no bundled answer tokens"),
         (("org/a", "--task", "gsm8k", "--tasks", "mmlu"), "expected --tasks once, got it twice"),

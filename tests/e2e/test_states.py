@@ -87,9 +87,9 @@ class Case(NamedTuple):
     always: int = 0
 
 
-UNKNOWN, OPEN = "it is not found, or missing", "it cannot be opened"
+UNKNOWN, OPEN = "it is not found or is missing", "it cannot be opened"
 PUBLIC, MINE = "it was public", "it was private, and the token"
-TOP = "it is gone, and a new name"
+TOP = "it is gone, but a new"
 BOTH = "acme/best (DATE, BadToken) and acme/mid (DATE, BadToken)"
 WITHOUT = Case(UNKNOWN, nothing, OLDER.format("RepoNotFound"), STILL.format("RepoNotFound"), 3)
 WITHOUT = WITHOUT._replace(private=True, tokens=(TOKEN, ""))
@@ -209,7 +209,7 @@ def test_every_cause_is_played_and_every_error_has_one():
     """Those of folders and of what was never read have tests of their own."""
     played = [c for c in CAUSES if any(c.event.startswith(case.cause) for case in CASES.values())]
     others = {c.event[:14] for c in CAUSES if c not in played}
-    assert others == {"the same, of a", "a folder that "}
+    assert others == {"the same, for ", "a folder that "}
     for code in SCREENING_CODES:
         assert cause_of(code).event
         assert (
@@ -324,7 +324,7 @@ def test_the_sides_of_a_base_are_news_and_so_is_its_change(night, acme, hub):
     acme("base", "best")
     _, said, moves = night(*names, "acme/other", more=["--base", "acme/base"])
     assert said[:2] == [
-        "The base acme/base changed: all are compared with it again.",
+        "The base acme/base has changed: all others are compared with it again.",
         "Below the base acme/base by the ratio: acme/up, acme/down and acme/other.",
     ]
     assert set(moves) == {"acme/base"}

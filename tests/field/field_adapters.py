@@ -216,7 +216,7 @@ def adapter_of_a_windows_path(folder: Path) -> Expected:
     """The head changes, and its base is a path of another machine."""
     model = tiny("llama", tied=False, seed=1)
     save_lora(folder / "adapter", model, r"C:\Users\me\models\base")
-    refused = {"adapter": ("working folder", "base_model_name_or_path")}
+    refused = {"adapter": ("relative to another folder", "base_model_name_or_path")}
     return Expected(target="adapter", refused=refused)
 
 

@@ -109,7 +109,7 @@ def test_nothing_that_a_night_leaves_holds_a_secret(in_process, tmp_path):
             "--base",
             f"http://me-SECRET:word-SECRET@{host}/none?s=signed-SECRET",
         )
-    assert "give the address again" in nights[2]
+    assert "without the user name, password or query" in nights[2]
     left = [
         place for place in tmp_path.rglob("*") if place.is_file() and "served" not in place.parts
     ]

@@ -119,7 +119,7 @@ def test_lists(content, expected):
 def test_a_list_that_is_none():
     for content, said in (
         (b"# nothing\n", "got none"),
-        (b"\xff\xfe\x00", "a list of checkpoints, one a line"),
+        (b"\xff\xfe\x00", "expected a list of checkpoints on standard input"),
     ):
         with pytest.raises(UsageError, match=said):
             read_list(io.TextIOWrapper(io.BytesIO(content), "utf-8"))
@@ -140,21 +140,24 @@ def test_names_lists_and_selections_together_name_each_checkpoint_once(family, m
     ]
     assert (
         found.sentence
-        == "6 repositories listed, 5 taken with their commits; left out: 1 without weights"
+        == "6 repositories listed, 5 selected by their present commits; left out: 1 without weights"
     )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--author", "nobody"], "expected models of nobody/\\*"),
+        (["--author", "nobody"], "expected models on the Hub for nobody/\\*"),
         (["--author", "a/b"], "author: expected ORG"),
         (["--base-model", "b"], "base_model: expected ORG/NAME"),
-        (["--since", "soon"], "since: expected a date such as 2026-10-31 or yesterday, got 'soon'"),
+        (
+            ["--since", "soon"],
+            "since: expected a date such as 2026-10-31, or yesterday, got 'soon'",
+        ),
         (["--since", "last"], "since: 'last' needs a registry"),
-        (["--since", "yesterday"], "expected a Hub listing.* or a registry"),
+        (["--since", "yesterday"], "expected a listing of the Hub.* or a registry"),
         (["--limit", "0"], "limit: expected at least 1"),
-        (["--limit", "3"], "expected a Hub listing"),
+        (["--limit", "3"], "expected a listing of the Hub"),
     ],
 )
 def test_a_selection_of_nothing_is_refused_with_a_sentence(family, words, said):
@@ -211,7 +214,9 @@ def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, c
     assert main(["acme/*", "--dry-run", "--format", "json"]) == 0
     told = capsys.readouterr()
     plan = json.loads(told.out)
-    taken = "6 repositories listed, 5 taken with their commits; left out: 1 without weights"
+    taken = (
+        "6 repositories listed, 5 selected by their present commits; left out: 1 without weights"
+    )
     assert f"{taken}." in plan["answer"]
     assert taken not in told.err, "once"
     assert plan["answer"][0].startswith("4 of 5 checkpoints to read: at most about 12 resolver")

@@ -412,7 +412,7 @@ def test_a_gate_is_for_candidates_and_the_help_says_what_ranks(tmp_path, capsys)
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "figure that ranks; gap is G (default: that of the family's file, else ratio)" in shown
+    assert "figure that ranks checkpoints: the ratio, or the gap G (default: " in shown
 
 
 def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task):

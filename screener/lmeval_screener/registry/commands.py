@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 _TAKES = {"query": "domain scale top base", "show": "", "diff": "domain since base"}
 _MORE = """
 actions:
-  query FILE [SQL]      the latest state of every checkpoint, ranked across runs; with SQL, its answer
+  query FILE [SQL]      the latest states of all checkpoints, ranked across runs; or the answer to SQL
   FILE                  the same as query FILE
   show FILE CHECKPOINT  the history of a checkpoint, by its printed label, path or address
-  diff FILE last        the news that were announced last, once more
-  diff FILE DATE        changes since a time: new, changed, recovered, renamed, gone, failed
+  diff FILE last        the last news once more, as they were announced
+  diff FILE DATE        what has changed since then: new, changed, recovered, renamed, gone, failed
 
-SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints has the latest of each.
-DATE: the end of the last run before today (yesterday), a date or time in UTC, or a run of the registry.
+SQL is read-only. Tables: runs, seen, results, tokenizers, names; the view checkpoints has the
+latest state of each checkpoint.
+DATE: yesterday (the end of the last run before today), a date or time in UTC, or the name of a run.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``dispersion registry``."""
+    """Add the arguments of ``dispersion registry`` to a parser."""
     names = ("action", "file", "what", "domain", "scale", "top")
     add_options(parser, Questioned, *names)
     add_options(parser, RankedBy)
@@ -56,26 +57,26 @@ class Questioned(RankedBy):
     """What a registry is asked.
 
     Attributes:
-        file: The registry that --registry wrote.
+        file: The registry, a file that `screen-checkpoints --registry` wrote.
         action: What to do, see below.
 
-            ``query``: the latest state of every checkpoint, ranked; ``show``: the history of a
-            checkpoint; ``diff``: the changes since a time.
+            ``query`` for the latest state of every checkpoint, ranked; ``show`` for the history of
+            a checkpoint; ``diff`` for the changes since a time.
         what: SQL, CHECKPOINT or DATE, see below.
 
-            For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint: label, path or
-            address; the date of ``diff`` is ``since``.
-        domain: Only results of this token set. Default: the most used.
+            For ``query``, an SQL SELECT to run instead; for ``show``, the checkpoint's label, path
+            or address; the date of ``diff`` is ``since``.
+        domain: Only results for this token set. Default: the set with the most results.
 
             For ``query`` and ``diff``.
-        scale: Only this scale, such as 7B. Default: all.
+        scale: Only checkpoints of this scale, such as 7B. Default: all.
 
             For ``query``.
-        top: Only the K best of each group. Default: all.
+        top: Only the K best checkpoints of each group. Default: all.
 
             For ``query``; at least 1.
-        since: For ``diff``: ``last`` for the news that were announced last, once more; else
-            ``yesterday``, a date or time in UTC, or a run of the registry, for all changes since.
+        since: For ``diff``, the time since which changes are wanted: ``yesterday``, a date or time
+            in UTC, or the name of a run. ``last`` shows the last news once more.
     """
 
     file: Annotated[str | Path, Option("FILE")]
@@ -90,12 +91,14 @@ class Questioned(RankedBy):
 
 @takes(Questioned)
 def registry(asked: Questioned) -> Report:
-    """Ask a registry that ``screen(registry=FILE)`` wrote: `News` for ``diff``, else an `Answer`.
+    """Ask a registry that ``screen(registry=FILE)`` wrote.
+
+    Returns `News` for ``diff``, otherwise an `Answer`.
 
     Raises:
-        UsageError: No registry, or one without results; an unknown checkpoint, domain or time; SQL
-            that fails or takes over 60 seconds; an argument that is missing, or that the action
-            does not use.
+        UsageError: The file is no registry or has no results; the checkpoint, domain or time is
+            unknown; the SQL fails or takes over 60 seconds; or an argument is missing or not used
+            by the action.
         DispersionError: SQLite cannot read the file: it is damaged or locked.
     """
     action = asked.action
@@ -103,19 +106,23 @@ def registry(asked: Questioned) -> Report:
     what = asked.what
     since = asked.since
     if what is None and action == "show":
-        raise UsageError(f"expected the checkpoint after show {file}, got none")
+        raise UsageError(
+            f"expected a checkpoint after show {file}, got none; give its label, path or address"
+        )
     if what is not None and action == "diff":
-        raise UsageError(f"expected nothing after diff {file}, got {what!r}")
+        raise UsageError(f"diff takes no `what`, got {what!r}; give the time as `since`")
     if since is None and action == "diff":
-        raise UsageError(f"expected a date after diff {file}, such as yesterday, got none")
+        raise UsageError(
+            f"expected a time after diff {file}, got none; give last, yesterday or a date"
+        )
     is_sql = action == "query" and what is not None
     for option in ("domain", "scale", "top", "since", "base"):
         is_used = option in _TAKES[action].split() and not is_sql
         if getattr(asked, option) is not None and not is_used:
             kind = "query with SQL" if is_sql else action
-            raise UsageError(f"{kind} does not use this; leave it out", argument=option)
+            raise UsageError(f"{kind} does not use this option; leave it out", argument=option)
     if asked.top is not None and asked.top < 1:
-        raise UsageError(f"expected at least 1, got {asked.top}", argument="top")
+        raise UsageError(f"expected at least 1 checkpoint, got {asked.top}", argument="top")
     order = asked.order
     one_thread()
     from lmeval_screener.registry import news, queries
@@ -138,7 +145,11 @@ def registry(asked: Questioned) -> Report:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion registry``; returns the exit code 0, or raises as :func:`registry`."""
+    """Run ``dispersion registry`` with parsed arguments; returns the exit code 0.
+
+    Raises:
+        DispersionError: As :func:`registry`.
+    """
     output = Output.of(args)
     if args.what is not None and not Path(args.file).exists() and Path(args.what).is_file():
         raise UsageError(

@@ -169,16 +169,22 @@ WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
 
 @contextmanager
 def to_write(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a registry to read and write; a missing one is created, one on a full disk copied into memory.
+    """Open a registry for reading and writing; a missing one is created.
+
+    On a full disk, the registry is copied into memory, and the run goes on with the copy.
 
     Raises:
-        UsageError: It is not a registry, not writable, in no folder, or of a newer version of the package.
-        DispersionError: SQLite failed, here or in the block: a lock of 120 seconds, a damaged file.
+        UsageError: The file is no registry, cannot be written, lies in no existing folder, or is of
+            a newer version of this package.
+        DispersionError: SQLite failed, here or in the block: the file is damaged, or another
+            process has locked it for 120 seconds.
     """
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
-        create = "" if path.exists() else f"; create {path.absolute().parent} first"
+        advice = "name a file"
+        if not path.exists():
+            advice = f"create {path.absolute().parent} first"
         raise UsageError(
-            f"expected a file in an existing folder, got {path}{create}", argument="registry"
+            f"expected a file in an existing folder, got {path}; {advice}", argument="registry"
         )
     with contextlib.suppress(OSError):  # of a folder that cannot be written, SQLite says more
         # It holds names of private repositories and folders.
@@ -229,10 +235,17 @@ def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
 
 @contextmanager
 def to_read(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open an existing registry read-only, without reach to other files; raises as `to_write`."""
+    """Open an existing registry read-only; statements can select from it and reach no other file.
+
+    Raises:
+        UsageError: The file does not exist, is no registry, or is of a newer version of this
+            package.
+        DispersionError: SQLite failed, as in `to_write`.
+    """
     if not path.is_file():
         raise UsageError(
-            f"expected a registry, but {path} does not exist; `screen-checkpoints --registry` makes one"
+            f"expected a registry, but {path} does not exist; `screen-checkpoints … --registry "
+            f"{path}` creates it"
         )
     # On a read-only disk no process writes, and SQLite could not register its readers.
     free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
@@ -256,7 +269,7 @@ def _allowed(action: int, *_: object) -> int:
 
 
 def file_system(path: Path) -> str:
-    """The type of file system at ``path``, as Linux names it; empty if unknown."""
+    """Return the type of the file system that holds a path, as Linux names it; empty if unknown."""
     place = path.resolve()
     kinds = {}
     with contextlib.suppress(OSError):
@@ -291,8 +304,8 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
                     raise _other(path) from error
         if "unable to open" in reason:
             raise UsageError(
-                f"expected a folder where files can be created, as SQLite keeps a journal there, got {path}; "
-                "check its permissions, or name another",
+                f"expected a registry in a folder where SQLite can create its journal, got {path}; "
+                "check the folder's permissions, or name another registry",
                 argument="registry",
             ) from error
         place = path if path.exists() else path.absolute().parent
@@ -303,9 +316,9 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         advice = "if it is damaged, begin a new registry: its checkpoints are then read again"
         if "locked" in reason or "locking" in reason:
             advice = (
-                f"waited {_WAIT:.0f} seconds for another process; try again when that has ended, and without "
-                f"one, its file system ({file_system(path) or 'of unknown type'}) cannot lock files: name a "
-                "registry on a local disk"
+                f"another process used it for {_WAIT:.0f} seconds; try again when that has ended. "
+                f"If there is none, the file system ({file_system(path) or 'of unknown type'}) "
+                "cannot lock files: name a registry on a local disk"
             )
         elif "full" in reason or "disk I/O" in reason:
             advice = "free some space, or name a registry on another disk"
@@ -330,8 +343,8 @@ def _layout_of(connection: sqlite3.Connection, path: Path) -> int:
         raise _other(path)
     if layout > _LAYOUT:
         raise UsageError(
-            f"expected a registry of layout {_LAYOUT} or older, got {layout} in {path}, from a newer "
-            "version of lmeval-dispersion; update this installation"
+            f"{path} was written by a newer version of lmeval-dispersion (expected layout "
+            f"{_LAYOUT} or older, got {layout}); update this installation"
         )
     return int(layout)
 
@@ -350,7 +363,14 @@ def _other(path: Path) -> UsageError:
 
 
 class Opened(NamedTuple):
-    """A checkpoint as opened: identity, state (commit or hash; "" if unread), private (None: unknown)."""
+    """What identifies an opened checkpoint in a registry.
+
+    Attributes:
+        identity: Its repository, folder or address, as `identity_of` returns it.
+        state: Its commit, or a hash of its files, as `state_of` returns it; empty if it was not
+            read.
+        private: Whether the Hub calls it private; None if unknown.
+    """
 
     identity: str
     state: str
@@ -361,11 +381,13 @@ class Session:
     """One run that takes known readings from a registry and adds new ones.
 
     Attributes:
-        run: Its name; ``since`` is the text of ``--since``, None without one.
-        ended: The time of its end (UTC); empty before :meth:`finish`.
-        begun: The start of the time that its news cover (UTC); None before they are made.
-        tokens: The key of its pair of token sets, 32 hex digits.
-        token: The mark of the token that it reads with; empty for none.
+        connection: The database.
+        run: Name of the run.
+        since: The text of ``--since``; None without that option.
+        ended: When the run ended (UTC); empty before :meth:`finish`.
+        begun: Start of the time that the run's news cover (UTC); None before they are made.
+        tokens: Key of the run's pair of token sets, 32 hex digits.
+        token: Short hash that identifies the Hub token of the run; empty for none.
         reused: Number of checkpoints that were taken from the registry.
     """
 
@@ -411,7 +433,13 @@ class Session:
         self._write(lambda: self._put("runs", values))
 
     def pinned(self, target: Target) -> Reading | None:
-        """The kept reading for a target with a known commit, else None; raises its kept ScreeningError."""
+        """Return the reading that is kept for a target's commit, without opening the checkpoint.
+
+        None if the commit is not known in advance, or nothing is kept for it.
+
+        Raises:
+            ScreeningError: The kept error, if this commit cannot be screened.
+        """
         commit = target.revision
         private = None
         if target.listed:
@@ -426,7 +454,16 @@ class Session:
     def find(
         self, target: Target, snapshot: Snapshot, base: Snapshot | None = None
     ) -> Reading | None:
-        """The kept reading of a checkpoint in the same state, else None; raises its kept ScreeningError."""
+        """Return the kept reading of a checkpoint whose files have not changed; else None.
+
+        Args:
+            target: The checkpoint.
+            snapshot: Its files.
+            base: The files of its base, for an adapter whose base lies elsewhere.
+
+        Raises:
+            ScreeningError: The kept error, if the checkpoint cannot be screened in this state.
+        """
         state = state_of(target, snapshot, base)
         opened = Opened(identity_of(target, snapshot.repo), state, snapshot.private)
         self._opened[target] = opened
@@ -464,9 +501,11 @@ class Session:
         return _reading_of(row, target, self._resolutions)
 
     def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
-        """Record an outcome, but not ``Interrupted``, ``RowsOfBase``, nor a ``refused`` target that it lacks.
+        """Record the outcome of reading a checkpoint.
 
-        An adapter whose base cannot be read did not fail, and has no figures.
+        Some outcomes are not recorded: ``Interrupted``; ``RowsOfBase``, since an adapter whose base
+        cannot be read has not failed and has no figures; and the refusal of a name that the
+        registry does not know.
         """
         asked = identity_of(target, target.repo)
         opened = self._opened.pop(target, None) or Opened(self._known_as(asked), "")
@@ -509,20 +548,25 @@ class Session:
 
     @property
     def loss(self) -> str:
-        """The sentence on results that the registry could not keep; empty if it kept all."""
+        """A sentence on the results that the registry could not keep; empty if it kept all."""
         if not self._full_since:
             return ""
         return (
-            f"the registry {self._path} could not be written after {self._full_since[:16]} UTC, as its "
-            "disk is full or fails: the next run reads and announces later results again; free some space"
+            f"the registry {self._path} could not be written after {self._full_since[:16]} UTC "
+            "because its disk is full or failing; free some space, and the next run reads and "
+            "announces the later results again"
         )
 
     def holds(self, target: Target) -> bool:
-        """Whether the registry recorded this run's failure of a checkpoint."""
+        """Whether the registry has recorded a failure of this checkpoint in this run."""
         return target in self._recorded
 
     def last_known(self, target: Target, error: ScreeningError) -> Reading | None:
-        """The last reading, if there is one and ``error`` leaves a checkpoint's state unknown; else None."""
+        """Return the last reading of a checkpoint that cannot be read now.
+
+        None if it was never read, or if ``error`` shows that its weights are broken or that it is
+        gone.
+        """
         if cause_of(error.code).state != "unknown":
             return None
         identity = self._known_as(identity_of(target, target.repo))
@@ -634,7 +678,11 @@ class Session:
         self.connection.execute(repo, [plain_name(identity), identity])
 
     def missing(self, lists: Sequence[CompleteList]) -> list[tuple[Seen, ScreeningError]]:
-        """Known checkpoints not seen in this run that a list lacks, or has without weights, and errors."""
+        """Return the known checkpoints that complete listings lack, or list without weights.
+
+        Each comes with the error to record. Checkpoints that this run has seen, and those that are
+        known to be gone, are left out.
+        """
         missing: list[tuple[Seen, ScreeningError]] = []
         if not lists:
             return missing
@@ -651,17 +699,24 @@ class Session:
         return missing
 
     def can_prove(self, seen: Seen, error: ScreeningError) -> bool:
-        """Whether the Hub could prove a missing checkpoint gone: it was public, or this token read it."""
+        """Whether the Hub's answer would prove that a missing checkpoint is gone.
+
+        It would if the checkpoint was public, or if this run's token has read it before. False if
+        ``error`` says already that it is gone.
+        """
         return error.code != GONE and (
             seen.private == 0 or bool(self.token and seen.token == self.token)
         )
 
     def rename(self, seen: Seen, repo: str) -> None:
-        """Record a known repository's new name."""
+        """Record the new name ``repo`` (``ORG/NAME``) of a known repository."""
         self._write(lambda: self._name(seen.identity, f"hf://{repo}"))
 
     def lose(self, seen: Seen, error: ScreeningError) -> None:
-        """Record a known checkpoint's failure; as ``Gone`` if its earlier rows prove that."""
+        """Record that a known checkpoint failed.
+
+        The recorded error is ``Gone`` if its earlier rows prove that it was deleted.
+        """
         self._write(lambda: self._keep_seen(seen.target, Opened(seen.identity, ""), error))
 
     def _follow(self) -> None:
@@ -694,9 +749,17 @@ class Session:
         requests: int,
         seconds: float,
     ) -> None:
-        """Record the run's end, totals (``seconds`` of wall time), deleted folders and new names.
+        """Record the end of the run with its totals, the folders that were deleted, and new names.
 
-        For ``last`` or ``yesterday`` it waits, 10 seconds at most, for the answers of runs that ended before.
+        With ``--since last`` or ``yesterday`` it then waits, for 10 seconds at most, until the runs
+        that ended before have given their answers.
+
+        Args:
+            checkpoints: The ranked checkpoints.
+            failed: Number of checkpoints that failed.
+            bytes_read: Bytes transferred.
+            requests: Number of requests.
+            seconds: Wall time of the run.
         """
         for seen in last_seen(self.connection, self.tokens):
             if seen.reading is not None and folder_is_gone(seen.identity):
@@ -751,25 +814,31 @@ class Session:
         return f"{after:{_STAMP}}"
 
     def announced(self) -> None:
-        """Record that a nightly answer was given: the next one leaves its news out."""
+        """Record that the news were given, so that the next news leave them out."""
         announced = "UPDATE runs SET announced = ended, since = ? WHERE run = ? AND announced = ''"
         self._write(lambda: self.connection.execute(announced, [self.begun, self.run]))
 
 
 def identity_of(target: Target, repo: str) -> str:
-    """The name that all revisions share: ``hf://ORG/NAME``, ``file://PATH`` (absolute) or the address."""
+    """Return the name that all revisions of a checkpoint share.
+
+    It is ``hf://ORG/NAME``, ``file://`` with the absolute path, or the address.
+    """
     if target.local or (target.refused and target.refused[0] == "FolderNotFound"):
         return storable(f"file://{Path(target.repo).resolve()}")
     return repo if "://" in repo else f"hf://{repo}"
 
 
 def plain_name(identity: str) -> str:
-    """An identity as a command takes it: ``ORG/NAME``, a path or an address."""
+    """Return an identity as commands take it: ``ORG/NAME``, a path or an address."""
     return re.sub("^(hf|file)://", "", identity)
 
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
-    """A text that changes with the checkpoint's files, its base's or its named tokenizer's."""
+    """Return a text that changes with the files of a checkpoint.
+
+    It also changes with the files of its base, and with those of a tokenizer that was named for it.
+    """
     states = [_state(snapshot)]
     if base is not None:
         states.append(_state(base))
@@ -783,7 +852,7 @@ def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -
 
 
 def _state(snapshot: Snapshot) -> str:
-    """The commit; else a hash of the listing, with the time at which each file was changed."""
+    """Return the commit; else a hash of the listing, with the time of each file's last change."""
     if snapshot.revision is not None:
         return snapshot.revision
     lines = []
@@ -808,28 +877,48 @@ def _key(text: str) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last known state of a checkpoint; days are texts such as ``2026-11-23``, times are UTC."""
+    """The last known state of a checkpoint.
 
-    target: Target  # as requested, by its present name
-    identity: str  # the repository, folder or address
-    state: str  # the commit, or a hash of a folder's listing; empty if it was not reached
-    error: str  # its code, empty if it was measured
+    Days are texts such as ``2026-11-23``; times are UTC.
+
+    Attributes:
+        target: The checkpoint as requested, by its present name.
+        identity: Its repository, folder or address, as `identity_of` returns it.
+        state: The commit, or a hash of a folder's listing; empty if it could not be reached.
+        error: Code of the error; empty if the checkpoint was measured.
+        message: The error in a sentence.
+        reading: The reading, which in an unknown state is the last known one; None without one.
+        as_of: Day of that last known reading, in an unknown state; otherwise empty.
+        since: Day since which the checkpoint fails; empty if it does not.
+        looked: When it was last looked for.
+        private: Whether the Hub called it private; None if unknown.
+        token: Short hash that identifies the Hub token that read it; None for a public checkpoint
+            or without a token.
+    """
+
+    target: Target
+    identity: str
+    state: str
+    error: str
     message: str
-    reading: Reading | None  # in an unknown state, the last known reading
-    as_of: str = ""  # the day on which that was last seen; empty in another state
-    since: str = ""  # the day since which it fails; empty if it does not
-    looked: str = ""  # when it was last looked for
-    private: int | None = None  # whether the Hub called it private
-    token: str | None = None  # the mark of the token that read it
+    reading: Reading | None
+    as_of: str = ""
+    since: str = ""
+    looked: str = ""
+    private: int | None = None
+    token: str | None = None
 
     @property
     def key(self) -> int:
-        """A key of the reading's figures, equal before and after ranking; needs a ``reading``."""
+        """A number that identifies the figures of the reading, the same before and after ranking.
+
+        There must be a ``reading``.
+        """
         assert self.reading is not None
         return id(self.reading.gaps)
 
     def called(self, target: Target) -> Seen:
-        """A copy with another labelled ``target``, also in its reading."""
+        """Return a copy of this state, and of its reading, with another labelled ``target``."""
         reading = self.reading and replace(self.reading, target=target)
         return replace(self, target=target, reading=reading)
 
@@ -837,9 +926,18 @@ class Seen:
 def last_seen(
     connection: sqlite3.Connection, tokens: str, *, until: str = "9", identity: str | None = None
 ) -> list[Seen]:
-    """Every checkpoint's last known state under a pair of token sets (its key), the earliest known first.
+    """Return the last known state of every checkpoint, the earliest known first.
 
-    A checkpoint is an identity, a revision and a file. ``until`` (UTC) leaves out later first sightings.
+    A checkpoint is an identity, a revision and a file.
+
+    Args:
+        connection: The registry.
+        tokens: Key of the pair of token sets.
+        until: A time (UTC); what was first seen later is left out. Default: nothing is.
+        identity: Only the checkpoints of this identity. Default: all.
+
+    Raises:
+        UsageError: A row of the registry is damaged.
     """
     resolutions = _resolutions(connection, tokens)
     values = [tokens, until]
@@ -883,7 +981,9 @@ def last_seen(
         as_of = ""
         if reading is not None and error:
             as_of = row["last"][:10]
-            warning = f"figures as of {as_of}, as it could not be read since ({error})"
+            warning = (
+                f"figures as of {as_of}; the checkpoint could not be read since then ({error})"
+            )
             reading = replace(reading, warnings=(*reading.warnings, warning))
         latest.append(
             Seen(
@@ -972,7 +1072,7 @@ def _resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resol
             resolutions[tokenizer] = Resolution.from_json(text)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f"the registry is damaged (tokenizer {tokenizer}: {error}); {_ANEW}"
+                f"the registry is damaged (its rows for tokenizer {tokenizer}: {error}); {_ANEW}"
             ) from error
     return resolutions
 
@@ -989,7 +1089,7 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
         if resolution is None:
             raise ValueError("its tokenizer is missing")
         if not (are_sketch(sketch) and are_body(body)):
-            raise ValueError("its sketch or body is cut")
+            raise ValueError("its stored fingerprint is truncated")
         sizes = map(len, (resolution.domain, resolution.reference, resolution.of_ratio))
         gaps, ratio = figures_of(np.frombuffer(result["numbers"], dtype="<f8"), *sizes)
     except (ValueError, TypeError, RecursionError) as error:

@@ -32,7 +32,7 @@ from lmeval_screener.result.gate import Gate
 from lmeval_screener.screened import Failed, Group, Reading, Screened, grouped
 from lmeval_screener.weights.copies import originals
 
-_CHANCE = "to be above the former best, as on our own models or by `--slope`"
+_CHANCE = "to be more accurate than the former best, by our own models or by `--slope`"
 _WORTH = 0.5  # chance to be above the former best from which a checkpoint is worth an evaluation
 _KINDS = ("new", "changed", "recovered", "copy", "renamed", "gone", "failed")
 _SIDES = {"level": "level with its base", "equal": "the rows of its base"}
@@ -40,24 +40,27 @@ _SIDES = {"level": "level with its base", "equal": "the rows of its base"}
 
 @dataclass(frozen=True)
 class Move:
-    """One checkpoint that changed.
+    """One change of a checkpoint.
 
     Attributes:
-        what: ``new``, ``changed``, ``recovered``, ``copy`` (new, of a known one), ``renamed``, ``gone`` or
-            ``failed``.
-        checkpoint: Its label.
+        what: Kind of the change: ``new``, ``changed``, ``recovered``, ``copy`` (new, but a copy of
+            a known one), ``renamed``, ``gone`` or ``failed``.
+        checkpoint: Label of the checkpoint.
         group: Title of its group; None without figures.
-        rank: Rank among the group's in the registry; None for the base, for its rows, and without figures.
-        G: Its gap; None without figures.
-        ratio: Its ratio; None if it has none.
-        chance: Chance that it is more accurate than the group's former best; None where unknown.
-        standing: ``above`` the former best: by more than rounding, at a chance of 50 % or more, or unknown;
-            ``below`` it; ``level``: within rounding, or no order; ``first`` of its group; ``copy`` of a
-            known one; ``equal``: another's rows. None for a base, if announced before, or without figures.
+        rank: Its rank among all checkpoints of the group in the registry; None for the base, for
+            checkpoints with the base's rows, and without figures.
+        G: Its gap G; None without figures.
+        ratio: Its ratio; None if unknown.
+        chance: Chance that it is more accurate than the former best of its group; None if unknown.
+        standing: How it compares with the former best of its group: ``above``, by more than
+            rounding and with a chance of at least 50 % or an unknown one; ``below``; ``level``,
+            within rounding or if the group has no clear order; ``first`` of a new group; ``copy``
+            of a known checkpoint; ``equal``, with the rows of another one. None for a base, for
+            weights that were announced before, and without figures.
         text: The change in words.
         name: The checkpoint's name for commands; empty if it is gone or failed.
-        error: Code of its failure, or ``Gone``; else empty.
-        message: The failure in a sentence; else empty.
+        error: Code of the failure, which is ``Gone`` for a deleted checkpoint; empty without one.
+        message: The failure in a sentence; empty without one.
     """
 
     what: Annotated[str, Col("What")]
@@ -75,7 +78,10 @@ class Move:
 
     @property
     def is_worth(self) -> bool:
-        """Whether it is worth an evaluation: above the former best, or the best of a new group."""
+        """Whether the checkpoint is worth an evaluation.
+
+        It is if it is above the former best of its group, or the best of a new group.
+        """
         return self.standing == "above" or (self.standing == "first" and self.rank == 1)
 
 
@@ -84,15 +90,18 @@ class News(Report):
     """Changes in a registry since a time: the answer of ``--since`` and of ``registry diff``.
 
     Attributes:
-        since: The time (UTC), as ``2026-11-23 02:17:00.000000``; empty for the beginning.
-        moves: What changed, by kind (in the order of ``Move.what``), group and rank.
-        touched: Checkpoints whose files were written again with the same figures.
-        kept: Label -> ``DAY, ERROR``, for checkpoints that could not be read and rank by figures of DAY.
+        since: The time (UTC), as ``2026-11-23 02:17:00.000000``; empty for the registry's
+            beginning.
+        moves: The changes, sorted by kind (in the order of ``Move.what``), group and rank.
+        touched: Number of checkpoints whose files were written again with the same figures.
+        kept: Label -> ``DAY, ERROR`` for checkpoints that cannot be read now and are ranked by the
+            figures of that day.
         unknown: Sentences on new or changed checkpoints without a ratio, with the reason.
-        failing: Label -> ``ERROR, since DAY``, for checkpoints that failed before and fail still.
-        against_base: Sentences on new or changed checkpoints' side of their base; on all if it changed.
-        gate: The answer of ``--fail-if-below``; None without that option.
-        until: The end of an earlier announcement (UTC); empty for news until now.
+        failing: Label -> ``ERROR, since DAY`` for checkpoints that failed before and still fail.
+        against_base: Sentences that compare new or changed checkpoints with their base; all
+            checkpoints if the base itself has changed.
+        gate: The outcome of ``--fail-if-below``; None without that option.
+        until: End (UTC) of news that are shown once more; empty for news until now.
     """
 
     template: ClassVar[str] = "news.jinja"
@@ -112,27 +121,34 @@ class News(Report):
 
     @property
     def status(self) -> int:
-        """The exit status for failures: 3 if a checkpoint began to fail, else 0."""
+        """Exit status for failures: 3 if a checkpoint has begun to fail, else 0."""
         kinds = {move.what for move in self.moves}
         return max((cause.status for cause in CAUSES if cause.what in kinds), default=0)
 
     @property
     def worth(self) -> tuple[str, ...]:
-        """Names for commands of the checkpoints worth an evaluation, in the order of ``moves``."""
+        """Names of the checkpoints worth an evaluation, as commands take them."""
         return tuple(move.name for move in self.moves if move.is_worth)
 
     def tables(self) -> Mapping[str, Table]:
-        """One table: the changed checkpoints."""
+        """Return one table, ``moved``, with the changed checkpoints."""
         places = excerpt([move.what for move in self.moves])
         return {"moved": Table.of(self.moves, "Changes", name="moved", excerpt=places)}
 
     def context(self) -> Mapping[str, Any]:
-        """Template values: ``sentences``, and ``reasons``: error code -> its first message."""
+        """Return the template's values.
+
+        ``sentences`` are the answer; ``reasons`` maps each error code to the message of its first
+        failure.
+        """
         reasons = {move.error: move.message for move in reversed(self.moves) if move.message}
         return {"sentences": self._sentences(), "reasons": reasons}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract ``dispersion-registry/1`` as plain Python values: ``moves`` are its ``rows``."""
+        """Return the news as plain Python values, in the layout of ``dispersion-registry/1``.
+
+        The ``moves`` are its ``rows``; ``worth`` has the names of those worth an evaluation.
+        """
         content = super().to_dict()
         del content["gate"]
         if self.gate is not None:
@@ -146,19 +162,20 @@ class News(Report):
         groups = {
             "Worth evaluating, above the former best": by_standing["above"],
             "First of a new group": [move for move in by_standing["first"] if move.rank == 1],
-            "Not apart from the former best by its rows": by_standing["level"],
+            "Not distinguishable from the former best by its rows": by_standing["level"],
         }
         sentences = [f"{words}: {_names(moves)}." for words, moves in groups.items() if moves]
         if not sentences and (by_standing["below"] or by_standing["first"]):
-            sentences.append("No new or changed checkpoint is above the former best.")
+            sentences.append("No new or changed checkpoint is above the former best of its group.")
         equal = [move.checkpoint for move in by_standing["equal"]]
         if equal:
             sentences.append(
-                f"Output rows equal to another's: {some(equal)}; ask both: dispersion race."
+                f"The output rows equal those of another checkpoint: {some(equal)}; ask both the "
+                "same questions with `dispersion race`."
             )
         copies = [f"{move.checkpoint} is {move.text}" for move in by_standing["copy"]]
         if copies:
-            sentences.append(f"Not news, by the rows read: {some(copies)}.")
+            sentences.append(f"Not news, as far as the rows read show: {some(copies)}.")
         begun, lasting = self._failures()
         return [
             *sentences,
@@ -202,7 +219,7 @@ class News(Report):
         if copies:
             counts.append(count(copies, "copy", "copies"))
         if self.touched:
-            counts.append(f"{self.touched} touched, same figures")
+            counts.append(f"{self.touched} written again with the same figures")
         return ", ".join(counts)
 
 
@@ -220,12 +237,20 @@ def _names(moves: Sequence[Move]) -> str:
 
 
 def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
-    """The time that ``--since`` names, in UTC; empty for the beginning.
+    """Return the time that ``--since`` names, in UTC; empty for the beginning of the registry.
 
-    ``last`` is the end of the last run that gave its answer to ``last`` or ``yesterday``; before the first
-    such run, the end of the last finished run. ``yesterday`` is the same for runs that began before today
-    (UTC). Without any run under ``tokens``, both are empty: the beginning. Any other text is the name of a
-    run, which means its end, or a date or time (UTC), else a UsageError.
+    ``last`` is the end of the last run that announced its news to ``last`` or ``yesterday``; before
+    the first such run, the end of the last finished run. ``yesterday`` is the same, but only for
+    runs that began before today (UTC). The name of a run stands for its end. Anything else must be
+    a date or a time; without a time zone it is UTC.
+
+    Args:
+        connection: The registry.
+        since: The text of ``--since``.
+        tokens: Key of the pair of token sets whose runs count for ``last`` and ``yesterday``.
+
+    Raises:
+        UsageError: ``since`` is none of these.
     """
     if since in NIGHTLY:
         today = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
@@ -242,7 +267,7 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
         time = datetime.datetime.fromisoformat(since.replace("Z", "+00:00"))
     except ValueError as error:
         raise UsageError(
-            f"expected last, yesterday, a date, a time or a run of the registry, got {since!r}; "
+            f"expected last, yesterday, a date, a time or the name of a run, got {since!r}; "
             '`dispersion registry query FILE "SELECT * FROM runs"` lists the runs',
             argument="since",
         ) from error
@@ -262,9 +287,10 @@ def _last_answer(connection: sqlite3.Connection, tokens: str, column: str, befor
 
 
 def last_announced(connection: sqlite3.Connection, tokens: str) -> tuple[str, str]:
-    """Start and end (UTC) of the last announcement that had changes; if none was made, of the last run's.
+    """Return start and end (UTC) of the last announcement that had changes.
 
-    An answer *no changes* hides no earlier one. Both are empty without a finished run.
+    A later answer *no changes* does not hide it. If nothing was announced yet, they are those of
+    the last run; both are empty if no run has finished.
     """
     announced, ended = connection.execute(
         "SELECT max(nullif(announced, '')), max(ended) FROM runs WHERE tokens = ?", [tokens]
@@ -300,11 +326,21 @@ def news(
     others: Sequence[Failed] = (),
     own: Own | None = None,
 ) -> News:
-    """Changes between two times under one pair of token sets, ranked among the whole registry.
+    """Find the changes between two times, ranked among all checkpoints of the registry.
 
-    Times are those of :func:`since_time`, ``until`` by default now. ``base``, which the others were trained
-    from, is never worth an evaluation; raises as `bases_among`. ``others`` are failures that the registry
-    does not hold; ``own`` is the slope of the user's own results.
+    Args:
+        connection: The registry.
+        tokens: Key of the pair of token sets.
+        since: The start, as :func:`since_time` returns it.
+        order: The figure that ranks; what it leaves open is taken from each family's file.
+        base: Label or name of the model that the others were trained from, which is never worth an
+            evaluation. Default: the base of the last run that had one.
+        until: The end (UTC). Default: now.
+        others: Failures that the registry does not hold.
+        own: Slope of the user's own results, or None.
+
+    Raises:
+        UsageError: The registry does not know ``base``, or is damaged.
     """
     now = {_place(seen): seen for seen in last_seen(connection, tokens, until=until)}
     then = {}
@@ -370,7 +406,7 @@ def news(
 def _announced_states(
     connection: sqlite3.Connection, tokens: str, since: str
 ) -> set[tuple[str, str, str, str]]:
-    """Identity, revision, file and state of all that was measured by ``since``."""
+    """Return identity, revision, file and state of all that was measured until ``since``."""
     rows = connection.execute(
         "SELECT identity, requested, file, state FROM seen "
         "WHERE tokens = ? AND first <= ? AND error IS NULL",
@@ -501,7 +537,9 @@ def _against_base(group: Group, arrivals: Set[Screened], changed: Set[Screened])
     """The side of their base on which new checkpoints of a group lie; of all if the base changed."""
     if group.base is None or group.base not in changed:
         return base_sentences(group, [c for c in group.candidates if c in arrivals])
-    again = f"The base {group.names[group.base]} changed: all are compared with it again."
+    again = (
+        f"The base {group.names[group.base]} has changed: all others are compared with it again."
+    )
     return [again, *base_sentences(group)]
 
 
@@ -538,7 +576,7 @@ class _Standing(NamedTuple):
     of: _Place | None = None  # its original, if it is a copy
 
 
-_ANNOUNCED = _Standing(None, "as it was announced before")
+_ANNOUNCED = _Standing(None, "with weights that were announced before")
 
 
 @dataclass(frozen=True)
@@ -644,7 +682,7 @@ def _alone(c: Screened, group: Group) -> _Standing | None:
         other = next(other for other in alike if other is not c)
         return _Standing("equal", f"output rows equal to those of {other.label}")
     if c.is_set_aside:
-        return _Standing(None, "set aside, without a ratio to rank by")
+        return _Standing(None, "set aside, as it has no ratio to be ranked by")
     return None
 
 

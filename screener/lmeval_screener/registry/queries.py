@@ -37,13 +37,13 @@ _WIDE = 100  # characters of a line beyond which each value of a row gets its ow
 
 @dataclass(frozen=True, repr=False)
 class Answer(Report):
-    """A query's answer: sentences and one table of rows.
+    """The answer to a query of a registry: sentences and one table.
 
     Attributes:
         title: Heading of the report.
-        name: Anchor of the table.
-        sentences: The answer's sentences.
-        entries: Rows, as dataclasses or mappings.
+        name: Anchor of the table on a page.
+        sentences: The answer in sentences.
+        entries: Rows of the table, as dataclasses or mappings.
         places: Positions of the rows that a terminal shows; empty for all.
     """
 
@@ -59,11 +59,14 @@ class Answer(Report):
     places: Sequence[int] = ()
 
     def rows(self) -> list[Row]:
-        """The rows as mappings."""
+        """Return the rows as mappings from columns to values."""
         return [row if isinstance(row, Mapping) else fields_of(row) for row in self.entries]
 
     def tables(self) -> dict[str, Table]:
-        """One table, ``rows``; a line for each value if mappings are wider than 100 characters."""
+        """Return one table, ``rows``.
+
+        If the rows are mappings and wider than 100 characters, each value gets a line of its own.
+        """
         rows = self.rows()
         if rows and isinstance(self.entries[0], Mapping):
             return {"rows": Table(*_lines(rows), self.title, self.name)}
@@ -74,7 +77,10 @@ class Answer(Report):
         return {"rows": table}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract ``dispersion-registry/1`` as plain Python values: schema, answer and rows."""
+        """Return the answer as plain Python values, in the layout of ``dispersion-registry/1``.
+
+        The keys are ``schema``, ``answer`` (the sentences) and ``rows``.
+        """
         return {
             "schema": self.schema,
             "answer": list(self.sentences),
@@ -103,10 +109,20 @@ def _short(value: Any) -> Any:
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """The pair of token sets that a query is about: its key, and the names of domain and reference.
+    """Return the pair of token sets that a query is about.
 
-    It is that of the last run of ``domain``, by default of the domain with most results: another version of
-    this package may have other words of everyday language under the same name. UsageError if there is none.
+    It is that of the last run for ``domain``: another version of this package may have other words
+    under the same name.
+
+    Args:
+        connection: The registry.
+        domain: Name of the domain. Default: the one with the most results.
+
+    Returns:
+        The pair's key, the name of the domain, and that of the reference.
+
+    Raises:
+        UsageError: The registry has no results, or none for ``domain``.
     """
     rows = connection.execute(
         "SELECT tokens, domain, reference, max(started), "
@@ -122,12 +138,15 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
     chosen = next((row for row in rows if row["domain"] == domain), None)
     if chosen is None:
         names = ", ".join(sorted({row["domain"] for row in rows}))
-        raise UsageError(f"expected a domain that the registry has, got {domain!r}; it has {names}")
+        raise UsageError(f"expected a domain of the registry ({names}), got {domain!r}")
     return chosen["tokens"], chosen["domain"], chosen["reference"]
 
 
 def is_gone(seen: Seen) -> bool:
-    """Whether a checkpoint is gone, by the last attempt to read it; a folder is looked for again now."""
+    """Whether a checkpoint is gone, by the last attempt to read it.
+
+    Whether a folder still exists is looked up anew.
+    """
     is_lost = seen.error in ("", "FolderNotFound") and folder_is_gone(seen.identity)
     return is_lost or cause_of(seen.error).state == "gone"
 
@@ -135,9 +154,14 @@ def is_gone(seen: Seen) -> bool:
 def ranked_rows(
     seen: Sequence[Seen], order: Order = UNSAID, bases: Collection[str] = ()
 ) -> list[Screened]:
-    """All measured checkpoints, ranked in groups of one tokenizer and scale; ``bases`` are labels.
+    """Rank all checkpoints that have figures, in groups of one family (or tokenizer) and scale.
 
     Two tokenizers count as the same if every compared token is the same piece at the same row.
+
+    Args:
+        seen: The checkpoints' last known states.
+        order: The figure that ranks; what it leaves open is taken from each family's file.
+        bases: Labels of the base models.
     """
     pieces: dict[int, tuple[object, ...]] = {}  # by a resolution, which many checkpoints share
     first_tokenizers: dict[tuple[object, ...], str] = {}
@@ -163,7 +187,17 @@ def ranked_rows(
 def bases_among(
     connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
 ) -> list[str]:
-    """Labels of the base ``asked`` for (UsageError if unknown), else of those in the last run with any."""
+    """Return the labels of base models.
+
+    Args:
+        connection: The registry.
+        tokens: Key of the pair of token sets.
+        seen: The checkpoints' last known states.
+        asked: Label, path or address of the base. Default: the bases of the last run that had any.
+
+    Raises:
+        UsageError: The registry does not know the base that was asked for.
+    """
     if asked is None:
         last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
         (bases, _) = connection.execute(last, [tokens]).fetchone()
@@ -178,33 +212,77 @@ def bases_among(
 
 @dataclass(frozen=True)
 class Ranked:
-    """A registry's checkpoint in `query`; figures are None if unknown or gone, a base has no rank."""
+    """A checkpoint of the registry, as `query` ranks it.
+
+    Attributes:
+        checkpoint: Label.
+        family: Family; None if the checkpoint is gone.
+        group: Title of its group; None if it is gone.
+        rank: Rank in the group; None for a base, without the figure that ranks, and if it is gone.
+        ratio: Its ratio; None if unknown.
+        G: Its gap G; None if it is gone.
+        se: Standard error of G.
+        metric: Distance of G.
+        ranked_by: The figure that ranks its group: ``gap`` or ``ratio``.
+        holds_best: Chance that the best is at this rank or above; None if unknown.
+        revision: The commit; None for a folder.
+        copy_of: Label of the checkpoint that it copies; None if it is no copy.
+        note: ``gone``, ``the base``, or ``as of DAY: ERROR`` for older figures; None for nothing.
+    """
 
     checkpoint: Annotated[str, Col("Checkpoint")]
     family: str | None = None
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
     ratio: Annotated[
-        float | None, Col("Ratio", ".3f", dots="page", hint="spread of T over that of R")
+        float | None,
+        Col(
+            "Ratio",
+            ".3f",
+            dots="page",
+            hint="spread of the domain's tokens over that of everyday tokens",
+        ),
     ] = None
     G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
-    se: float | None = None  # of G
-    metric: str | None = None  # the distance of G
-    ranked_by: str | None = None  # ``gap`` or ``ratio``
-    holds_best: float | None = None  # chance that ranks 1 to here hold it
-    revision: Annotated[str | None, Col("Commit", drop=3)] = None  # None for a folder
-    copy_of: Annotated[str | None, Col("Copy of")] = None  # label of its original
-    # Gone, the base, or `as of DAY: ERROR` for older figures.
+    se: float | None = None
+    metric: str | None = None
+    ranked_by: str | None = None
+    holds_best: float | None = None
+    revision: Annotated[str | None, Col("Commit", drop=3)] = None
+    copy_of: Annotated[str | None, Col("Copy of")] = None
     note: Annotated[str | None, Col("Note")] = None
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """One state of a checkpoint, seen by one or more consecutive runs; figures are None where it failed."""
+    """One state of a checkpoint, as one or more consecutive runs saw it.
+
+    All figures are None where the checkpoint failed. Times are UTC, such as ``2026-11-23 02:17``.
+
+    Attributes:
+        requested: The requested revision; empty for the default branch.
+        file: The requested file; empty for none.
+        state: The commit, or a hash of a folder's listing; empty if it could not be reached.
+        domain: Name of the domain's token set.
+        reference: Name of the everyday token set.
+        ratio: The ratio; None if unknown.
+        ratio_se: Standard error of the ratio.
+        cosine: G in the cosine distance.
+        cosine_se: Standard error of ``cosine``.
+        euclidean: G in the Euclidean distance.
+        euclidean_se: Standard error of ``euclidean``.
+        tensor: Name of the output projection.
+        dtype: Its element type as stored.
+        first: When it was first seen in this state.
+        last: When it was last seen in this state.
+        runs: Number of the runs that saw it.
+        error: Code of the error; None if the checkpoint was read.
+        message: The error in a sentence; None if the checkpoint was read.
+    """
 
     requested: Annotated[str, Col("Revision")]
     file: Annotated[str, Col("File")]
-    state: Annotated[str, Col("Commit")]  # or a hash of a listing; empty if it was not reached
+    state: Annotated[str, Col("Commit")]
     domain: Annotated[str, Col("Domain")]
     reference: str
     ratio: Annotated[float | None, Col("Ratio", ".3f", error="ratio_se")]
@@ -215,15 +293,22 @@ class Sighting:
     euclidean_se: float | None
     tensor: str | None
     dtype: str | None
-    first: Annotated[str, Col("First seen", drop=2)]  # as 2026-11-23 02:17, UTC; so is the next
+    first: Annotated[str, Col("First seen", drop=2)]
     last: Annotated[str, Col("Last seen")]
     runs: Annotated[int, Col("Runs", "d", drop=3)]
-    error: Annotated[str | None, Col("Error")]  # a code; None if it was read, as the next
+    error: Annotated[str | None, Col("Error")]
     message: Annotated[str | None, Col("Why", drop=4)]
 
 
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
-    """Identity and file (or "") of the one checkpoint with this label, path or address; else UsageError."""
+    """Find the one checkpoint that a label, path or address names.
+
+    Returns:
+        Its identity, and its file; an empty file stands for every file.
+
+    Raises:
+        UsageError: The registry has no such checkpoint, or several.
+    """
     place = storable(f"file://{Path(os.path.expanduser(text)).resolve()}")
     text = storable(without_secrets(text))
     asked = [text, f"hf://{text}", place]
@@ -246,11 +331,14 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
     if not matches:
         near = nearest(text, {entry.target.label for entry in seen})
         raise UsageError(
-            f"expected a checkpoint that the registry has seen (query lists them), got {text}{near}"
+            "expected a checkpoint of the registry (`dispersion registry query FILE` lists them), "
+            f"got {text}{near}"
         )
     if len(matches) > 1:
         names = ", ".join("/".join(filter(None, match)) for match in sorted(matches)[:5])
-        raise UsageError(f"expected one checkpoint, got {text}, which {len(matches)} have: {names}")
+        raise UsageError(
+            f"{text} matches {len(matches)} checkpoints ({names}); give the whole name of one"
+        )
     return matches.pop()
 
 
@@ -262,7 +350,20 @@ def query(
     scale: str | None = None,
     top: int | None = None,
 ) -> Answer:
-    """The checkpoints' latest states, ranked across runs; raises as `sets_of` and `bases_among`."""
+    """Rank the latest states of all checkpoints across runs.
+
+    Args:
+        connection: The registry.
+        order: The figure that ranks; what it leaves open is taken from each family's file.
+        base: Label, path or address of the base model. Default: that of the last run that had one.
+        domain: Name of the domain. Default: the one with the most results.
+        scale: Only groups of this scale, such as ``7B``. Default: all.
+        top: Only the first ``top`` checkpoints of each group. Default: all.
+
+    Raises:
+        UsageError: The registry does not know the domain or the base, has no results, or is
+            damaged.
+    """
     tokens, domain, reference = sets_of(connection, domain)
     seen = last_seen(connection, tokens)
     gone: list[str] = []
@@ -292,7 +393,7 @@ def query(
     members = [c for group in groups for c in group.checkpoints]
     best = sentences_of(groups, domain, domain) + unknown(members, alone=number == len(groups))
     sentence = (
-        f"{count(number, 'checkpoint')} in {count(len(groups), 'group')} for {domain} against "
+        f"{count(number, 'checkpoint')} in {count(len(groups), 'group')}, by {domain} against "
         f"{reference}; {len(gone)} gone, {len(failed)} failed when last seen"
     )
     if failed:
@@ -327,7 +428,10 @@ def _ranked(c: Screened, group: Group, note: str | None) -> Ranked:
 
 
 def excerpt(kinds: Sequence[object]) -> tuple[int, ...]:
-    """Positions of the rows that a terminal shows: the first few of each kind; empty (all) for up to 40."""
+    """Return the positions of the rows that a terminal shows: the first few of each kind.
+
+    Empty, which means all, for up to 40 rows.
+    """
     if len(kinds) <= _LONG:
         return ()
     most = max(1, _LONG // len(set(kinds)))
@@ -352,7 +456,11 @@ def _best(group: Group, top: int | None) -> Sequence[Screened]:
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
-    """The rows of an SQL SELECT; UsageError if SQLite refuses it or it takes over 60 seconds."""
+    """Run an SQL SELECT on the registry and return its rows.
+
+    Raises:
+        UsageError: SQLite refuses the statement, or it takes over 60 seconds.
+    """
     deadline = time.monotonic() + _LIMIT
     connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
     try:
@@ -368,12 +476,12 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
         reason = str(error)
         tables = ""
         if "no such table" in reason:
-            tables = f"of {listed(_TABLES, 'or')} "
+            tables = f"from {listed(_TABLES, 'or')} "
         elif "no such column" in reason:
             reason += _columns_for(connection, statement)
         raise UsageError(
-            f"the registry could not answer: {reason}; it takes one SQLite SELECT {tables}that ends "
-            f"within {_LIMIT:.0f} seconds"
+            f"the registry could not answer: {reason}; expected one SELECT statement of SQLite "
+            f"{tables}that takes {_LIMIT:.0f} seconds at most"
         ) from error
     return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
 
@@ -395,7 +503,15 @@ def _columns_for(connection: sqlite3.Connection, statement: str) -> str:
 
 
 def history(connection: sqlite3.Connection, text: str) -> Answer:
-    """The history of the checkpoint named by ``text``, newest first; raises as :func:`checkpoint_named`."""
+    """Return the history of one checkpoint, its newest state first.
+
+    Args:
+        connection: The registry.
+        text: Label, path or address of the checkpoint.
+
+    Raises:
+        UsageError: The registry has no such checkpoint, or several.
+    """
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
         "SELECT requested, file, state, domain, reference, ratio, ratio_se, gap_cosine, gap_cosine_se, "
@@ -415,7 +531,7 @@ def history(connection: sqlite3.Connection, text: str) -> Answer:
         failed = "is gone" if state == "gone" else "failed then"
         sentence += f"; it {failed} ({last.error})"
         if state == "unknown" and len(rows) > 1 and not rows[1].error:
-            sentence += f", and its figures as of {rows[1].last[:10]} still hold"
+            sentence += f", and is still ranked by its figures of {rows[1].last[:10]}"
     sentences = [f"{sentence}."]
     renamed = "SELECT asked FROM names WHERE identity = ? AND renamed IS NOT NULL ORDER BY renamed"
     former = [plain_name(asked) for (asked,) in connection.execute(renamed, [identity])]

@@ -20,16 +20,19 @@ _STILL = "Still failing: {}."
 
 
 class Cause(NamedTuple):
-    """One cause of a checkpoint's state, and its consequences.
+    """One cause of a checkpoint's state in a registry, and its consequences.
 
     Attributes:
-        event: The cause, for the docs.
-        state: ``there``, ``gone``, or ``unknown``, which keeps the last figures.
-        codes: Error codes that the registry then holds; the first cause with a code counts for it.
-        what: The change as `news.Move` names it, ``failed``, ``gone`` or ``renamed``; empty for any other.
-        first: The first night's sentence, with the checkpoints in place of ``{}``; empty for none.
-        later: The sentence of every later night; empty for none.
-        status: The first night's exit status, 3 or 0.
+        event: What happened, as docs/reference/registry.md says it.
+        state: ``there``, ``gone``, or ``unknown``, in which the last figures still count.
+        codes: Error codes that the registry holds in this case. A code belongs to the first cause
+            that has it.
+        what: Kind of the change, as in `news.Move`: ``failed``, ``gone`` or ``renamed``; empty for
+            others.
+        first: Sentence of the first run that reports it, with ``{}`` in place of the checkpoints;
+            empty for none.
+        later: Sentence of every later run, with ``{}`` likewise; empty for none.
+        status: Exit status of the first run that reports it, 3 or 0.
     """
 
     event: str
@@ -42,7 +45,7 @@ class Cause(NamedTuple):
 
 
 _NEVER_READ = Cause(
-    "the same, of a checkpoint that was never read",
+    "the same, for a checkpoint that was never read",
     "unknown",
     _UNKNOWN,
     "failed",
@@ -71,19 +74,21 @@ CAUSES = (
         codes=frozenset(NOT_OF_WEIGHTS),
     ),
     _NEVER_READ._replace(
-        event="it is not found, or missing from a list, and was not known to be public when last seen; "
-        "a folder on disk is not found, and the two above it are missing or empty, as if its disk is not mounted",
+        event="it is not found or is missing from a list, and was not known to be public when "
+        "last seen; or its folder is not found on disk, and the two folders above are missing or "
+        "empty, as when a disk is not mounted",
         first="Not readable now, ranked by older figures: {}.",
         codes=_MISSING,
     ),
     _NEVER_READ,
     _GONE,
     _GONE._replace(event="it was public when last seen, and is not found"),
-    _GONE._replace(event="it was private, and the token that read it before does not find it"),
+    _GONE._replace(event="it was private, and the token that read it before does not find it now"),
     _GONE._replace(event="its branch or tag is gone", codes=frozenset({"RevisionNotFound"})),
     _GONE._replace(event="the list says that it has no weights any more"),
     Cause(
-        "it is gone, and a new name has its commit (or a new folder its files and times): it was renamed",
+        "it is gone, but a new repository has its commit, or a new folder its files and times: it "
+        "was renamed",
         "there",
         what="renamed",
         first="Renamed: {}.",
@@ -96,7 +101,12 @@ UNKNOWN = ", ".join(f"'{code}'" for code in sorted(_UNKNOWN))
 
 
 def cause_of(code: str, *, was_read: bool = True) -> Cause:
-    """The cause for a known error code, or for "" (no error); ``was_read``: whether figures are kept."""
+    """Return the cause that belongs to an error code.
+
+    Args:
+        code: A key of `SCREENING_CODES`; empty for no error.
+        was_read: Whether the registry has figures of the checkpoint.
+    """
     cause = _OF_CODE[code]
     return cause if was_read or cause.state != "unknown" else _NEVER_READ
 
@@ -104,13 +114,15 @@ def cause_of(code: str, *, was_read: bool = True) -> Cause:
 def proven(
     error: ScreeningError, identity: str, last: sqlite3.Row | None, token: str
 ) -> ScreeningError:
-    """``error``, or `GONE` if the registry's last row shows that a missing checkpoint was deleted.
+    """Return an error with the code `GONE` if a missing checkpoint was deleted; else ``error``.
+
+    The registry's last row of the checkpoint decides.
 
     Args:
-        error: The error from reading it.
+        error: The error from reading the checkpoint.
         identity: Its repository, folder or address.
         last: Its last row of ``seen``, with ``was_read``; None if it has none.
-        token: The mark of the token that was used; empty for none.
+        token: Short hash that identifies the Hub token that was used; empty for none.
     """
     if last is None or error.code not in _MISSING:
         return error
@@ -119,10 +131,14 @@ def proven(
         why = str(last["message"])
     elif last["private"] == 0:
         why = (
-            "it was public when it was last seen, and is not found: deleted, renamed or private now"
+            "it was public when last seen, and is not found now: it was deleted, renamed or made "
+            "private"
         )
     elif last["was_read"] and token and last["token"] == token:
-        why = "the token that read it before does not find it: deleted, renamed, or closed to that token"
+        why = (
+            "the token that read it before does not find it now: it was deleted or renamed, or "
+            "the token lost its access"
+        )
     elif last["was_read"] and (
         folder_is_gone(identity) or not identity.startswith(("hf://", "file://"))
     ):
@@ -131,9 +147,11 @@ def proven(
 
 
 def folder_is_gone(identity: str) -> bool:
-    """Whether a folder was deleted: it is missing, and the folder above it, or the next, has other entries.
+    """Whether the folder that an identity names was deleted.
 
-    An empty one may be the mount point of a disk that is not there. False for other than ``file://PATH``.
+    A missing folder was deleted if the folder above it, or else the one above that, exists and has
+    other entries: an empty one may be the mount point of a disk that is not there. False for
+    identities other than ``file://PATH``.
     """
     place = Path(path_of(identity.removeprefix("file://")))
     if not identity.startswith("file://") or place.exists():

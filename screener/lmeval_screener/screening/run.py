@@ -62,14 +62,14 @@ OnDone = Callable[[Reading | Failed, int, int], None]
 
 @takes(ScreenArguments)
 def screen(arguments: ScreenArguments) -> Result:
-    """Rank checkpoints by the dispersion of their output rows, reading only the rows that are needed.
+    """Rank checkpoints by the dispersion of their output rows; only the needed rows are read.
 
-    The result has the screened checkpoints, ranked inside (family, scale), and the failed ones with
-    their reasons.
+    The result has the screened checkpoints, ranked within groups of one family and scale, and those
+    that failed, with the reasons.
 
     Raises:
-        UsageError: A name, a file or a combination that cannot be used as given.
-        ScreeningError: A listing of the Hub cannot be read; a failed checkpoint does not raise.
+        UsageError: A name, a file or a combination of arguments cannot be used.
+        ScreeningError: A listing of the Hub cannot be read. A checkpoint that fails does not raise.
     """
     run = Screening(arguments)
     if run.domain.remark:
@@ -98,7 +98,20 @@ def floor_among(
     tokenizer: str | None = None,
     argument: str = "fail_if_below",
 ) -> Target:
-    """The target that an option names by label or name; UsageError for a mistyped label or several."""
+    """Return the target that an option names.
+
+    Args:
+        targets: The targets of the screening.
+        text: The option's value: a label, or a name.
+        tokenizer: The tokenizer for checkpoints without one.
+        argument: Name of the option, for errors.
+
+    Returns:
+        The one of ``targets`` that is meant; otherwise a new target.
+
+    Raises:
+        UsageError: ``text`` is a mistyped label, or names several checkpoints.
+    """
     by_label = {target.label: target for target in labelled(targets)}
     if text in by_label:
         return by_label[text]
@@ -108,7 +121,8 @@ def floor_among(
     wanted, *others = parse_targets(text, tokenizer)
     if others or wanted.is_glob:
         raise UsageError(
-            f"expected one checkpoint, got {text!r}, which names several", argument=argument
+            f"expected one checkpoint, got {text!r}, which names several; name one of them",
+            argument=argument,
         )
     for target in by_label.values():
         is_same_file = (target.revision, target.file) == (wanted.revision, wanted.file)
@@ -119,15 +133,21 @@ def floor_among(
 
 @dataclass
 class Screening:
-    """One screening: its settings and its state; UsageError for a wrong setting.
+    """One screening: its arguments, and its state while it runs.
 
     Attributes:
-        arguments: Those of :func:`screen`.
-        answers: The task's answers, in place of those of the arguments' task.
-        fail_if_below: Label or name of the checkpoint that no other may fall behind.
-        notice: Called with a server's name and seconds when its rate limit makes the run wait.
-        keep_on_interrupt: Whether Ctrl-C and SIGTERM return the results so far (main thread only).
-        on_done: Called when a checkpoint ends; see `OnDone`.
+        arguments: The arguments of :func:`screen`.
+        answers: A task's answers to use in place of those of ``arguments.task``; None for the
+            latter.
+        fail_if_below: Label or name of the checkpoint that no other may be below; None for no gate.
+        notice: Called with a server's name and a number of seconds when the server's rate limit
+            makes the run wait.
+        keep_on_interrupt: Whether Ctrl-C and SIGTERM end the run with the results so far. Only in
+            the main thread.
+        on_done: Called when a checkpoint has been read or has failed; see `OnDone`.
+
+    Raises:
+        UsageError: An argument, a file that it names, or DISPERSION_TIMEOUT cannot be used.
     """
 
     arguments: ScreenArguments
@@ -165,9 +185,16 @@ class Screening:
 
     @contextlib.contextmanager
     def recorded(self, command: str) -> Iterator[Session | None]:
-        """The registry's session, or None without one; UsageError if it or ``since`` is unfit.
+        """Open the registry of the arguments for this run; yields None without one.
 
-        News count as announced once the block has ended without an error: else they must be sent again.
+        News count as announced only if the block ends without an error; otherwise the next run
+        announces them again.
+
+        Args:
+            command: The command, as the registry records it.
+
+        Raises:
+            UsageError: The registry or ``since`` cannot be used.
         """
         registry = self.arguments.registry
         since = self.arguments.since
@@ -195,11 +222,15 @@ class Screening:
                 session.connection.close()
 
     def result(self, selected: Selected) -> Result:
-        """Screen the selected checkpoints; UsageError without any, or for an option that does not fit."""
+        """Screen the selected checkpoints and rank them.
+
+        Raises:
+            UsageError: No checkpoint is selected, or an option does not fit the checkpoints.
+        """
         if not selected.targets:
             raise UsageError(
-                "expected a checkpoint, got none: name a folder of checkpoints, ORG/NAME or a family; "
-                "`screen-checkpoints --demo` shows an example, `--help` all options"
+                "expected a checkpoint, got none; name a folder of checkpoints, ORG/NAME or a "
+                "family (`screen-checkpoints --demo` shows an example, `--help` all options)"
             )
         results: list[Result] = []
         all_local = self._all_local(selected.targets)
@@ -329,7 +360,15 @@ class Screening:
         return "measured when the demo was trained"
 
     def named(self, targets: Iterable[Target]) -> tuple[list[Target], dict[str, str]]:
-        """All targets, with those of options (`floor_among`), each once and labelled; and option -> label."""
+        """Add the targets that options name, and label all targets.
+
+        Returns:
+            All targets, each once and with its label; and for the options ``fail_if_below`` and
+            ``base``, if given, the label of the target that they name.
+
+        Raises:
+            UsageError: An option names no single checkpoint.
+        """
         every = dict.fromkeys(targets)
         by_option: dict[str, Target] = {}
         for name, text in (("fail_if_below", self.fail_if_below), ("base", self.arguments.base)):
@@ -414,7 +453,8 @@ class Screening:
                 raise
             return ScreeningError(
                 "InternalError",
-                f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
+                f"{type(error).__name__}: {error}; please report it with what DISPERSION_DEBUG=1 "
+                "shows",
             )
         except BaseException:
             if not self._stopped:
@@ -456,7 +496,9 @@ class Screening:
         if self._scouts > _SCOUTS:
             await reached.wait()
         if len(self._unreachable) == _SCOUTS:
-            why = f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
+            why = (
+                f"not tried, because {_SCOUTS} others could not be reached: {self._unreachable[0]}"
+            )
             raise ScreeningError("Unreachable", why)
         try:
             return await self._reader.read(target, self._account())
@@ -581,7 +623,8 @@ def _interrupted(session: Session | None) -> ScreeningError:
     kept = "cached" if session is None else "in the registry"
     return ScreeningError(
         "Interrupted",
-        f"stopped before it was read; finished readings are {kept}: run the same command again",
+        "stopped before it was read; run the same command again to continue, as finished readings "
+        f"are {kept}",
     )
 
 

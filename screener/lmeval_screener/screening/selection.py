@@ -45,12 +45,12 @@ _Entry = tuple[str, str, Listed | None]
 
 @dataclass(frozen=True)
 class Query:
-    """One Hub listing to request; each field that is set narrows it.
+    """A listing of the Hub to request; each field that is set narrows it.
 
     Attributes:
-        author: Organisation or user.
-        tags: Tags that every model has.
-        pattern: Glob for the name without its author.
+        author: Organisation or user; None for all.
+        tags: Tags that every model must have.
+        pattern: Glob for the model's name without its author.
     """
 
     author: str | None = None
@@ -66,7 +66,11 @@ class Query:
         return ", ".join(parts)
 
     def address(self, size: int) -> str:
-        """Path and query of the listing's first page, most recently changed repositories first."""
+        """Return path and query string of the listing's first page.
+
+        The most recently changed repositories come first. ``size`` is the number of repositories on
+        a page.
+        """
         query: dict[str, Any] = {"sort": "lastModified", "limit": size, "expand": _EXPAND}
         if self.author:
             query["author"] = self.author
@@ -77,14 +81,23 @@ class Query:
 
 @dataclass(frozen=True)
 class CompleteList:
-    """All ``repos`` of an organisation that match ``query`` and that the token may see."""
+    """All repositories of an author that match a query and that the token may see.
+
+    Attributes:
+        query: The query.
+        repos: Names of the repositories.
+        without_weights: Names of those that hold no weights.
+    """
 
     query: Query
     repos: frozenset[str]
     without_weights: frozenset[str]
 
     def missing(self, repo: str) -> str:
-        """Why a repository that matches the query is not screened any more, as a clause; else empty."""
+        """Return why a known repository cannot be screened any more, as a clause.
+
+        Empty if the list has it with weights, or if it does not match the query.
+        """
         author, _, name = repo.partition("/")
         if author != self.query.author or not fnmatch.fnmatchcase(name, self.query.pattern):
             return ""
@@ -97,10 +110,15 @@ class CompleteList:
 
 @dataclass
 class Selected:
-    """A selection's checkpoints, and the rest of its folders and listings.
+    """The checkpoints of a selection, and what else its folders and listings held.
 
-    ``left_out`` are neighbouring folders without a model. ``listed`` is the number of repositories that
-    listings gave, ``skipped`` that of those without weights, by reason; ``account`` has their traffic.
+    Attributes:
+        targets: The checkpoints to screen.
+        left_out: Folders next to them that hold no model.
+        complete: Listings that have all repositories of an author.
+        listed: Number of repositories in all listings.
+        skipped: Reason -> number of listed repositories without weights.
+        account: Requests and bytes of the listings.
     """
 
     targets: list[Target] = field(default_factory=list)
@@ -112,16 +130,19 @@ class Selected:
 
     @property
     def sentence(self) -> str:
-        """Numbers of listed and selected repositories, reasons for others; or left-out folders; or empty."""
+        """A sentence on the listings: how many repositories were listed, selected and left out.
+
+        Without a listing it names the folders that were left out; empty if there are none.
+        """
         if self.left_out and not self.listed:
             names = printable(", ".join(self.left_out[:5]))
             if self.left_out[5:]:
                 names += ", …"
-            return f"left out, without config.json and weights: {names}"
+            return f"folders left out, as they have no config.json and weights: {names}"
         if not self.listed:
             return ""
         chosen = sum(target.listed is not None for target in self.targets)
-        sentence = f"{self.listed} repositories listed, {chosen} taken with their commits"
+        sentence = f"{self.listed} repositories listed, {chosen} selected by their present commits"
         if self.skipped:
             left_out = ", ".join(f"{count} {why}" for why, count in self.skipped.items())
             sentence += f"; left out: {left_out}"
@@ -129,17 +150,21 @@ class Selected:
 
 
 def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected:
-    """The checkpoints that names and options mean; listings are requested.
+    """Find the checkpoints that the arguments name, and request listings of the Hub.
+
+    Args:
+        arguments: The arguments of the screening.
+        notice: Called when the Hub's rate limit makes a listing wait, as in `Screening`.
 
     Raises:
         ScreeningError: A listing cannot be read.
-        UsageError: An option or a list that cannot be used as given, or a listing without models.
+        UsageError: An argument or a list cannot be used as given, or a listing has no models.
     """
     limit = arguments.limit
     options = _queries(arguments)
     first = None if arguments.registry else _first_day(arguments.since)
     if limit is not None and limit < 1:
-        raise UsageError(f"expected at least 1, got {limit}", argument="limit")
+        raise UsageError(f"expected at least 1 model, got {limit}", argument="limit")
     parts: list[Query | str] = []
     for text in several(arguments.checkpoints):
         for name in read_list(sys.stdin) if text == "-" else [text]:
@@ -148,8 +173,8 @@ def select(arguments: ScreenArguments, notice: Notice | None = None) -> Selected
     queries = [part for part in parts if isinstance(part, Query)]
     if not queries and (first is not None or limit is not None):
         raise UsageError(
-            "expected a Hub listing, got names only; add an author, a tag, a base_model or ORG/*, or a "
-            "registry, which knows which names are new",
+            "expected a listing of the Hub, got only names; add an author, a tag, a base_model or "
+            "ORG/*, or a registry, which knows the names that are new",
             argument="limit" if first is None else "since",
         )
     selected = Selected()
@@ -189,7 +214,7 @@ def _queries(arguments: ScreenArguments) -> list[Query]:
 
 
 def several(given: str | Iterable[str]) -> list[str]:
-    """The values of an argument that takes one or several."""
+    """Return the values of an argument that takes one or several."""
     return [given] if isinstance(given, str) else list(given)
 
 
@@ -201,7 +226,8 @@ def _checked(
     for value in values:
         if not form.fullmatch(value):
             raise UsageError(
-                f"expected {example}, got {value!r}; copy it from its page", argument=name
+                f"expected {example}, got {value!r}; copy it from its page on the Hub",
+                argument=name,
             )
     return values
 
@@ -211,25 +237,30 @@ def _first_day(since: str | None) -> datetime.date | None:
     if since is None:
         return None
     if since == "last":
-        raise UsageError("'last' needs a registry, which knows the last run", argument="since")
+        raise UsageError(
+            "'last' needs a registry, which knows the last run; name one", argument="since"
+        )
     if since == "yesterday":
         return datetime.datetime.now(datetime.timezone.utc).date() - datetime.timedelta(1)
     try:
         return datetime.date.fromisoformat(since)
     except ValueError:
         raise UsageError(
-            f"expected a date such as 2026-10-31 or yesterday, got {since!r}; a run or a time of day "
-            "needs a registry",
+            f"expected a date such as 2026-10-31, or yesterday, got {since!r}; for a run or a time "
+            "of day, add a registry",
             argument="since",
         ) from None
 
 
 def read_list(file: TextIO) -> list[str]:
-    """Read the names in a list, as a user would write each; UsageError if there are none.
+    """Read the names of checkpoints from a list, one per line.
 
-    One per line; empty lines and text after ``#`` are ignored. CSV gives its first column; with a header, the
-    column ``repo``, ``checkpoint``, ``name``, ``model``, ``repository``, ``id`` or ``model_id``, and
-    ``revision`` if there is one.
+    Empty lines and text after ``#`` are ignored. In CSV the names are in the first column or, with
+    a header, in the column ``repo``, ``checkpoint``, ``name``, ``model``, ``repository``, ``id`` or
+    ``model_id``, and a column ``revision`` completes them.
+
+    Raises:
+        UsageError: The list cannot be read, or names no checkpoint.
     """
     import csv
 
@@ -240,7 +271,8 @@ def read_list(file: TextIO) -> list[str]:
         rows = [[unguarded(cell).strip() for cell in row] for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(
-            f"expected a list of checkpoints, one a line, on standard input; {error}"
+            "expected a list of checkpoints on standard input, one per line, but it cannot be "
+            f"read: {error}"
         ) from None
     heading = [cell.lower() for row in rows[:1] for cell in row]
     column = next((name for name in _NAME_COLUMNS if name in heading), None)
@@ -257,13 +289,16 @@ def read_list(file: TextIO) -> list[str]:
                 checkpoints.append(repo)
     if not checkpoints:
         raise UsageError(
-            "expected checkpoints on standard input, one a line, got none; check what wrote it"
+            "expected checkpoints on standard input, one per line, got none; check the command "
+            "before the pipe"
         )
     return checkpoints
 
 
 def query_of(text: str) -> Query | None:
-    """The query of a text such as ``ORG/*``; None for other texts, and if a folder ORG exists.
+    """Return the query that a text such as ``ORG/*`` stands for.
+
+    None for any other text, and if there is a local folder ORG.
 
     >>> query_of("Qwen/Qwen2.5-*").words, query_of("Qwen/Qwen2.5-7B")
     ('Qwen/Qwen2.5-*', None)
@@ -310,10 +345,10 @@ async def _listed(
     pages = set[str]()
     while address is not None:
         if address in pages or len(pages) == PAGES:
-            why = f"goes on after {len(pages)} pages, or in circles"
+            why = f"has more than {PAGES} pages, or repeats one"
             raise ScreeningError(
                 "BadResponse",
-                f"the listing of {query.words} {why}; set a limit, and check HF_ENDPOINT",
+                f"the listing of {query.words} {why}; set --limit, and check HF_ENDPOINT",
             )
         pages.add(address)
         account = hub.account.part(_SECONDS)
@@ -338,7 +373,8 @@ async def _listed(
                 return targets
     if not seen:
         raise UsageError(
-            f"expected models of {query.words} on the Hub, got none; check the spelling and the date"
+            f"expected models on the Hub for {query.words}, got none; check the spelling and the "
+            "date"
         )
     if query.author and not query.tags and since is None:
         selected.complete.append(CompleteList(query, frozenset(seen), frozenset(empty)))

@@ -33,9 +33,15 @@ _LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that
 
 @dataclass(frozen=True)
 class Rated:
-    """A supplied accuracy, as a share or in per cent, with its checkpoint's names; None for one not given.
+    """One accuracy from a user's source, with the names that the source gives its checkpoint.
 
-    ``place`` is its file and line, ``file`` the checkpoint's GGUF file, ``label`` its name in a report.
+    Attributes:
+        name: Repository or folder.
+        revision: Revision; None if the source gives none.
+        accuracy: The accuracy, as a share or in per cent.
+        place: File and line that it comes from.
+        file: Name of the checkpoint's GGUF file; None if the source gives none.
+        label: The checkpoint's label in a report; None if the source gives none.
     """
 
     name: str
@@ -48,10 +54,14 @@ class Rated:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Accuracies from one source; if it is ``complete``, each must belong to a screened checkpoint.
+    """The accuracies from one source.
 
-    ``meaning`` is the source in words, such as task, metric and file. ``dropped`` counts a race's checkpoints
-    that were not asked everything: results chose the others.
+    Attributes:
+        rated: The accuracies.
+        meaning: The source in words, such as task, metric and file.
+        complete: Whether each accuracy must belong to a screened checkpoint.
+        dropped: Number of checkpoints that a race dropped before they had answered everything.
+            Those that remain were then chosen by their results.
     """
 
     rated: tuple[Rated, ...]
@@ -60,11 +70,15 @@ class Accuracies:
     dropped: int = 0
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
-        """Labelled targets, each with its accuracy from this source only.
+        """Return the targets, each with its accuracy from this source; None where it has none.
+
+        Args:
+            targets: Targets with labels.
 
         Raises:
-            UsageError: A name fits several targets, or a target has two accuracies; or, if all targets could
-                be expanded, no name fits a target, or one of a ``complete`` source does not.
+            UsageError: A name fits several targets, or a target has two accuracies. Also if no name
+                fits any target, or one of a ``complete`` source fits none, unless a target could
+                not be resolved.
         """
         names = _Names(targets)
         labels = [target.label for target in targets]
@@ -76,24 +90,26 @@ class Accuracies:
             if len(matches) > 1:
                 places = some([target.name for target in matches], 4)
                 raise UsageError(
-                    f"{rated.place}: {name} is screened {len(matches)} times, as {places}; name one of them, "
-                    "a revision in `revision`"
+                    f"{rated.place}: {name} fits {len(matches)} screened checkpoints ({places}); "
+                    "name one of them, with its revision in the column `revision`"
                 )
             if matches:
                 known = taken.setdefault(matches[0].label, rated)
                 if known != rated:
                     raise UsageError(
-                        f"{rated.place}: {matches[0].name} occurs twice; expected one accuracy per checkpoint"
+                        f"{rated.place}: {matches[0].name} occurs twice; keep one accuracy for "
+                        "each checkpoint"
                     )
             elif self.complete and is_known:
                 raise UsageError(
-                    f"{rated.place}: expected a screened checkpoint, got "
-                    f"{name!r}{nearest(name, labels)}; screened: {some(labels, _SHOWN)}"
+                    f"{rated.place}: expected a screened checkpoint ({some(labels, _SHOWN)}), got "
+                    f"{name!r}{nearest(name, labels)}"
                 )
         if not taken and is_known:
             others = some([label(rated.name, rated.revision) for rated in self.rated], _SHOWN)
             raise UsageError(
-                f"expected accuracies of screened checkpoints ({some(labels, _SHOWN)}), got those of {others}"
+                f"expected accuracies of the screened checkpoints ({some(labels, _SHOWN)}), got "
+                f"those of {others}; give the results of these checkpoints"
             )
         with_accuracy = []
         for target in targets:
@@ -104,12 +120,16 @@ class Accuracies:
 
 
 def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
-    """Read accuracies from lm-eval's results or samples (file or folder, PATH:TASK), or a CSV file.
+    """Read accuracies from results of lm-eval or from a CSV file.
 
-    ``metric`` is ``[FILTER/]METRIC``; by default as in `dispersion compare`.
+    Args:
+        source: A file or folder of lm-eval's results or samples, with ``:TASK`` if they hold
+            several tasks; or a CSV file with the columns ``repo`` and ``accuracy``.
+        metric: ``[FILTER/]METRIC`` of the results. Default: as in `dispersion compare`.
 
     Raises:
-        UsageError: The source cannot be read or holds several tasks, or results of unlike prompts.
+        UsageError: The source cannot be read, holds several tasks, or has results of different
+            prompts.
     """
     path = Path(os.path.expanduser(source))
     task = ""
@@ -118,12 +138,12 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
         path = Path(os.path.expanduser(place))
     if not path.exists():
         raise UsageError(
-            f"{path} does not exist; expected lm-eval's results or a folder of them (PATH:TASK), or a CSV "
-            "file with the columns repo,accuracy"
+            f"{path} does not exist; give results of lm-eval, a folder of them (PATH:TASK for one "
+            "task), or a CSV file with the columns repo,accuracy"
         )
     if task and path.suffix == ".csv":
         raise UsageError(
-            f"{path}: a CSV file has one accuracy for each checkpoint, and takes no :TASK"
+            f"{path}: a CSV file has one accuracy for each checkpoint; leave :{task} out"
         )
     if path.is_dir() or path.suffix == ".json" or task or is_log(path):
         try:
@@ -132,7 +152,8 @@ def read_accuracies(source: str, metric: str | None = None) -> Accuracies:
             raise UsageError(str(error)) from error
     if metric is not None:
         raise UsageError(
-            f"{path}: a CSV file has one accuracy; name a metric of lm-eval's results alone"
+            f"{path}: a CSV file has one accuracy for each checkpoint; leave the metric out, which "
+            "chooses among those of lm-eval's results"
         )
     return _from_csv(path)
 
@@ -222,7 +243,9 @@ def _from_csv(path: Path) -> Accuracies:
         revision = row.get("revision") or None
         rated.append(Rated(row["repo"], revision, accuracy, place, label=row.get("label")))
     if not rated:
-        raise UsageError(f"{path}: expected a line for each checkpoint, got none")
+        raise UsageError(
+            f"{path}: expected a line for each checkpoint, got only the header; add them"
+        )
     return Accuracies(tuple(rated), str(path))
 
 
@@ -236,14 +259,16 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
             names = [name for name in _LABELS if name in heads]
             if not names or "accuracy" not in heads:
                 raise UsageError(
-                    f"{path}: expected a first line with label or repo, accuracy and optionally revision, "
-                    f"got {', '.join(heads) or 'nothing'}"
+                    f"{path}: expected a header with the columns label or repo, accuracy and "
+                    f"optionally revision, got {', '.join(heads) or 'nothing'}; correct the first "
+                    "line"
                 )
             reader.fieldnames = ["repo" if name == names[0] else name for name in heads]
             for row in reader:
                 if None in row:
                     raise UsageError(
-                        f"{path}: line {reader.line_num}: expected {len(heads)} values"
+                        f"{path}: line {reader.line_num}: expected {len(heads)} values, as the "
+                        "header has, got more; quote values that hold a comma"
                     )
                 values = {key: unguarded(value).strip() for key, value in row.items()}
                 rows.append((reader.line_num, values))
@@ -252,7 +277,9 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
             f"{path}: expected a readable CSV file, got {error.strerror or error}; check the path"
         ) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path}: expected a CSV file in UTF-8, got: {error}") from error
+        raise UsageError(
+            f"{path}: expected a CSV file in UTF-8 ({error}); save it again in this form"
+        ) from error
     return rows
 
 
@@ -263,7 +290,8 @@ def _number(value: object, place: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise UsageError(
-            f"{place}: expected an accuracy that is a number, such as 49.8, got {value!r}"
+            f"{place}: expected a number as the accuracy, such as 49.8, got {value!r}; correct it, "
+            "or leave the checkpoint out"
         )
     return number
 
@@ -283,19 +311,21 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
             runs[next(iter(run.samples.values()))] = run
     if not results and not runs:
         raise UsageError(
-            f"{path}: expected lm-eval's results_*.json in the folder, got none; name lm-eval's output folder"
+            f"{path}: expected results of lm-eval (results_*.json), got none; name the folder that "
+            "lm-eval wrote"
         )
     tasks = _tasks(results.values(), runs.values())
     if not task and len(tasks) != 1:
         raise UsageError(
-            f"{path} holds {len(tasks)} tasks ({some(tasks, _SHOWN)}); name one: {path}:TASK"
+            f"{path} holds {len(tasks)} tasks ({some(tasks, _SHOWN)}); choose one with {path}:TASK"
         )
     task = task or tasks[0]
     results = {file: content for file, content in results.items() if task in content["results"]}
     runs = {file: run for file, run in runs.items() if task in run.samples}
     if not results and not runs:
         raise UsageError(
-            f"{path}: expected the task {task}, got {some(tasks, _SHOWN)}{nearest(task, tasks)}"
+            f"{path}: expected results of the task {task}, got those of "
+            f"{some(tasks, _SHOWN)}{nearest(task, tasks)}"
         )
     key = _metric(task, list(results.values()), path, metric) if results else ""
     latest: dict[tuple[str, str | None, str | None], tuple[Rated, Results]] = {}
@@ -317,7 +347,7 @@ def _from_results(path: Path, task: str, metric: str | None) -> Accuracies:
         notes += section(run.results, "inspect").get("notes", [])
     notes = [*_unlike(task, latest.values()), *notes]
     files = [*results, *runs]
-    source = f"{len(files)} of lm-eval's result files"
+    source = f"{len(files)} files of lm-eval's results"
     if len(files) == 1:
         source = files[0].name
     meaning = "; ".join([f"{task}, {key} ({source})", *notes])
@@ -358,14 +388,21 @@ def _unlike(task: str, scored: Iterable[tuple[Rated, Results]]) -> list[str]:
             continue
         if first.shots and prompt.shots and first.shots != prompt.shots:
             raise UsageError(
-                f"expected results of {task} with one number of examples, got {first.shots}-shot in "
-                f"{first_place} and {prompt.shots}-shot in {place}; name results of one prompt"
+                f"expected results of {task} with equally many few-shot examples, got "
+                f"{first.shots}-shot in {first_place} and {prompt.shots}-shot in {place}; give "
+                "results of one kind only"
             )
         if first.version != prompt.version:
-            notes[f"versions {first.version} and {prompt.version} of the task"] = None
+            versions = f"{_given(first.version)} and {_given(prompt.version)}"
+            notes[f"the results are of the task's versions {versions}"] = None
         if first.limit != prompt.limit:
-            notes[f"limits {first.limit} and {prompt.limit}: other questions"] = None
+            limits = f"{_given(first.limit)} and {_given(prompt.limit)}"
+            notes[f"the results have the limits {limits}, so their questions differ"] = None
     return list(notes)
+
+
+def _given(value: object) -> object:
+    return "none" if value is None else value
 
 
 @dataclass(frozen=True)
@@ -413,7 +450,7 @@ def _from_race(files: Sequence[Path]) -> Accuracies:
         race = results["race"]
         if race["questions"] == race["of"]:
             rated.append(_rated(results, file, race["score"]))
-    meaning = f"a race ({len(rated)} of {len(files)} asked everything)"
+    meaning = f"a race ({len(rated)} of {len(files)} checkpoints were asked everything)"
     return Accuracies(tuple(rated), meaning, complete=False, dropped=len(files) - len(rated))
 
 
@@ -429,8 +466,8 @@ def _metric(task: str, results: Sequence[Results], path: Path, judge: str | None
         return key
     wanted = judge or ", ".join(JUDGES)
     raise UsageError(
-        f"{path}: expected an accuracy of {task} ({wanted}), got {some(common, _SHOWN) or 'none'}; name one "
-        "by `--metric [FILTER/]METRIC`, or supply the numbers as a CSV file"
+        f"{path}: expected an accuracy of {task} ({wanted}), got {some(common, _SHOWN) or 'none'}; "
+        "choose one with `--metric [FILTER/]METRIC`, or give the accuracies as a CSV file"
     )
 
 
@@ -439,7 +476,10 @@ def _rated(results: Results, file: Path, accuracy: float) -> Rated:
     arguments = model_arguments(results)
     name = arguments.get("pretrained") or arguments.get("model") or results.get("model_name")
     if not name:
-        raise UsageError(f"{file}: expected the model's name in config.model_args, got none")
+        raise UsageError(
+            f"{file}: expected the model's name in config.model_args, got none; give the "
+            "accuracies as a CSV file"
+        )
     revision = arguments.get("revision") or None
     peft = str(arguments.get("peft") or "")
     if not peft:

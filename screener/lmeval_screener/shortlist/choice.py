@@ -24,14 +24,16 @@ Why = Literal["rank", "audit"]
 
 @dataclass(frozen=True, eq=False)
 class GroupChoice:
-    """The checkpoints of one group to evaluate.
+    """The checkpoints of one group that are to be evaluated.
 
     Attributes:
-        group: Its candidates. ``chosen`` of each is ``rank`` in the first places, ``audit`` for those drawn
-            at random from the others; ``inclusion_probability`` is 1 on the list, else the audit's share.
-        k: Number of places that the list takes, out of ``places``; checkpoints with equal rows share one.
-        unranked: Number of listed checkpoints with their base's rows, and so without a place.
-        kind: The group's kind, as in `Group.kind`.
+        group: The group's candidates, with ``chosen`` and ``inclusion_probability`` set. On the
+            list these are ``rank`` and 1. For the others, ``chosen`` is ``audit`` for those drawn
+            at random and None for the rest, and the probability is the share that is drawn.
+        k: Number of first ranks that the list takes; checkpoints with equal rows share a rank.
+        places: Number of ranks in the group.
+        unranked: Number of listed checkpoints that have no rank, as they have their base's rows.
+        kind: Kind of the group, as in `Group.kind`.
     """
 
     group: Group
@@ -42,27 +44,27 @@ class GroupChoice:
 
     @cached_property
     def listed(self) -> tuple[Screened, ...]:
-        """The group's short list, best first."""
+        """The short list of the group, best first."""
         return tuple(c for c in self.group.checkpoints if c.chosen == "rank")
 
     @cached_property
     def audit(self) -> tuple[Screened, ...]:
-        """The members drawn at random, best first."""
+        """The members that were drawn at random from the others, best first."""
         return tuple(c for c in self.group.checkpoints if c.chosen == "audit")
 
     @property
     def chosen(self) -> tuple[Screened, ...]:
-        """All members to evaluate: the list, then the audit sample."""
+        """All members to evaluate: the short list, then those drawn at random."""
         return (*self.listed, *self.audit)
 
     def sentence(self) -> str:
-        """The rule of the choice without the group's name, such as ``9 of 24: ranks 1–9``."""
+        """Return how the group was chosen, without its name, such as ``9 of 24: ranks 1–9``."""
         total = len(self.group.checkpoints)
         listed = len(self.listed)
         if listed == total:
             text = "the only one" if total == 1 else f"all {total}"
         elif self.k >= self.places:
-            text = f"{listed} of {total}, all but copies"
+            text = f"{listed} of {total}, all except copies"
         else:
             ranks = "rank 1" if self.k == 1 else f"ranks 1–{self.k}"
             text = f"{listed} of {total}: {ranks}"
@@ -73,9 +75,14 @@ class GroupChoice:
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """A screening's checkpoints to evaluate: one choice per group.
+    """The checkpoints of a screening that are to be evaluated.
 
-    ``k`` is the number of places asked for in each group, else the most of any; ``seed`` draws the audit.
+    Attributes:
+        k: Number of first ranks that were asked for in each group. If none was, the largest number
+            that a group's list takes.
+        audit_sample: Number of others that are drawn at random from each group.
+        seed: Seed of this draw.
+        groups: The choice in each group.
     """
 
     k: int
@@ -92,7 +99,10 @@ class Shortlist:
         return tuple(itertools.chain.from_iterable(choice.chosen for choice in self.groups))
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings and each group's list in numbers, as in JSON and manifest."""
+        """Return the settings and a summary of each group's list.
+
+        JSON output and the manifest have them in this form.
+        """
         groups = []
         for choice in self.groups:
             groups.append(
@@ -115,7 +125,7 @@ class Shortlist:
         }
 
     def sentence(self) -> str:
-        """The list in one sentence."""
+        """Return one sentence that says how many checkpoints are listed."""
         if len(self.groups) == 1:
             return f"Short list: {self.groups[0].sentence()}."
         total = 0
@@ -135,18 +145,26 @@ def _drawn(number: int) -> str:
 def shortlist(
     groups: Sequence[Group], k: int | None = None, *, audit_sample: int = 0, seed: int = 0
 ) -> Shortlist:
-    """Choose each group's first ``k`` places, with ``audit_sample`` of the others drawn at random.
+    """Choose the checkpoints of each group that are to be evaluated.
 
-    Without ``k`` a group's list holds its best with a chance of 90 %. Groups without a candidate are left
-    out.
+    Groups without a candidate are left out.
+
+    Args:
+        groups: The ranked groups.
+        k: Number of first ranks to take in each group. Default: as many as hold the best checkpoint
+            with a chance of 90 %, all if no chances are known.
+        audit_sample: Number of the others to draw at random in each group.
+        seed: Seed of this draw.
 
     Raises:
         UsageError: ``k`` is below 1, or ``audit_sample`` below 0.
     """
     if k is not None and k < 1:
-        raise UsageError(f"expected at least 1, got {k}", argument="k")
+        raise UsageError(f"expected at least 1 rank, got {k}", argument="k")
     if audit_sample < 0:
-        raise UsageError(f"expected at least 0, got {audit_sample}", argument="audit_sample")
+        raise UsageError(
+            f"expected at least 0 checkpoints, got {audit_sample}", argument="audit_sample"
+        )
     choices = []
     most = 0
     for group in groups:

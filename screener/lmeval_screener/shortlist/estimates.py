@@ -30,10 +30,13 @@ _HARDLY = 0.5  # wrong pairs, as if all were independent, below which errors say
 
 @dataclass(frozen=True, eq=False)
 class GroupResults:
-    """Figures and results of one group's candidates, arrays of shape (n,); NaN without a result.
+    """The results of one group's n candidates, against the figure that ranks them.
 
-    ``figure`` is the one that ranks them. ``listed`` were on the short list, ``audited`` were drawn at random
-    from the others.
+    Attributes:
+        figure: The figure that ranks, larger for the better, shape (n,).
+        accuracies: The results, shape (n,); NaN for a candidate without one.
+        listed: Whether a candidate was on the short list, shape (n,).
+        audited: Whether it was drawn at random from the others, shape (n,).
     """
 
     figure: Array
@@ -48,7 +51,11 @@ class GroupResults:
 
     @cached_property
     def design(self) -> Design:
-        """Known results: ``none`` (below two), ``all``, ``audit`` (the list, some drawn), else ``list``."""
+        """Which of the candidates have results, in one word.
+
+        ``none``: fewer than two; ``all``: every candidate; ``audit``: the whole list and some of
+        those drawn at random; ``list``: any other two or more.
+        """
         if self.known.sum() < 2:
             return "none"
         if self.known.all():
@@ -60,7 +67,11 @@ class GroupResults:
 
     @cached_property
     def used(self) -> NDArray[np.int64]:
-        """Positions of the results that form pairs, shape (used,); in an audit, only of listed and drawn."""
+        """Positions of the results that form pairs, shape (used,).
+
+        These are all results; with the design ``audit``, those of candidates that were on the list
+        or drawn at random.
+        """
         mask = self.known
         if self.design == "audit":
             mask = mask & (self.listed | self.audited)
@@ -68,20 +79,28 @@ class GroupResults:
 
     @property
     def others(self) -> int:
-        """Number of candidates that are not on the list."""
+        """Number of candidates that are not on the short list."""
         return int((~self.listed).sum())
 
     @property
     def stands_for_all(self) -> bool:
-        """Whether pairs with results represent all pairs; one audited candidate gives no audited pair."""
+        """Whether the pairs with results represent all pairs of candidates.
+
+        They do if all have results, and with the design ``audit`` if at least two were drawn at
+        random, or if only one candidate is not on the list: a single one of several forms no pair
+        with another.
+        """
         drawn = int((self.audited & self.known).sum())
         return self.design == "all" or (self.design == "audit" and (drawn > 1 or self.others == 1))
 
     def pair_sums(self) -> tuple[Array, Array]:
-        """For each used result, over its pairs: weight of the pairs in the right order, and of all pairs.
+        """Sum the weights of each used result's pairs, for an unbiased estimate over all pairs.
 
-        A weight is one over the probability that both are included; a tie counts half. Shapes (used,),
-        (used,).
+        A pair weighs one over the probability that both of its candidates were evaluated.
+
+        Returns:
+            For each used result, the weight of its pairs in the right order, where a tie counts
+            half, and of all its pairs; both of shape (used,).
         """
         drawn = self.audited[self.used]
         m = int(drawn.sum())
@@ -106,13 +125,20 @@ def _signs(values: Array) -> Array:
 
 
 def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
-    """Share of pairs inside groups that figures order as accuracies do, with its 95 % interval.
+    """Estimate the share of pairs that the figures order as the accuracies do.
 
-    Over all pairs of candidates if all, or the list and two or more of the audit sample, are known;
-    otherwise over the pairs with results. The interval is for checkpoints like these: the variance of a
-    mean over pairs (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit's scale with
-    Student's t. If hardly a pair is wrong, an end is that of equally many independent pairs, all right. All
-    NaN without a pair; 0 to 1 where checkpoints are too few for an error.
+    Pairs are formed inside each group. The estimate is for all pairs of candidates if all have
+    results, or the short list and at least two of those drawn at random; otherwise for the pairs
+    with results.
+
+    The 95 % interval is for checkpoints like these. It uses the variance of a mean over pairs
+    (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit's scale with Student's t.
+    If hardly any pair is wrong, or right, an end is that of equally many independent pairs that are
+    all right, or wrong.
+
+    Returns:
+        The share with its interval. All are NaN without a pair; the interval is 0 to 1 if there are
+        too few checkpoints to estimate an error.
     """
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
@@ -151,13 +177,25 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 
 
 def missed(group: GroupResults) -> dict[str, float | None]:
-    """Better checkpoints that the short list of one group missed; empty if none of the list has a result.
+    """Find what the short list of one group missed, as fields of a verdict.
 
-    A verdict's fields. ``best``: best accuracy on the list; ``regret``: the best of all minus that, ``seen``
-    among known results, ``at_random`` the mean for as many drawn at random. Of ``others``, off the list,
-    ``better`` (estimated: with an exact 95 % interval) beat it; ``excess`` is the mean lead of all others, 0
-    for worse ones. ``drawn`` counts audited results, ``better_seen`` those that beat it; both 0 unless the
-    audit estimates. ``regret``, ``at_random`` need all results; ``better``, ``excess`` these or an audit.
+    An audit below means that the whole list has results, and some of the candidates that were drawn
+    at random from the others.
+
+    Returns:
+        Empty if no checkpoint on the list has a result; else:
+
+        - ``best``: best accuracy on the list;
+        - ``seen``: best known accuracy minus ``best``;
+        - ``others``: number of candidates that are not on the list;
+        - ``drawn``: number of results of candidates drawn at random; 0 without an audit;
+        - ``better_seen``: number of these that are better than ``best``; 0 without an audit;
+        - ``regret``: best accuracy of all minus ``best``; only if all have results;
+        - ``at_random``: mean regret of an equally long list drawn at random; likewise;
+        - ``better``: number of others that are better than ``best``, counted if all have results,
+          estimated from an audit;
+        - ``better_low``, ``better_high``: exact 95 % interval of ``better``;
+        - ``excess``: mean lead of all others over ``best``, 0 for worse ones; likewise.
     """
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):
@@ -203,9 +241,13 @@ def _mean_lead(accuracies: Array, best: float) -> float:
 
 
 def best_at_random(values: Array, size: int) -> float:
-    """Expected maximum of ``size`` <= n values drawn at random from ``values`` (n,).
+    """Return the expected maximum of values drawn at random without replacement.
 
     The k-th smallest is the best of C(k - 1, size - 1) of the C(n, size) draws.
+
+    Args:
+        values: The values to draw from, shape (n,).
+        size: Number of values in a draw, n at most.
     """
     whole = _log_choose(len(values), size)
     chances = []
@@ -217,10 +259,15 @@ def best_at_random(values: Array, size: int) -> float:
 
 
 def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
-    """95 % interval of the number of hits among ``others``, given ``hits`` in ``drawn`` of them.
+    """Return the 95 % interval of the number of hits in a population, given a random sample.
 
-    Every number that an exact hypergeometric test does not reject, 2.5 % on each side: it covers in at
-    least 95 % of draws.
+    It holds every number that an exact hypergeometric test does not reject, with 2.5 % on each
+    side, and covers the true number in at least 95 % of draws.
+
+    Args:
+        hits: Number of hits in the sample.
+        drawn: Size of the sample.
+        others: Size of the population.
     """
     whole = _log_choose(others, drawn)
 

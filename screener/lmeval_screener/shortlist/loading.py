@@ -21,7 +21,10 @@ _SECONDS = 20.0  # to open one checkpoint
 
 
 def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """lm-eval's arguments for a checkpoint; an adapter becomes ``peft`` on its base's arguments.
+    """Return the model arguments with which lm-eval loads a checkpoint.
+
+    An adapter becomes ``peft`` on the arguments of its base; other checkpoints keep their
+    arguments.
 
     Raises:
         ScreeningError: As :func:`on_base`.
@@ -42,7 +45,9 @@ def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_base(target: Target) -> Target:
-    """An adapter's target with its commit and base; a whole model, or a repository not readable, unchanged.
+    """Return an adapter's target with its commit and its base.
+
+    A whole model, and a repository that cannot be read, are returned unchanged.
 
     Raises:
         ScreeningError: The adapter names no usable base (AdapterOnly), its configuration is broken

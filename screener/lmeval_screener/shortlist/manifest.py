@@ -45,21 +45,31 @@ list="$(dirname "${BASH_SOURCE[0]}")"
 
 
 def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> None:
-    """Raise UsageError, before anything is screened, if a short list cannot be written for lm-eval."""
+    """Check, before anything is screened, that a short list can be written for lm-eval.
+
+    Args:
+        folder: The folder to write to.
+        domain: The token set, which names lm-eval's tasks.
+        targets: The checkpoints to screen.
+
+    Raises:
+        UsageError: The folder is not empty, no task is named, or lm-eval cannot read a checkpoint.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
             f"expected a new or empty folder, got {folder}; name another", argument="emit"
         )
     if not domain.tasks:
         raise UsageError(
-            f"expected NAME,NAME with a list of {domain.name}, whose file names no tasks",
+            f"expected the tasks to evaluate (NAME,NAME), as the file of {domain.name} names none; "
+            "add them",
             argument="tasks",
         )
     address = next((target.shown for target in targets if target.scheme is not None), None)
     if address is not None:
         raise UsageError(
-            f"expected repositories and folders, got {address}, which lm-eval cannot read; copy it to a "
-            "folder first",
+            f"expected repositories and folders, got {address}, which lm-eval cannot load; copy it "
+            "to a folder first",
             argument="emit",
         )
 
@@ -72,11 +82,22 @@ def emit(
     tasks: tuple[str, ...],
     command: str,
 ) -> Path:
-    """Write the short list's folder for lm-eval; returns the manifest's path.
+    """Write a short list to a folder, for lm-eval; returns the path of its manifest.
 
-    ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
-    commit that was screened; ``run.sh`` downloads adapters, and races; ``manifest.json`` comes last. Raises
-    DispersionError if a file cannot be written, ScreeningError as `on_base`.
+    The folder gets ``models/001-NAME.yaml``, one configuration of ``lm_eval run --config`` for each
+    checkpoint, with the commit that was screened; ``run.sh``, which downloads adapters and races
+    the list; and finally ``manifest.json``.
+
+    Args:
+        folder: A new or empty folder.
+        head: The screening's settings and failures, as `Result.head` returns them.
+        chosen: The short list.
+        tasks: Tasks of lm-eval.
+        command: The command, as the manifest records it.
+
+    Raises:
+        DispersionError: A file cannot be written.
+        ScreeningError: An adapter has no usable base; see `on_base`.
     """
     members = chosen.chosen
     downloads = ""
@@ -138,7 +159,14 @@ def _file_name(c: Screened) -> str:
 def manifest_dict(
     head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
 ) -> dict[str, Any]:
-    """The manifest's JSON content, from a screening's ``head`` and its short list."""
+    """Return the content of a manifest, as JSON values.
+
+    Args:
+        head: The screening's settings and failures, as `Result.head` returns them.
+        chosen: The short list.
+        tasks: Tasks of lm-eval.
+        command: The command that made the list.
+    """
     candidates = []
     for choice in chosen.groups:
         with_equal_rows: set[str | None] = set()
@@ -190,9 +218,18 @@ def _entry(c: Screened) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint in a manifest, with its rank in ``group`` (family, scale); results match its target.
+    """One checkpoint in a manifest.
 
-    ``revision`` is the commit, None for a folder; ``chosen`` is ``rank``, ``audit`` or None.
+    Attributes:
+        target: The checkpoint, to which results are matched by name; it holds the accuracy.
+        revision: The commit that was screened; None for a folder.
+        group: Family and scale.
+        chosen: Why it is to be evaluated: ``rank``, or ``audit`` if it was drawn at random; None if
+            it is not.
+        rank: Rank in its group.
+        G: Its gap G.
+        ratio: Its ratio; None if unknown.
+        equal_rows: Whether another checkpoint of the group has the same rows without being a copy.
     """
 
     target: Target
@@ -202,21 +239,30 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
-    # Whether another of its group has the same rows, of which it is not a copy.
     equal_rows: bool = False
 
     @property
     def accuracy(self) -> float:
-        """Its result; NaN without one."""
+        """The candidate's accuracy; NaN if it has none."""
         return math.nan if self.target.accuracy is None else self.target.accuracy
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A screening with its short list, read at ``place``; candidates are best first in their groups.
+    """A screening and its short list, read from a file.
 
-    ``kinds``: (family, scale) -> kind, for groups whose ranks have a chance (`lmeval_dispersion.evidence`).
-    ``task``, ``ranked_by``, ``metric`` and ``base`` are empty where the file has none.
+    Attributes:
+        domain: Name of the domain's token set.
+        k: Number of first ranks that the list takes in each group.
+        audit_sample: Number of others that were drawn at random in each group.
+        candidates: All ranked checkpoints, best first in each group.
+        place: The file.
+        task: Task of the screening; empty if the file names none.
+        ranked_by: The figure that ranked, ``gap`` or ``ratio``; empty if unknown.
+        base: Name of the base model; empty without one.
+        kinds: (family, scale) -> kind in `evidence.SLOPES`, for groups whose chances are known.
+        tasks: Tasks of lm-eval on which the list is evaluated; empty if unknown.
+        metric: Distance of G; empty if unknown.
     """
 
     domain: str
@@ -281,7 +327,14 @@ class _File(_ManifestFile, total=False):
 
 
 def read_shortlist_manifest(path: Path) -> Manifest:
-    """Read a manifest from its file, or from the folder that ``--emit`` wrote; else UsageError."""
+    """Read the manifest of a short list.
+
+    Args:
+        path: The file, or the folder that ``--emit`` wrote.
+
+    Raises:
+        UsageError: The file cannot be read, or holds something else.
+    """
     file = path / FILE if path.is_dir() else path
     hint = "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
     what = "the manifest of a short list"
@@ -290,7 +343,15 @@ def read_shortlist_manifest(path: Path) -> Manifest:
 
 
 def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
-    """Build a Manifest from its JSON content, or a UsageError in which ``place`` names it."""
+    """Build a `Manifest` from its JSON content.
+
+    Args:
+        content: The content of the file.
+        place: Name of the file, for errors.
+
+    Raises:
+        UsageError: The content is damaged, or has no candidates.
+    """
     given = checked(_File, content, place, _REPAIR)
     candidates = [_candidate(entry) for entry in given["candidates"]]
     if not candidates:

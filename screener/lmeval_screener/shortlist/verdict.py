@@ -20,6 +20,7 @@ from lmeval_dispersion.arguments import takes
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import FINE_TUNES, SLOPES, Slope
 from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import Spec, accuracy_points
 from lmeval_dispersion.statistics import holm, normal_point
@@ -41,20 +42,36 @@ USEFUL = 2 / 3  # decision accuracy that results should be enough to show
 
 @dataclass(frozen=True)
 class GroupVerdict:
-    """The verdict on one group, or on all together; None if a figure is not defined.
+    """The verdict on one group, or on all groups together.
 
-    Its last fields are those of `missed`, if a group has results on its list.
+    A figure that is not defined is None. From ``best`` on, the fields are those of
+    `estimates.missed`, and None unless the verdict is on one group with a result on its list.
 
     Attributes:
-        outcome: ``works``, ``misleads``, ``chance`` (no better than it) or ``unknown``.
-        candidates: Number of screened checkpoints; ``results`` of them have one, ``listed`` were on the list.
-        spearman: Rank correlation of the screen's order with the results, inside groups; ``p`` by
-            permutation, two-sided.
-        right: Share of pairs that the screen orders as the results do; ``low`` to ``high``: 95 % interval.
-        audited: Number of others that were drawn at random to be evaluated.
+        group: Title of the group; ``all groups`` for the verdict on all.
+        outcome: ``works``; ``misleads``, if the order is reversed; ``chance``, if it is no better
+            than a random order; or ``unknown``, if there are too few results.
+        results: Number of candidates with a result.
+        candidates: Number of screened checkpoints.
+        spearman: Rank correlation of the screen's order with the results, inside groups.
+        p: Two-sided p-value of the correlation, by permutation.
+        right: Share of pairs that the screen orders as the results do.
+        low, high: 95 % interval of ``right``.
+        listed: Number of candidates on the short list.
+        audited: Number of the others that were drawn at random to be evaluated.
         stands_for_all: Whether the pairs represent all candidates, not only those with results.
-        separate: Whether the group differs from chance on its own, corrected for all groups (Holm).
-        reason: Why the correlation is missing; empty if it is defined.
+        separate: Whether the group on its own differs from chance, corrected for all groups (Holm).
+        reason: Why there is no correlation; empty if there is one.
+        best: Best accuracy on the list.
+        regret: How much worse ``best`` is than the best accuracy of all candidates.
+        at_random: Mean regret of an equally long list drawn at random.
+        seen: How much worse ``best`` is than the best known accuracy.
+        others: Number of candidates that are not on the list.
+        drawn: Number of results of candidates drawn at random from the others.
+        better_seen: Number of these results that are better than ``best``.
+        better: Number of all others that are better than ``best``, counted or estimated.
+        better_low, better_high: 95 % interval of ``better``.
+        excess: Mean lead of the others over ``best``, 0 for worse ones.
     """
 
     group: Annotated[str, Col("Group")]
@@ -107,7 +124,17 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 @dataclass(frozen=True)
 class Point:
-    """A candidate with a result; ``chosen`` is ``rank``, ``audit`` or None, ``ratio`` None where unknown."""
+    """A candidate with a result.
+
+    Attributes:
+        label: Its label.
+        group: Title of its group.
+        ratio: Its ratio; None if unknown.
+        G: Its gap G.
+        accuracy: Its result.
+        chosen: Why it was to be evaluated: ``rank``, or ``audit`` if it was drawn at random; None
+            if it was not.
+    """
 
     label: Annotated[str, Col("Checkpoint")]
     group: Annotated[str, Col("Group", drop=1)]
@@ -119,23 +146,29 @@ class Point:
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Report):
-    """A screen compared with lm-eval's results.
+    """Whether the screen works, by the results of a short list.
 
     Attributes:
-        outcome: The verdict over all groups, as in `GroupVerdict`.
-        groups: One verdict per group; ``overall``: over all, compared only inside each.
-        results: A line for each source of results.
-        without: Labels of the checkpoints to evaluate that have no result.
-        points: Figures and result of each candidate with a result.
-        list: The rule by which the list was chosen.
-        task: The task of the screening; empty if none was named.
-        order: The figure that ranked, and the base, if any; empty if unknown.
-        slope: How far ranks order accuracies by these results, shrunk to ``ours``; None where no chance is
-            known of the ranks, without two results in a group, and where only a race's survivors have one.
-        ours: The same, as measured on checkpoints of their kind; None where no chance is known.
-        dropped: Number of a race's checkpoints that were not asked everything.
-        places: Number of places in the largest group of ``slope``.
-        metric: The distance of G; empty if unknown.
+        domain: Name of the domain's token set.
+        outcome: The verdict on all groups together, as in `GroupVerdict`.
+        groups: The verdict on each group.
+        overall: The verdict on all groups together; checkpoints are compared only within their
+            group.
+        results: The sources of results, each in words.
+        without: Labels of the checkpoints on the list that have no result yet.
+        points: The candidates with a result.
+        manifest: File of the short list.
+        list: The rule by which the list was chosen, in words.
+        task: Task of the screening; empty if none was named.
+        order: The figure that ranked, and the base if there was one; empty if unknown.
+        slope: How strongly the ranks predict accuracy in these results, with ``ours`` as the prior.
+            None if the order has no known chances, if no group has two results, or if only the
+            survivors of a race have results.
+        ours: The slope that we measured on checkpoints of the same kind; None if the order has no
+            known chances.
+        dropped: Number of checkpoints that a race dropped before they were asked everything.
+        places: Number of ranks in the largest group that counts for ``slope``.
+        metric: Distance of G; empty if unknown.
     """
 
     template = "verdict.jinja"
@@ -162,27 +195,32 @@ class Verdict(Report):
     metric: str = ""
 
     def keep(self, path: str | Path) -> str:
-        """Write the slope to ``path``, a file for screenings; returns a sentence on it.
+        """Write the slope to a file for `screen-checkpoints --slope`; returns a sentence on it.
 
         Raises:
             UsageError: The file exists and does not hold an earlier slope.
-            DispersionError: Nothing to keep, as no slope was fitted; or the file cannot be written.
+            DispersionError: There is no slope to keep, or the file cannot be written.
         """
         if self.slope is None or self.ours is None:
-            why = "this screening's ranks have no known chance; rank by the ratio"
+            why = "the screening's order has no known chances; rank by the ratio"
             if self.ours is not None:
-                why = "a group needs two results; evaluate more of the list"
+                why = "no group has two results; evaluate more of the list"
                 if self.dropped:
                     why = (
-                        f"a race drops by result; evaluate the {self.dropped} more that are missing"
+                        "a race drops checkpoints by their results, so those that remain give no "
+                        f"slope; evaluate the {self.dropped} that were dropped"
                     )
             raise DispersionError(f"kept no slope in {path}: {why}")
         keep_slope(Path(path), self.slope, self.ours.kind, self.task or self.domain)
-        kept = f"kept your slope k {self.slope.k:.2f} of {self.ours.kind} in {path}"
-        return f"{kept}; `screen-checkpoints … --slope {path}` takes it"
+        kept = f"wrote your slope k {self.slope.k:.2f} for {self.ours.kind} to {path}"
+        return f"{kept}; use it with `screen-checkpoints … --slope {path}`"
 
     def tables(self) -> Mapping[str, Table]:
-        """The groups' verdicts, their lists compared with the others, and each checkpoint."""
+        """Return three tables by name.
+
+        ``groups`` has the groups' verdicts, ``lists`` compares their lists with the other
+        candidates, and ``points`` has each checkpoint with a result.
+        """
         lines = self.groups
         if len(lines) > 1:
             lines = (*lines, self.overall)
@@ -193,7 +231,7 @@ class Verdict(Report):
         }
 
     def charts(self) -> Mapping[str, Chart]:
-        """Accuracy against the figure that ranked, for every checkpoint with a result."""
+        """Return one chart, ``points``: accuracy against the figure that ranked the checkpoints."""
         figure = "ratio"
         title = "ratio"
         by_gap = self.order.startswith(RANKED["gap"])
@@ -204,11 +242,15 @@ class Verdict(Report):
         def draw() -> Spec:
             return accuracy_points([fields_of(point) for point in self.points], figure, title)
 
-        description = f"{len(self.points)} checkpoints with a result, by group."
+        description = f"{count(len(self.points), 'checkpoint')} with a result, by group."
         return {"points": Chart(draw, f"Accuracy against {figure}", description, name="accuracy")}
 
     def context(self) -> Mapping[str, Any]:
-        """Template values: groups by kind of evidence, results needed, and places to evaluate first."""
+        """Return the template's values.
+
+        These are the groups by the kind of evidence that they have, the number of results that
+        would be enough, and the number of first ranks to evaluate for a slope.
+        """
         exact = []
         drawn = []
         for group in self.groups:
@@ -229,11 +271,11 @@ class Verdict(Report):
 
 @takes(Verifying)
 def verify(asked: Verifying) -> Verdict:
-    """Check the screen against results: the verdict on a short list.
+    """Check whether the screen works, by the results of a short list.
 
     Raises:
-        UsageError: No manifest, a source of results that cannot be read or has none of its checkpoints, or
-            two results of one checkpoint that differ.
+        UsageError: The manifest or a source of results cannot be read, a source has none of the
+            manifest's checkpoints, or two results of a checkpoint differ.
     """
     results = asked.results
     if isinstance(asked.manifest, Manifest):
@@ -279,7 +321,8 @@ def verify(asked: Verifying) -> Verdict:
         without=tuple(without),
         points=tuple(points),
         manifest=manifest.place,
-        list=f"the {manifest.k} best of each group, {manifest.audit_sample} others drawn at random",
+        list=f"the {manifest.k} best of each group, and {manifest.audit_sample} others drawn at "
+        "random",
         task=manifest.task,
         metric=manifest.metric,
         order=", ".join(filter(None, order)),
@@ -395,9 +438,14 @@ def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outco
 
 
 def enough_results(share: float) -> int:
-    """Fewest results in a group, 4 or more, that show a decision accuracy ``share`` > 0.5 in 4 of 5 cases.
+    """Return how many results in one group are enough to show that a screen works.
 
-    At 5 %, two-sided, by the variance of tau without any relation, 2 (2n + 5) / (9n (n - 1)): Kendall (1938).
+    The smallest number, 4 or more, with which a test at 5 % (two-sided) succeeds in 4 of 5 cases.
+    It uses the variance of Kendall's tau between unrelated orders, 2 (2n + 5) / (9n (n - 1));
+    source: Kendall (1938).
+
+    Args:
+        share: The screen's true share of pairs in the right order, above 0.5.
     """
     tau = 2 * share - 1
     point = normal_point(1) + 0.8416
@@ -426,7 +474,8 @@ def _rated(
             if known is not None and known != target.accuracy:
                 raise UsageError(
                     f"{target.name}: expected one result, got {known:g} in {places[i]} and "
-                    f"{target.accuracy:g} in {source}; give one source of each, or name one task with :TASK"
+                    f"{target.accuracy:g} in {source}; leave one of them out, or name the task "
+                    "with :TASK"
                 )
             targets[i] = target
             places[i] = source

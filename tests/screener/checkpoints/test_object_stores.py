@@ -163,7 +163,7 @@ def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
     ):
         result = screen([addresses[0]], tokenizer=str(tokenizer))
         assert [c.gaps["cosine"].mean for c in result.checkpoints] == [expected], result.failed
-    unread(addresses[0], "TokenizerNotFound", "pass a tokenizer (")
+    unread(addresses[0], "TokenizerNotFound", "name a tokenizer (")
     with pytest.raises(UsageError, match="tokenizer"):
         screen([addresses[0]], tokenizer=str(bare))
 

@@ -157,11 +157,11 @@ def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
     screen(demo=True, registry=place)
     screen(folders, registry=place)
     assert main(["registry", "query", str(place)]) == 0
-    assert " in 1 group for math" in capsys.readouterr().out
+    assert " in 1 group, by math" in capsys.readouterr().out
     # Folders that were never in a family stay in a group of their own.
     screen([str(make(tmp_path / "own", 3))], registry=place)
     assert main(["registry", "query", str(place)]) == 0
-    assert " in 2 groups for math" in capsys.readouterr().out
+    assert " in 2 groups, by math" in capsys.readouterr().out
 
 
 SCREEN = ["org/*", "--registry", "r.db"]
@@ -219,7 +219,7 @@ def test_options_without_a_use_are_refused(tmp_path, capsys):
         (main, ["registry", "diff", place, "yesterday", "--scale", "7B"], unused),
         (main, ["registry", "show", place, "sums-00", "--domain", "math"], unused),
         (main, ["registry", "query", place, "SELECT 1", "--top", "3"], unused),
-        (main, ["registry", "diff", place], "such as yesterday, got none"),
+        (main, ["registry", "diff", place], "expected a time after diff"),
         (
             screen_checkpoints,
             [sums, "--registry", place, "--since", "soon"],
@@ -352,7 +352,7 @@ def test_a_registry_of_a_newer_version_is_refused(many, tmp_path, capsys):
         connection.execute("PRAGMA user_version = 99")
     before = place.read_bytes()
     with pytest.raises(
-        UsageError, match=r"layout \d or older, got 99 .* newer version .* update this installation"
+        UsageError, match=r"newer version .* layout \d or older, got 99.* update this installation"
     ):
         screen(many[:1], registry=place)
     assert main(["registry", "query", str(place)]) == 2
@@ -380,7 +380,7 @@ def test_a_full_disk_costs_no_report(many, tmp_path, monkeypatch, capsys, full):
         said = capsys.readouterr()
         assert len(json.loads(said.out)["checkpoints"]) == 7
         assert re.search(
-            r"r\.db could not be written after 20\S+ \S+ UTC, as its disk is full", said.err
+            r"r\.db could not be written after 20\S+ \S+ UTC because its disk is full", said.err
         )
         with pytest.warns(UserWarning, match="could not be written after"):
             assert len(screen(many, registry=place, since="last").news.moves) == 5
@@ -398,7 +398,9 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     place = str(tmp_path / "r.db")
     screen(many[:1], registry=place)
     for path in ("/dev/null", str(tmp_path)):
-        with pytest.raises(UsageError, match=f"a file in an existing folder, got {path}$"):
+        with pytest.raises(
+            UsageError, match=f"a file in an existing folder, got {path}; name a file"
+        ):
             screen(many[:1], registry=path)
     with pytest.raises(UsageError, match=f"; create {tmp_path / 'none'} first$"):
         screen(many[:1], registry=tmp_path / "none" / "r.db")
@@ -410,7 +412,7 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     assert main(["registry", "show", place, f"{name}x"]) == 2
     err = capsys.readouterr().err
     assert f"got {name}x; did you mean {name}?" in err
-    assert "query lists them" in err
+    assert "`dispersion registry query FILE` lists them" in err
     assert main(["registry", "query", place, "SELECT 1 a, 2 a, 3 a", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == [{"a": 1, "a:1": 2, "a:2": 3}]
     assert main(["registry", "query", place, "-- no statement"]) == 0
@@ -418,7 +420,7 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     monkeypatch.setattr(queries, "_LIMIT", 0.1)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     assert main(["registry", "query", place, endless]) == 2
-    assert "one SQLite SELECT that ends within" in capsys.readouterr().err
+    assert "expected one SELECT statement of SQLite that takes" in capsys.readouterr().err
 
 
 # --- against the former best ----------------------------------------------------------------------------
@@ -447,8 +449,8 @@ def test_what_is_said_of_newcomers():
     below = Move("new", "c", "g", rank=9, chance=0.03, standing="below")
     said = {
         "Worth evaluating, above the former best: a (rank 1).": above,
-        "Not apart from the former best by its rows: b (rank 2, changed).": level,
-        "No new or changed checkpoint is above the former best.": below,
+        "Not distinguishable from the former best by its rows: b (rank 2, changed).": level,
+        "No new or changed checkpoint is above the former best of its group.": below,
     }
     for sentence, move in said.items():
         found = News("", (move,), 0, {})

@@ -71,7 +71,7 @@ def test_the_registry_and_its_news_say_so(siblings, tmp_path, command):
     registry = tmp_path / "registry.db"
     words = ("--domain", "math", "--registry", registry, "--since", "last")
     done = command(siblings, *words)
-    assert "set aside, without a ratio" in " ".join(done.stdout.split())
+    assert "set aside, as it has no ratio" in " ".join(done.stdout.split())
     again = command(siblings, *words[:4], "--format", "json")  # of the registry
     rows = {Path(row["label"]).name: row["rank"] for row in json.loads(again.stdout)["checkpoints"]}
     assert rows["aaa-remote"] is None

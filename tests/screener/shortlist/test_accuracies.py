@@ -90,15 +90,15 @@ def test_of_targets_that_cannot_be_expanded_no_name_is_unknown(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "; expected lm-eval's results or a folder of them (PATH:TASK), or a CSV"),
+        (None, " does not exist; give results of lm-eval"),
         (b"repo,accuracy\n\xff\xfe,1\n", "expected a CSV file in UTF-8"),
         ("repo,score\na/base,1\n", "repo, accuracy and optionally revision, got repo, score"),
         ("", "got nothing"),
-        ("repo,accuracy\n", "a line for each checkpoint, got none"),
-        ("repo,accuracy\na/bose,1\n", "a screened checkpoint, got 'a/bose'; did you mean a/base?"),
+        ("repo,accuracy\n", "a line for each checkpoint, got only the header"),
+        ("repo,accuracy\na/bose,1\n", "got 'a/bose'; did you mean a/base?"),
         (
             "repo,accuracy\na/base,1\na/math,49.8%\n",
-            "line 3: expected an accuracy that is a number",
+            "line 3: expected a number as the accuracy",
         ),
         ("repo,accuracy\na/base,nan\n", "got 'nan'"),
         ("repo,accuracy\na/base\n", "got ''"),
@@ -106,7 +106,7 @@ def test_of_targets_that_cannot_be_expanded_no_name_is_unknown(tmp_path):
         ("repo,accuracy\na/base,1\na/base,1\n", "line 3: a/base occurs twice"),
         (
             "repo,accuracy\nrun/x,1\n",
-            "run/x is screened 2 times, as run/x@step1 and run/x@step2; name one",
+            "run/x fits 2 screened checkpoints (run/x@step1 and run/x@step2); name one",
         ),
         ("repo,accuracy,revision\nrun/x,1,step3\n", "got 'run/x@step3'; did you mean run/x@step"),
     ],
@@ -151,7 +151,7 @@ def test_a_folder_of_results_is_matched_by_the_models_names_and_files(tmp_path):
     accuracies = read_accuracies(str(tmp_path))
     values = [target.accuracy for target in accuracies.of(labelled([*CHECKPOINTS, *FILES]))]
     assert values == [0.5, None, None, None, 0.4, 0.1, None, 0.2]
-    assert accuracies.meaning == "gsm8k, exact_match,strict-match (6 of lm-eval's result files)"
+    assert accuracies.meaning == "gsm8k, exact_match,strict-match (6 files of lm-eval's results)"
 
 
 def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):
@@ -160,10 +160,14 @@ def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):
     assert found(file, CHECKPOINTS)[0] == 0.6
     assert found(f"{file}:mmlu_law", CHECKPOINTS)[0] == 0.3
     results(tmp_path / "b", "pretrained=a/math", {"gsm8k": GSM8K})
-    with pytest.raises(UsageError, match=r"holds 2 tasks \(gsm8k and mmlu\); name one: .*:TASK"):
+    with pytest.raises(
+        UsageError, match=r"holds 2 tasks \(gsm8k and mmlu\); choose one with .*:TASK"
+    ):
         found(tmp_path, CHECKPOINTS)
     assert found(f"{tmp_path}:gsm8k", CHECKPOINTS)[1] == 0.4
-    with pytest.raises(UsageError, match=r"expected the task gsm, got .*did you mean gsm8k"):
+    with pytest.raises(
+        UsageError, match=r"expected results of the task gsm, got .*did you mean gsm8k"
+    ):
         found(f"{tmp_path}:gsm", CHECKPOINTS)
 
 

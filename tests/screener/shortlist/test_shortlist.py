@@ -62,7 +62,7 @@ def test_without_a_number_a_list_holds_the_best_with_nine_in_ten():
     copies = [replace(c, copy_of="a") if c.label in "bc" else c for c in equal]
     (choice,) = result_of(*copies).shortlist(2).groups
     assert [c.label for c in choice.listed] == list("adef")
-    assert result_of(*copies).shortlist(8).groups[0].sentence() == "22 of 24, all but copies"
+    assert result_of(*copies).shortlist(8).groups[0].sentence() == "22 of 24, all except copies"
     # Rows say nothing of those with their base's: they are listed beyond the number.
     base = replace(equal[0], is_base=True, same_rows=0, target=Target("z"), repo="z")
     of_base = [replace(c, equal_rows_with="z", same_rows=0) for c in equal[:3]]
@@ -176,9 +176,9 @@ def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
     for folder, domain, names, message in (
         ("full", MATH, [], "new or empty folder"),
         ("full/x", MATH, [], "new or empty folder"),
-        ("new", MINE, [], "tasks: expected NAME,NAME with a list of mine"),
-        ("new", MATH, ["s3://b/x", "s3://b/y", "a/b"], "got s3://b/x, which lm-eval cannot read"),
-        ("new", MATH, ["a/b", "models:/sums/2"], "got models:/sums/2, which lm-eval cannot read"),
+        ("new", MINE, [], "tasks: expected the tasks to evaluate"),
+        ("new", MATH, ["s3://b/x", "s3://b/y", "a/b"], "got s3://b/x, which lm-eval cannot load"),
+        ("new", MATH, ["a/b", "models:/sums/2"], "got models:/sums/2, which lm-eval cannot load"),
     ):
         with pytest.raises(UsageError, match=message):
             check_emit(tmp_path / folder, domain, [Target(name) for name in names])

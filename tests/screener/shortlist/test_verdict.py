@@ -295,9 +295,9 @@ def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path)
     without = verdict(tmp_path, *planted([24], 0.7))
     one = verdict(tmp_path, manifest, accuracies, known=lambda c: c.rank == 1)
     for found, why in (
-        (survivors, f"evaluate the {survivors.dropped} more that are missing"),
-        (without, "no known chance"),
-        (one, "a group needs two results"),
+        (survivors, f"evaluate the {survivors.dropped} that were dropped"),
+        (without, "no known chances"),
+        (one, "no group has two results"),
     ):
         with pytest.raises(DispersionError, match=why):
             found.keep(file)
@@ -305,7 +305,7 @@ def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path)
     for of, kind in ((manifest, FINE_TUNES), (replace(manifest, task="gsm8k"), FROM_SCRATCH)):
         of = replace(of, kinds=dict.fromkeys(of.kinds, kind))
         found = verdict(tmp_path, of, accuracies)
-        assert f"kept your slope k {found.slope.k:.2f} of {kind} in {file}" in found.keep(file)
+        assert f"wrote your slope k {found.slope.k:.2f} for {kind} to {file}" in found.keep(file)
         own = read_slope(file)
         assert not faults(json.loads(file.read_text()))
         assert (own.k, own.low, own.high) == pytest.approx(
@@ -325,12 +325,15 @@ def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path)
     ("change", "said"),
     [
         ({"schema": "other/1"}, "expected a kept slope (screen-checkpoints-slope/1), but "),
-        ({"k": math.nan}, "is damaged (`k`: expected a number, got a number nan); keep it again"),
-        ({"low": -2}, "expected k inside its interval, both from -1 to 3, got "),
+        (
+            {"k": math.nan},
+            "is damaged (`k`: expected a number, got a number nan); write it again with",
+        ),
+        ({"low": -2}, "expected a slope k within its interval, and both within -1 to 3, got "),
         ({"evaluated": -1}, "is damaged (`evaluated`"),
         ({"subject": None}, "is damaged (`subject`"),
-        ({"high": 1e9}, "expected k inside its interval"),
-        ({"k": 0.1}, "expected k inside its interval"),
+        ({"high": 1e9}, "expected a slope k within its interval"),
+        ({"k": 0.1}, "expected a slope k within its interval"),
         ({"k": "much"}, "is damaged (`k`: expected a number, got a string 'much'"),
         ({"kind": "quantized"}, "is damaged (`kind`: expected one of "),
     ],
@@ -483,7 +486,7 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 5
     assert "2 of 11: ranks 1–2, and 3 of the others at random" in printed.err
-    assert "evaluate with: bash list/run.sh" in printed.err
+    assert "evaluate the list with: bash list/run.sh" in printed.err
     family = yaml.safe_load((data_folder("demo") / "family.yaml").read_text())
     lines = [f"{entry['folder']},{entry['accuracy']['mean']}" for entry in family["checkpoints"]]
     (tmp_path / "all.csv").write_text("\n".join(["repo,accuracy", *lines]) + "\n")
@@ -501,10 +504,13 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     own = read_slope("slope.json")
     assert f"Your slope k is {own.k:.2f} " in printed.out
     assert (
-        f"kept your slope k {own.k:.2f} of fine-tunes in slope.json; `screen-checkpoints …"
-        in printed.err
+        f"wrote your slope k {own.k:.2f} for fine-tunes to slope.json; use it with "
+        "`screen-checkpoints …" in printed.err
     )
-    said = f"By your own results (k {own.k:.2f}, {own.low:.2f} to {own.high:.2f}, of 11 evaluated; math): "
+    said = (
+        f"By your own results (k {own.k:.2f}, 95 % interval {own.low:.2f} to {own.high:.2f}, from 11 "
+        "evaluated checkpoints; math): "
+    )
     screens = []
     for options in ([], ["--slope", "slope.json"]):
         assert screen_checkpoints(["--demo", "--format", "json", *options]) == 0

@@ -51,7 +51,7 @@ def test_digest_ignores_notes_and_follows_words(tmp_path, monkeypatch):
             (TINY, "1: a\nschema: 1\n"),
             "`1`: expected a key that is a string, got an integer 1; quote it",
         ),
-        ((TINY, "[a]: 1\n"), "expected YAML, got: "),
+        ((TINY, "[a]: 1\n"), "expected valid YAML ("),
         ((TINY, "schema: &a [*a]\n"), "`schema`: expected 1, got a list"),
         (("schema: 1", "schema: 2"), "`schema`: expected 1, got an integer 2"),
         (("schema: 1", ""), "`schema`: expected 1, got nothing"),
@@ -108,7 +108,7 @@ def test_digest_ignores_notes_and_follows_words(tmp_path, monkeypatch):
             ("optional: true", "optional: yes please"),
             "`groups.more.optional`: expected true or false",
         ),
-        (("items: [cat", "items: {cat"), "expected YAML, got: "),
+        (("items: [cat", "items: {cat"), "expected valid YAML ("),
         (("groups:", "groups: none\nx:"), "`x`: expected one of the keys"),
     ],
 )
@@ -124,7 +124,7 @@ def test_every_mistake_in_a_file_is_one_sentence(tmp_path, change, message):
 
 def test_a_file_that_is_not_utf_8(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="expected UTF-8 text, got byte 0xff"):
+    with pytest.raises(UsageError, match="expected UTF-8 text, got the byte 0xff"):
         load_token_set(str(tmp_path / "x.yaml"))
 
 
