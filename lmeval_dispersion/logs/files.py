@@ -45,13 +45,15 @@ _MOST_ID = 1 << 53
 
 @dataclass(frozen=True)
 class Line:
-    """One logged document under one filter.
+    """A logged document under one filter.
 
     Attributes:
-        place: The file and the line, which begin a message.
-        filter: None in the samples of lm-eval before 0.4.7.
-        metrics: Name -> value as logged.
-        digest: Equal for equal lines.
+        place: File and line of the document, with which messages begin.
+        doc_id: Index of the document in its task.
+        content: The logged object.
+        filter: Name of the filter; None in samples of lm-eval before 0.4.7.
+        metrics: Name -> value of each metric, as logged.
+        digest: Hash of the line; equal lines have equal hashes. 0 in a log of Inspect.
     """
 
     place: str
@@ -63,7 +65,10 @@ class Line:
 
 
 def kind_of(file: Path) -> str:
-    """``samples``, ``results``, ``inspect`` for a log of Inspect, or an empty text for another file."""
+    """Return what a file holds: ``samples``, ``results``, or ``inspect`` for a log of Inspect.
+
+    The text is empty for any other file, and for one that cannot be read.
+    """
     if not file.name.endswith((*SUFFIXES, inspect.SUFFIX)):
         return ""
     if file.name.startswith("samples_"):
@@ -82,7 +87,11 @@ def kind_of(file: Path) -> str:
 
 
 def whole_text(file: Path) -> str:
-    """A file's text, unpacked and without a byte-order mark; HarnessError if it cannot be read."""
+    """Return the text of a file, unpacked and without a byte-order mark.
+
+    Raises:
+        HarnessError: The file cannot be read, is larger than 2 GiB, or is not UTF-8.
+    """
     try:
         with _opened(file) as stream:
             content = stream.read(_LARGEST + 1)
@@ -97,7 +106,15 @@ def whole_text(file: Path) -> str:
 
 
 def json_object(text: str, place: str) -> dict[str, Any]:
-    """The JSON object in a text; HarnessError for anything else."""
+    """Return the JSON object in a text.
+
+    Args:
+        text: The text.
+        place: Where the text is from, with which the message begins.
+
+    Raises:
+        HarnessError: The text is anything else, such as an object that is cut off.
+    """
     try:
         value = json.loads(text.removeprefix(_BOM))
     except (ValueError, RecursionError):
@@ -108,7 +125,11 @@ def json_object(text: str, place: str) -> dict[str, Any]:
 
 
 def number_of(value: object) -> float:
-    """A logged number; NaN for null, or a number too large; TypeError for a text or a list."""
+    """Return a logged number as a float; NaN for None, or for a number that a float cannot hold.
+
+    Raises:
+        TypeError: The value is something else, such as a text or a list.
+    """
     if value is None:
         return math.nan
     if not isinstance(value, int | float):
@@ -120,15 +141,20 @@ def number_of(value: object) -> float:
 
 
 def writable(text: str) -> str:
-    """``text`` with a question mark for each half of a pair of surrogates, which no file can hold."""
+    """Return ``text`` with a question mark in place of each surrogate, which no file can hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
-    """The logged documents of a file of samples, or of its ``text``; at least one.
+    """Yield the logged documents of a file of samples; at least one.
+
+    Args:
+        file: The file, with which messages begin.
+        text: Content of the file; None to read it.
 
     Raises:
-        HarnessError: The file is empty, cut off, not UTF-8 or not lm-eval's; the message has the line.
+        HarnessError: The file is empty, cut off, not UTF-8 or not lm-eval's. The message names the
+            line.
     """
     if text is None and kind_of(file) == "inspect":
         yield from _inspect_lines(file)

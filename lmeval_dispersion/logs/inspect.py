@@ -31,12 +31,15 @@ _FINISHED = "success"
 
 @dataclass(frozen=True)
 class Judgement:
-    """One sample's scores by one scorer.
+    """The scores that one scorer gave to one sample.
 
     Attributes:
-        number: Place of the sample in the data set.
-        content: What lm-eval logs of a document: ``doc``, ``target``, ``arguments`` and so on.
-        metrics: Name -> score; one that the scorer did not give is missing.
+        sample: Inspect's id of the sample.
+        number: Index of the sample in the data set.
+        scorer: Name of the scorer.
+        content: The sample as lm-eval logs a document: ``doc``, ``target``, ``arguments`` and so
+            on.
+        metrics: Name -> score; a score that the scorer did not give is missing.
     """
 
     sample: str
@@ -47,18 +50,20 @@ class Judgement:
 
 
 def is_inspect_log(file: Path, head: bytes) -> bool:
-    """Whether a file is a log of Inspect, by its name and first bytes."""
+    """Whether a file is a log of Inspect, judging by its name and its first bytes, ``head``."""
     return file.name.endswith(SUFFIX) or _FIRST_KEYS.match(head) is not None
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """What lm-eval's results hold of a run: its model, its task's version and the limit.
+    """Read the header of a log of Inspect, in the form of lm-eval's results.
 
-    ``inspect`` has what they lack: the ``task``, the ``status`` and ``notes``.
+    It has the model, the version of the task, the number of samples and the limit. The entry
+    ``inspect`` has what lm-eval's results lack: the task, the status, the date, and notes on
+    samples that ended in an error.
 
     Raises:
         MissingExtraError: inspect_ai is not installed.
-        HarnessError: It cannot read the log.
+        HarnessError: inspect_ai cannot read the log.
     """
     log = _read(file, header_only=True)
     spec = log.eval
@@ -96,10 +101,14 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
-    """The logs of evaluations that came to their end; one that was tried again to its end counts once.
+    """Return the headers of the evaluations that came to their end.
+
+    Args:
+        headers: File -> header, from :func:`read_header`.
 
     Raises:
-        HarnessError: An evaluation was cancelled, failed or is still running.
+        HarnessError: An evaluation was cancelled, failed or is still running, and no other log has
+            the same task finished by the same model.
     """
     done = {}
     retried = set()
@@ -118,7 +127,7 @@ def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any
 
 
 def read_judgements(file: Path) -> Iterator[Judgement]:
-    """Each sample's scores, scorer by scorer, in the order of the data set.
+    """Yield the scores of each sample, in the order of the data set, one scorer after the other.
 
     Raises:
         MissingExtraError: inspect_ai is not installed.

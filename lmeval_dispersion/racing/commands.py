@@ -19,7 +19,7 @@ from lmeval_dispersion.racing.rule import SHARED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``dispersion race``."""
+    """Add the arguments of ``dispersion race`` to a parser."""
     parser.add_argument(
         "checkpoints",
         nargs="*",
@@ -71,7 +71,14 @@ _LIVE = ("family", "domain", "base", "tasks", "limit", "engine", "output_path", 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion race``; returns 0, 3 if a checkpoint failed, 130 if interrupted."""
+    """Run ``dispersion race`` and return its exit status.
+
+    It is 0 after a race, 3 if a checkpoint failed, and 130 if the user interrupted the race.
+
+    Raises:
+        UsageError: The arguments do not fit together, or one has a wrong value.
+        DispersionError: No checkpoint could be raced.
+    """
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)

@@ -59,11 +59,12 @@ _DEEPER = 0.9  # questions of a phase: the number of its checkpoints to this pow
 
 
 class Scores(NamedTuple):
-    """Answers to n questions.
+    """The scores of a checkpoint's answers to n questions.
 
     Attributes:
-        score: The task's own metric, in [0, 1]. Shape (n,).
-        probability: The right answer's, in [0, 1]; NaN where it is not known. Shape (n,).
+        score: What the task's metric gives to each answer, in [0, 1]. Shape (n,).
+        probability: The probability that the checkpoint gave to the right answer, in [0, 1]; NaN
+            where it is unknown. Shape (n,).
     """
 
     score: Array
@@ -73,11 +74,11 @@ class Scores(NamedTuple):
         return Scores(*(np.concatenate(parts) for parts in zip(self, later, strict=True)))
 
     def at(self, places: NDArray[np.int64]) -> Scores:
-        """The scores of the questions at ``places``."""
+        """Return the scores at ``places``, which are indices of shape (k,)."""
         return Scores(*(part[places] for part in self))
 
     def first(self, count: int) -> Scores:
-        """The scores of the first ``count`` questions."""
+        """Return the scores of the first ``count`` answers."""
         return Scores(self.score[:count], self.probability[:count])
 
 
@@ -85,12 +86,14 @@ NOTHING = Scores(np.empty(0), np.empty(0))
 
 
 class Shown(NamedTuple):
-    """The best so far, and what is shown of all others.
+    """The best checkpoints so far, and by how much another one may still be better.
 
     Attributes:
-        labels: Those named, the best first; fewer than wanted where too few can be named yet.
-        margin: No other is better than the last of those named by more than this; None without them.
-        error: Chance, at most, that this is wrong or ever was, at all moments together.
+        labels: Labels of the best checkpoints, the best first. There are fewer than wanted as long
+            as too few can be named.
+        margin: No other checkpoint is better than the last one in ``labels`` by more than this;
+            None if nothing can be shown yet.
+        error: The chance, at most, that a margin shown at any moment of the race is too small.
     """
 
     labels: list[str]
@@ -99,12 +102,13 @@ class Shown(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A phase of shared questions: so many checkpoints are asked on, up to so many questions.
+    """A phase of shared questions, in which the best checkpoints so far are asked on.
 
     Attributes:
-        checkpoints: Number of checkpoints, the best so far.
-        questions: Number of shared questions of each when the phase ends.
-        after: Number of shared questions by which they are chosen.
+        checkpoints: Number of checkpoints that are asked in this phase.
+        questions: Number of shared questions that each of them has been asked when the phase ends.
+        after: Number of shared questions whose answers decide which checkpoints these are; 0 in the
+            first phase, which asks all.
     """
 
     checkpoints: int
@@ -114,33 +118,43 @@ class Phase(NamedTuple):
 
 @dataclass
 class Contest:
-    """All answers so far, and the checkpoints still in the race.
+    """The answers given so far, and the checkpoints that are still in the race.
+
+    Checkpoints take turns: each is asked, batch by batch, until it is dropped or was asked
+    everything. Shared questions come before the turns. Side by side, there are no turns.
 
     Args:
-        questions: Most questions for each checkpoint, N.
-        error: Chance, at most, that the best of those raced (over all N questions) is dropped and another is
-            named that is worse by more than ``margin``; and that a margin shown is too small.
-        margin: Smallest difference in score that counts.
-        seed: Seed of the questions' orders.
-        side_by_side: Number of checkpoints where several race at once, 0 where they come one after the other.
-        sharing: Number of first questions that all are asked before the turns, 0 where each has its own
-            order from the start.
-        reference: A checkpoint that is asked everything and cannot be the best, as the base is.
-        top: Number of best checkpoints wanted; each is compared with the last of them, with its part of the
-            error.
-        step: Number of questions of a bet's step.
-        split: Number of checkpoints among which half of the error is split, so that a margin may be shown for a
-            best one that was not asked everything; 0 where it is not. Fixed before the first question.
-        weights: The questions' weights in the mean score, by question; None for equal ones. Shape (N,).
-        shared: Label -> number of first questions that it shares, where that is not ``sharing``.
-        may_stop: Whether the answers to shared questions may have ended the training that made the
-            checkpoints. Who is the best of those that there are then depends on these answers, so the bets
-            on them do not count.
+        questions: Number of questions in all, N; no checkpoint is asked more.
+        error: Largest probability of a wrong outcome: that the best checkpoint (over all N
+            questions) is dropped and one is named that is worse by more than ``margin``, or that a
+            margin is reported too small.
+        margin: The smallest difference in score that counts.
+        seed: Seed of the orders in which the questions are asked.
+        side_by_side: Number of checkpoints, if several race at the same time; 0 if they take turns.
+        sharing: Number of shared questions, which every checkpoint is asked first; 0 if each has
+            its own order from the start.
+        reference: Label of a checkpoint that is asked everything and cannot be the best, such as
+            the base; empty without one.
+        top: Number of best checkpoints wanted. Each of the others is compared with the last of
+            them, at 1 / ``top`` of ``error``.
+        step: Number of questions between two updates of the predictions that the bets use (see
+            :class:`~lmeval_dispersion.racing.rule.Bets`).
+        split: Number of checkpoints that share half of ``error``, so that a margin can be reported
+            for a best one that was not asked everything; 0 for no such margin. Set it before the
+            first question.
+        weights: Weight of each question in the mean score; None if all are equal. Shape (N,).
+        shared: Label -> number of shared questions of this checkpoint, where it is not ``sharing``.
+        may_stop: Whether answers to shared questions may have stopped the training run that makes
+            the checkpoints. Which checkpoints exist then depends on these answers, so bets on them
+            do not count.
 
     Attributes:
-        answered: Label -> answers, in the checkpoint's own order.
-        levels: Label -> the mean that it had to reach when it was last compared with one.
-        against: Label -> labels asked everything before its turn began; in the order of the turns.
+        answered: Label -> scores of the answers so far, in the order in which this checkpoint is
+            asked.
+        standing: Label -> the checkpoint's state in the race, one of :data:`Standing`.
+        levels: Label -> the mean score that this checkpoint had to reach in its last comparison.
+        against: Label -> labels of the checkpoints that had been asked everything when its turn
+            began. The keys are in the order of the turns.
     """
 
     questions: int
@@ -171,9 +185,11 @@ class Contest:
             self.weights = self.weights * (self.questions / self.weights.sum())
 
     def order(self, label: str) -> NDArray[np.int64]:
-        """Indices of the questions, (N,), in a checkpoint's order; the first ones are those that it shares.
+        """Return the order in which a checkpoint is asked the questions.
 
-        With weights each next question is one of those left with a chance proportional to its weight.
+        The order is an array of indices, shape (N,), int64. The questions that the checkpoint
+        shares with others come first. If questions have weights, each next one is drawn from those
+        left with a chance proportional to its weight.
         """
         count = self.questions if self.side_by_side else self.sharing_of(label)
         own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big")
@@ -194,14 +210,15 @@ class Contest:
         return np.argsort(times / self.weights, kind="stable")
 
     def sharing_of(self, label: str) -> int:
-        """Number of first questions that a checkpoint shares with others."""
+        """Return how many of a checkpoint's first questions are shared with other checkpoints."""
         return self.shared.get(label, self.sharing)
 
     def share(self, phase: Phase, labels: Sequence[str]) -> list[str]:
-        """Begin a phase of shared questions; returns the labels to ask on, up to ``phase.questions``.
+        """Begin a phase of shared questions, and return the labels of the checkpoints to ask.
 
-        They are the best by the questions that the phase before had; the reference is in the first phase
-        alone. Failed ones have no phase, and those whose turn began share no more questions.
+        Each of these is then asked until it has ``phase.questions`` answers. They are the best of
+        ``labels`` by the answers in the phase before. Checkpoints that failed, or whose turn has
+        begun, are not asked; the reference is asked in the first phase only.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
         if phase.after:
@@ -218,18 +235,18 @@ class Contest:
         return going
 
     def hold(self, label: str, answers: Scores) -> None:
-        """Take all of a checkpoint's answers so far, before its turn."""
+        """Set the answers that a checkpoint has given so far, before its turn begins."""
         self.answered[label] = answers
         is_whole = self._count(label) == self.questions
         self.standing[label] = "complete" if is_whole else "running"
 
     def delete(self, label: str) -> None:
-        """Leave out a checkpoint whose files are gone, unless it was asked everything."""
+        """Mark a checkpoint whose files are gone as deleted, unless it was asked everything."""
         if self.standing.get(label) != "complete":
             self.standing[label] = "deleted"
 
     def add(self, label: str, batch: Scores) -> Standing:
-        """Take a checkpoint's answers to its next questions; returns its standing."""
+        """Add a checkpoint's answers to its next questions, and return its new standing."""
         self.answered[label] = self.answered.get(label, NOTHING) + batch
         if self._count(label) == self.questions:
             standing: Standing = "complete"
@@ -241,16 +258,19 @@ class Contest:
         return standing
 
     def turns(self, labels: Sequence[str], *, cut: bool = False) -> list[str]:
-        """Labels in the order of their turns: those that began before, the reference, then the others.
+        """Return the labels of the checkpoints that have a turn, in the order of their turns.
 
-        After shared questions the others follow by these: those that share most, and the highest mean
-        probability of the right answer (else the score); who shares none comes last. Failed ones have no
-        turn, and those that are to share questions and have no answer yet.
+        Checkpoints whose turn has begun come first, then the reference, then the others. After
+        shared questions, the others are ordered by how many of these they have, then by the mean
+        probability of the right answer (or the score, where probabilities are unknown); checkpoints
+        without shared questions come last. A checkpoint has no turn if it failed, or if it has no
+        answer to its shared questions yet.
 
         Args:
-            labels: All that race.
-            cut: Whether the worst two thirds of a long list may be left out. They are where all shared
-                answers have probabilities, as few that are right or wrong do not tell who is best.
+            labels: Labels of all checkpoints in the race, in the order of the list.
+            cut: Whether the worst two thirds of a long list may be left out. This happens only if
+                all shared answers have probabilities: a few answers that are right or wrong do not
+                show which checkpoints are the best.
         """
         going = list[str]()
         for label in labels:
@@ -285,11 +305,14 @@ class Contest:
 
     @property
     def left_out(self) -> list[str]:
-        """Labels that were left out after the shared questions."""
+        """Labels of the checkpoints that were left out after the shared questions."""
         return [label for label, standing in self.standing.items() if standing == "left out"]
 
     def begin(self, label: str) -> None:
-        """Begin a checkpoint's turn: its rivals are those asked everything by now, and none later."""
+        """Begin a checkpoint's turn, and fix the checkpoints that it is compared with.
+
+        These are the ones that have been asked everything by now. A second call changes nothing.
+        """
         if label in self.against:
             return
         self.against[label] = []
@@ -298,19 +321,28 @@ class Contest:
                 self.against[label].append(other)
 
     def fail(self, label: str) -> None:
-        """Take out a checkpoint that failed; side by side, those that it alone dropped run again."""
+        """Take a failed checkpoint out of the race.
+
+        Side by side, checkpoints that were dropped because of this one alone race on.
+        """
         self.standing[label] = "failed"
         if self.side_by_side:  # in turns it dropped nobody
             self.judge_again()
 
     def judge_again(self) -> None:
-        """Set every standing but ``failed`` anew from all answers, whatever the order in which they came."""
+        """Judge all checkpoints anew by their answers, except for those that failed.
+
+        The outcome does not depend on the order in which the answers came.
+        """
         for label, standing in self.standing.items():
             if standing != "failed":
                 self.add(label, NOTHING)
 
     def shown(self, labels: Iterable[str]) -> Shown:
-        """The best of ``labels``, all that race, and the smallest margin that is shown by now."""
+        """Return the best checkpoints so far, and the smallest margin that can be shown by now.
+
+        ``labels`` are the labels of all checkpoints in the race, asked or not.
+        """
         named = self.named
         others = list[str]()
         for label in dict.fromkeys([*labels, *self.answered]):
@@ -330,7 +362,11 @@ class Contest:
 
     @property
     def named(self) -> list[str]:
-        """Labels of the best so far, up to ``top``: of those asked everything, else by shared questions."""
+        """Labels of the best checkpoints so far, the best first; at most ``top``.
+
+        They are the best of those that were asked everything. If these are fewer than ``top`` and
+        the error is split, the best by the shared questions follow.
+        """
         ranked = self.ranked
         if self.split and len(ranked) < self.top:
             rest = [label for label in self.answered if self._counts(label)]
@@ -446,7 +482,11 @@ class Contest:
         return len(self.answered.get(label, NOTHING).score)
 
     def mean(self, label: str) -> float:
-        """A checkpoint's mean score so far; with weights an estimate, exact of all questions."""
+        """Return a checkpoint's mean score over the questions that it was asked so far.
+
+        If questions have weights, this is an estimate of the weighted mean over all questions; it
+        is exact once all were asked.
+        """
         return self._score(label, self._count(label))
 
     def _score(self, label: str, count: int) -> float:
@@ -503,17 +543,23 @@ class Contest:
 
     @property
     def asked(self) -> int:
-        """Number of questions asked so far, over all checkpoints."""
+        """Number of questions asked so far, summed over the checkpoints."""
         return sum(len(scores.score) for scores in self.answered.values())
 
     @property
     def best(self) -> str | None:
-        """Label of the highest score among those asked everything, the first of equal ones; else None."""
+        """Label of the best checkpoint of those that were asked everything; None without any.
+
+        Of checkpoints with equal scores it is the first.
+        """
         return next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[str]:
-        """Labels of those asked everything, the best first."""
+        """Labels of the checkpoints that were asked everything, the best first.
+
+        The reference is not among them.
+        """
         whole = list[str]()
         for label, standing in self.standing.items():
             if standing == "complete" and label != self.reference:
@@ -535,22 +581,24 @@ def phases(
     kept: bool = False,
     reference: bool = False,
 ) -> list[Phase]:
-    """Plan shared questions for a budget: phases after each of which the worst leave.
+    """Plan how a budget is spent on phases of shared questions, and return the phases in order.
 
-    A third stays each time, and each checkpoint is loaded 1.5 times in the mean at most; where all are
-    ``kept`` loaded two thirds stay, in as many phases as that takes. The fewer are left, the more questions
-    each one has been asked.
+    After each phase the best third of the checkpoints stays, as long as the phases load each
+    checkpoint 1.5 times at most on average. If all stay loaded, the best two thirds stay, in as
+    many phases as that takes. The fewer checkpoints are left, the more questions each of them has
+    been asked.
 
     Args:
-        checkpoints: Number of checkpoints, K, without the reference.
-        questions: Number of questions in all, N.
-        budget: The most questions over all checkpoints, the reference included.
-        top: Number of best checkpoints wanted; one more is left at the end.
-        kept: Whether all stay loaded.
-        reference: Whether a reference is asked as well; it is in the first phase alone.
+        checkpoints: Number of checkpoints, without the reference.
+        questions: Number of questions in all.
+        budget: The most questions that may be asked, summed over the checkpoints and the reference.
+        top: How many of the best checkpoints are wanted; one more than these is asked in the last
+            phase.
+        kept: Whether all checkpoints stay loaded from phase to phase.
+        reference: Whether a reference is asked too. It is asked in the first phase only.
 
     Raises:
-        UsageError: The budget has no question for each.
+        UsageError: The budget is less than one question for each checkpoint.
     """
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
@@ -607,9 +655,16 @@ Ask = Callable[[int, int], Scores]
 def run(
     contest: Contest, label: str, ask: Ask, batch: int = STEP, known: Scores = NOTHING
 ) -> Standing:
-    """Ask a checkpoint, after its ``known`` answers, until it is dropped or done; returns its standing.
+    """Ask a checkpoint until it is dropped or was asked everything, and return its standing.
 
-    ``batch`` questions are asked at once. The bets do not depend on it, only when they are looked at.
+    Args:
+        contest: The race so far.
+        label: Label of the checkpoint.
+        ask: Called with ``begin`` and ``end``; returns the answers to the questions from ``begin``
+            up to, not including, ``end`` in the checkpoint's order.
+        batch: Number of questions asked at once. It changes how often the bets are looked at, and
+            not the bets.
+        known: Answers that the checkpoint gave before; they are added first.
     """
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))

@@ -101,10 +101,10 @@ def _without_metadata_advice() -> Iterator[None]:
 
 
 def batch_of(asking: LmEval, requests: int) -> int:
-    """Number of questions asked at once, where each has so many ``requests``.
+    """Return how many questions to ask at once, if each of them has ``requests`` requests.
 
-    It is the step of a bet, or what fills a batch of the device, if that is more; with ``auto`` as
-    many as its batches are made for.
+    It is the number that fills one of lm-eval's batches, and at least the step of a bet. For the
+    batch size ``auto`` it is the number of questions for which lm-eval's batches are sized.
     """
     size = str(asking.batch_size or 1)
     if size.startswith("auto"):
@@ -113,42 +113,50 @@ def batch_of(asking: LmEval, requests: int) -> int:
 
 
 class CheckpointError(DispersionError):
-    """One checkpoint could not be loaded or asked; the race goes on without it.
+    """A checkpoint could not be loaded or asked; the race goes on without it.
 
-    ``asked``: whether it was loaded.
+    Attributes:
+        asked: Whether the checkpoint had been loaded before the error.
     """
 
     asked = False
 
 
 class Evaluation:
-    """Questions of one or several tasks, drawn at random.
+    """The questions of a race, drawn at random from one or several tasks.
 
-    A *unit* is a task, or a group with one figure in lm-eval; a tag, or another group, counts as its
-    members. The score is the mean over units, inside of a group as in lm-eval; ``weigh`` ``questions``
-    makes it the mean over questions. A limit takes as many questions of each unit.
+    A *unit* is a task, or a group of tasks for which lm-eval gives one figure. The tasks of a tag,
+    or of a group without a figure, are units each. A checkpoint's score is the mean over the units,
+    where a group's own score is computed as lm-eval does. With ``weigh`` ``questions`` the score is
+    the mean over the questions instead. A limit is a number of questions of each unit.
 
     Attributes:
-        asking: What is asked, and how.
-        questions: (task, document) of each, as drawn; N of them.
-        available: Number of questions in the tasks.
-        weights: Of the questions, shape (N,), with mean 1: a checkpoint's score is the weighted mean of its
-            scores. None where all are equal.
-        units: Name -> places of its questions, ascending; in the order named.
-        groups: The units that are groups, by name.
-        weighing: ``units`` where the questions or the score are others than with ``weigh`` ``questions``;
+        asking: The options that say what is asked, and how.
+        tasks: Name -> lm-eval's task.
+        questions: The task and the document of each question, in the order drawn; N of them.
+        available: Number of questions that the tasks have in all.
+        weights: Weight of each question in a checkpoint's score, with a mean of 1; None if all are
+            equal. Shape (N,).
+        units: Name of a unit -> indices of its questions, ascending; the units in the order named.
+        groups: Name -> the tasks of a unit that is a group, and how they weigh.
+        weighing: ``units`` if that changes the questions or the score, as against ``questions``;
             else None.
-        places: Task -> places of its questions, ascending.
-        own_rules: The tasks of choices that score by a function of their own.
-        judges: Filter and metric of each task that was asked.
-        recorded: The dispersion tasks, whose hidden states are kept.
-        blocks: Label -> question -> the first block's probabilities, by :func:`shared.complete`.
-        not_finite: Label -> questions whose log-probabilities are not finite; it fails by one.
-        others: Label -> questions that the chat template gave another prompt than an earlier checkpoint had.
-        models: The loaded model; adapters share their base.
+        places: Task -> indices of its questions, ascending.
+        own_rules: Names of the multiple-choice tasks that score answers by a function of their own.
+        judges: Task -> the filter and the metric that score it; only tasks that were asked are in
+            it.
+        recorded: Name -> dispersion task. The hidden states of these tasks are kept.
+        blocks: Label -> question -> the probabilities that :func:`shared.complete` added to the
+            answer.
+        not_finite: Label -> questions whose log-probabilities are not finite; one of them fails the
+            checkpoint.
+        others: Label -> questions for which the chat template gave another prompt than for an
+            earlier checkpoint.
+        models: The loaded model; adapters of one base share it.
 
     Raises:
-        UsageError: lm-eval has no such task, the task no metric to race by, or a limit leaves a unit out.
+        UsageError: lm-eval does not know a task, a task has no metric to race by, or the limit
+            leaves a unit without questions.
     """
 
     def __init__(self, asking: Asking) -> None:
@@ -219,9 +227,14 @@ class Evaluation:
             self.units[unit] = np.flatnonzero(np.isin(tasks, members))
 
     def mean(self, scores: NDArray[np.float64], places: NDArray[np.int64] | None = None) -> float:
-        """The score by those ``scores`` (N,), at ``places`` alone where given, that are not NaN.
+        """Return the score by the questions that have one: lm-eval's of these documents.
 
-        It is lm-eval's of the documents that were asked: the mean over units, NaN without any.
+        Args:
+            scores: Score of each question, NaN where there is none. Shape (N,).
+            places: Indices of the questions to count, shape (k,); None for all.
+
+        Returns:
+            The mean over units; NaN without a score.
         """
         if places is None:
             places = np.arange(len(self.questions))
@@ -234,7 +247,10 @@ class Evaluation:
         return mean_score(tasks, scores[places], self.groups)
 
     def by_unit(self, scores: NDArray[np.float64]) -> dict[str, tuple[int, float]]:
-        """Unit -> number of its questions with a score in ``scores`` (N,), NaN elsewhere, and their mean."""
+        """Return how many questions of each unit (task or group) have a score, and their mean.
+
+        ``scores`` is the score of each question, shape (N,); NaN where the question was not asked.
+        """
         means = dict[str, tuple[int, float]]()
         for unit, places in self.units.items():
             asked = int((~np.isnan(scores[places])).sum())
@@ -242,9 +258,10 @@ class Evaluation:
         return means
 
     def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """lm-eval's results and numbers of samples, by ``scores`` (N,) that are not NaN.
+        """Return the entries ``results`` and ``n-samples`` of lm-eval's results.
 
-        A unit that is a group has its figure, without an error, where one metric scores all its tasks.
+        A group has a figure, without a standard error, if one metric scores all its tasks.
+        ``scores`` is the score of each question, NaN where there is none. Shape (N,).
         """
         figures = dict[str, Any]()
         counts = dict[str, Any]()
@@ -274,12 +291,15 @@ class Evaluation:
 
     @property
     def group_members(self) -> dict[str, list[str]]:
-        """lm-eval's groups, and the names of their members."""
+        """Names of the members of each of lm-eval's groups, by the group's name."""
         return {name: members for name, (_, members) in self._group_entries.items()}
 
     @property
     def metric(self) -> str:
-        """The metrics that scored, by audits' names: with the filter where a task has several."""
+        """The metrics that score the tasks, joined by commas.
+
+        They are named as in audits: ``FILTER/METRIC`` for a task with several filters.
+        """
         names = dict[str, None]()
         for name, task in self.tasks.items():
             if name in self.judges:
@@ -290,9 +310,11 @@ class Evaluation:
         return ", ".join(names)
 
     def identity(self) -> dict[str, dict[str, str]]:
-        """Each task's version, and hashes of its requests (examples included), documents and scoring.
+        """Return the version and hashes of each task, by which equal questions are recognised.
 
-        Chat requests are hashed without the template, which is each model's own.
+        The hashes are of its requests (with their examples), its documents and its rules of
+        scoring. The requests of a chat are hashed without the template, since each model has its
+        own.
         """
         identity = dict[str, dict[str, str]]()
         asked = dict(self.questions)
@@ -313,7 +335,12 @@ class Evaluation:
         return identity
 
     def prompts(self, name: str, chat_template: str | None) -> dict[str, Any]:
-        """The manifest's keys on a task's prompts; ``chat_template`` is the template's hash."""
+        """Return the entries of a store's manifest that describe the prompts of a task.
+
+        Args:
+            name: Name of the task.
+            chat_template: Hash of the model's chat template; None without one.
+        """
         return prompt_manifest(
             vars(self.tasks[name].config),
             fewshot_seed=seams.DEFAULT_OTHER_SEED,
@@ -323,7 +350,12 @@ class Evaluation:
         )
 
     def ask(self, lm: Any, places: Sequence[int]) -> dict[str, Any]:
-        """lm-eval's results, with samples, for a model on the questions at ``places``."""
+        """Ask a model some of the questions, and return lm-eval's results with samples.
+
+        Args:
+            lm: lm-eval's model.
+            places: Indices of the questions.
+        """
         if self._built_for() is not lm:
             self._built_for = weakref.ref(lm)
             if self.chat or not self._requests:
@@ -352,12 +384,12 @@ class Evaluation:
         return batch_of(self.asking, self._most_requests)
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
-        """A question's task, and its requests as the last model got them."""
+        """Return the task of a question, and the requests that the latest model got for it."""
         name, i = question
         return self.tasks[name], self._requests[name][i]
 
     def template_of(self, lm: Any) -> str | None:
-        """Hash of the chat template in a model's prompts; None without one."""
+        """Return a hash of the chat template that is applied for a model; None without one."""
         template = lm.chat_template(self.chat) if self.chat else None
         return hashed(template) if template else None
 
@@ -371,14 +403,21 @@ class Evaluation:
     def scores(
         self, label: str, template: str | None, texts: Mapping[str, str], configs: Mapping[str, Any]
     ) -> Scores:
-        """Scores of all questions, NaN without an answer, from the text of each task's file of samples.
+        """Return the scores of all N questions from logged samples, NaN where there is no answer.
 
-        ``template`` is the hash of the checkpoint's chat template. A question in ``not_finite`` has a score
-        that counts for nothing: its checkpoint fails.
+        A question whose log-probabilities are not finite is entered in ``not_finite``, and fails
+        its checkpoint; its score of 0 counts for nothing.
+
+        Args:
+            label: Label of the checkpoint.
+            template: Hash of its chat template; None without one.
+            texts: Task -> content of the file with its samples.
+            configs: Task -> lm-eval's configuration of it.
 
         Raises:
-            UsageError: The metric gives no number from 0 to 1 for a question, or a lower one is better.
-            HarnessError: The task has no such metric, a line is broken, or a prompt differs from the others'.
+            UsageError: A score is not from 0 to 1, or lower scores are better.
+            HarnessError: A task has no such metric, a line is broken, or a prompt differs from the
+                one that earlier checkpoints had.
         """
         scores = self.unasked()
         for task, text in texts.items():
@@ -433,11 +472,11 @@ class Evaluation:
                 self.others[label].add((task, i))  # a template may hold the date
 
     def unasked(self) -> Scores:
-        """Scores without any answer: NaN for every question."""
+        """Return scores without any answer: NaN for all N questions."""
         return Scores(*np.full((2, len(self.questions)), np.nan))
 
     def notes(self) -> list[str]:
-        """Sentences on answers that may not be comparable."""
+        """Return a sentence for each checkpoint that had other prompts than those before it."""
         notes = list[str]()
         for label, questions in self.others.items():
             notes.append(
@@ -505,21 +544,31 @@ def _stamps(given: Mapping[str, Any]) -> list[Any]:
 
 
 class Entrant:
-    """One checkpoint in a race, loaded when a question is new, and its folder, which keeps all answers.
+    """A checkpoint in a race, and the folder that keeps its answers.
 
-    The backend's ``arguments``, such as ``pretrained``, come before the command's ``model_args``; ``date`` is
-    in the files' names; ``order`` (N,) has the places of the questions in its order. ``pinned``: whether the
-    commit that gave the earlier answers is loaded again; else the present one, which has to be the same.
+    The checkpoint is loaded as soon as a question has no answer yet.
+
+    Args:
+        evaluation: The questions of the race.
+        label: Label of the checkpoint.
+        folder: The folder for its answers; it need not exist.
+        date: Date in the names of the folder's files.
+        arguments: lm-eval's arguments for loading it, such as ``pretrained``. The command's
+            ``model_args`` come on top.
+        order: Indices of the questions in the order in which it is asked. Shape (N,).
+        pinned: Whether the commit that gave the earlier answers is loaded. If not, the present one
+            is loaded, and it has to be the same.
 
     Attributes:
-        seconds: Time to load and ask it, earlier runs included.
-        loading: Seconds of the latest loading.
-        as_base: Whether it is an adapter that changes no answer of its base.
-        live: lm-eval's model of a training that is asked in place of the saved files; None to load them.
+        seconds: Seconds that loading and asking took, earlier commands included.
+        loading: Seconds that the latest loading took.
+        as_base: Whether this is an adapter that changes no answer of its base.
+        live: lm-eval's model of a running training, which is asked in place of the saved files;
+            None to load these.
 
     Raises:
-        HarnessError: The folder's answers were changed.
-        DispersionError: The folder could not be read or written.
+        HarnessError: Answers in the folder were changed after they were written.
+        DispersionError: The folder cannot be read or written.
     """
 
     def __init__(
@@ -564,14 +613,18 @@ class Entrant:
         self._read()
 
     def ask(self, begin: int, end: int, more: More | None = None) -> Scores:
-        """The answers to the questions ``begin`` to ``end`` in its order; new ones are asked and kept.
+        """Return the answers to some of the questions; those without an answer are asked and kept.
 
-        ``more`` adds to lm-eval's samples, as :func:`shared.complete` does.
+        Args:
+            begin: First question, counted in the order of this checkpoint.
+            end: The question after the last one.
+            more: Called to add probabilities to lm-eval's samples, as :func:`shared.complete` does.
 
         Raises:
-            CheckpointError: It could not be loaded or asked, or its answers are not finite.
-            UsageError: For the whole race: no such backend, or a metric that cannot be raced by.
-            DispersionError: A block could not be written.
+            CheckpointError: The checkpoint cannot be loaded or asked, or an answer is not finite.
+            UsageError: The whole race cannot go on: lm-eval has no such backend, or a task's metric
+                cannot be raced by.
+            DispersionError: The answers cannot be written.
         """
         self._check_finite()
         places = self._order[begin:end]
@@ -588,7 +641,10 @@ class Entrant:
 
     @property
     def known(self) -> Scores:
-        """The kept answers in its order, up to the first question without one; none if it fails by them."""
+        """The kept answers in the checkpoint's order, up to the first question without one.
+
+        There are none if an answer is not finite, as it fails the checkpoint.
+        """
         if self.evaluation.not_finite.get(self.label):
             return NOTHING
         asked = ~np.isnan(self._answers.score[self._order])
@@ -609,7 +665,7 @@ class Entrant:
             raise CheckpointError(not_finite_sentence(len(questions)))
 
     def close(self) -> None:
-        """Let the model go, whose memory the next one takes."""
+        """Release the model, so that the next one can have its memory."""
         self._lm = None
 
     def _asked(self, places: NDArray[np.int64], more: More | None) -> dict[str, Any]:
@@ -697,7 +753,7 @@ class Entrant:
 
     @property
     def is_stale(self) -> bool:
-        """Whether its answers came from other files than those that lie there now."""
+        """Whether the files of the weights have changed since they gave the kept answers."""
         return bool(self._count) and _stamps(self._with_base()) != self._weights
 
     # --- on disk --------------------------------------------------------------------------------------
@@ -747,11 +803,13 @@ class Entrant:
             save_states(self._states(begin), states)
 
     def store(self) -> None:
-        """Write dispersion tasks' stores of the documents asked so far; after the last, remove kept states.
+        """Write the store of each dispersion task, with the documents that were asked so far.
+
+        After the last question, the hidden states that were kept for the stores are removed.
 
         Raises:
-            HarnessError: The kept states were changed, or all of a task's texts are empty.
-            DispersionError: The states could not be read, or a store not be written.
+            HarnessError: The kept states were changed, or all texts of a task are empty.
+            DispersionError: The states cannot be read, or a store cannot be written.
         """
         n = self._count
         records = defaultdict[tuple[str, str | None], list[DocRecord]](list)

@@ -68,10 +68,14 @@ class _OlderFile(TypedDict):
 
 
 def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
-    """Read a folder's race, also an ``older`` version's; empty without one.
+    """Read ``race.json`` in a race's folder; the result is empty if there is no such file.
+
+    Args:
+        path: The folder.
+        older: Whether a file of version 0.2 is accepted as well.
 
     Raises:
-        UsageError: The folder holds something else, or the file is damaged.
+        UsageError: The file is damaged, or was written by another program or another version.
     """
     file = path / SETTINGS
     try:
@@ -128,7 +132,7 @@ class _Asked(TypedDict):
 
 
 class OlderResults(TypedDict):
-    """What is read of ``results_DATE.json`` by version 0.2."""
+    """The part of a checkpoint's results that is read from a race of version 0.2."""
 
     race: _Asked
 
@@ -151,7 +155,7 @@ class _Config(TypedDict):
 
 
 class RaceResults(TypedDict):
-    """The layout of a race's ``results_DATE.json``: what a race reads of it."""
+    """The part of a checkpoint's ``results_DATE.json`` that a race reads."""
 
     race: _Race
     config: _Config
@@ -160,7 +164,16 @@ class RaceResults(TypedDict):
 
 
 def race_results(file: Path, layout: type[T]) -> T:
-    """Read a checkpoint's results in a race's folder; UsageError for damaged ones, OSError."""
+    """Read a checkpoint's results in a race's folder.
+
+    Args:
+        file: The results file.
+        layout: The layout that its content must have.
+
+    Raises:
+        UsageError: The file is damaged.
+        OSError: The file cannot be read.
+    """
     repair = "remove its folder, and the checkpoint is asked anew"
     try:
         content = json_in(file)
@@ -170,12 +183,13 @@ def race_results(file: Path, layout: type[T]) -> T:
 
 
 def not_as_left(folder: Path, error: Exception, step: str) -> DispersionError:
-    """The error of a checkpoint's folder that could not be read or written.
+    """Return the error for a checkpoint's folder that cannot be read or written.
 
     Args:
         folder: The folder.
         error: What happened.
-        step: What to do if the files were changed. Where the disk or rights fail, the files are to be kept.
+        step: What to do next if files were changed. It is left out if the disk or the permissions
+            are to blame, since the files are good then.
     """
     if isinstance(error, OSError) and not isinstance(error, _OTHER_FILES):
         return DispersionError(

@@ -57,10 +57,15 @@ Why = Annotated[str, Form(lambda why: why in _CHOSEN, f"one of {', '.join(_CHOSE
 
 
 class Entry(NamedTuple):
-    """One checkpoint in a race's list.
+    """One checkpoint in the list of a race.
 
-    ``chosen`` says why it races: by ``rank``, as ``audit``, as ``named``, for a ``block``; the
-    ``base`` cannot be the best.
+    Attributes:
+        label: Name of the checkpoint in reports.
+        arguments: lm-eval's arguments for loading it.
+        rank: Rank by the screen, from 1; None if it was not screened.
+        chosen: Why it races: for its ``rank``, in the ``audit`` sample, as ``named`` by the
+            command, or for a ``block`` of shared questions. The ``base`` is asked as well, and
+            cannot be the best. None: it does not race.
     """
 
     label: Label
@@ -70,16 +75,22 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> tuple[str, ...]:
-        """The weights' identity, whatever their label: folder or name, adapter, revision, file."""
+        """What identifies the weights, whatever their label: name, adapter, revision and file."""
         keys = ("pretrained", "model", "peft", "revision", "gguf_file")
         return tuple(self.arguments[key] for key in keys if key in self.arguments)
 
 
 class Lineup(NamedTuple):
-    """A race's checkpoints in its order, then the others; those not screened; the manifest.
+    """The list of a race: the checkpoints that race, in their order, and then the others.
 
-    ``by`` orders those that race: ``rows``, or a first ``block`` of questions. ``bytes`` is the
-    approximate size of their weights, 0 where the screen does not know it.
+    Attributes:
+        entries: The checkpoints.
+        notes: Sentences for the report.
+        manifest: The manifest of the short list; None without a screen.
+        by: How the checkpoints that race are ordered: ``rows``, by the screen's ranking, or
+            ``block``, by their answers to the shared questions.
+        failed: Checkpoints that could not be screened.
+        bytes: Approximate bytes of the weights of those that race; 0 if unknown.
     """
 
     entries: Sequence[Entry]
@@ -91,11 +102,14 @@ class Lineup(NamedTuple):
 
     @property
     def reference(self) -> str:
-        """The label of the base; empty without one."""
+        """Label of the base; empty without one."""
         return next((entry.label for entry in self.entries if entry.chosen == "base"), "")
 
     def joined(self, later: Lineup) -> Lineup:
-        """This list with a ``later`` one's checkpoints; those that raced before keep their labels."""
+        """Return this list with the checkpoints of a ``later`` one added.
+
+        Checkpoints that are in both lists keep the label that they have in this one.
+        """
         entries = {entry.place: entry for entry in self.entries}
         labels = {entry.label for entry in self.entries}
         for entry in later.entries:
@@ -116,9 +130,14 @@ class Lineup(NamedTuple):
         )
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
-        """The list with its order: ``by``, else a block where all were named or rows give no order.
+        """Return the list with ``by`` set: the order in which its checkpoints race.
 
-        Adapters that race by a block get their ``shared`` base as an entry.
+        Args:
+            by: ``rows``, for the screen's ranking, or ``block``, for the answers to shared
+                questions. None for a block if all checkpoints were named or the ranking cannot tell
+                them apart, and for rows otherwise.
+            shared: Whether the base that adapters have in common may be added to the list, if they
+                race by a block; it is asked as well.
         """
         raced = [entry for entry in self.entries if entry.chosen not in (None, "base")]
         reasons = {entry.chosen for entry in self.entries}
@@ -146,9 +165,12 @@ def _base_entry(base: Mapping[str, str]) -> Entry:
 
 
 class Named(NamedTuple):
-    """The checkpoints that a command names: words, a screening, or a folder with a manifest.
+    """The checkpoints that a command names.
 
-    ``words`` are the labels where they are a screening's; ``manifest`` is empty without one.
+    Attributes:
+        words: The names as given, or the labels of the screening.
+        screened: The screening, if one was given in place of names.
+        manifest: Content of the manifest in the folder that was named; empty without one.
     """
 
     words: Sequence[str]
@@ -157,7 +179,11 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, checkpoints: str | Path | Iterable[str | Path] | Result) -> Named:
-        """What is named; UsageError for a manifest that cannot be read."""
+        """Return what ``checkpoints`` names.
+
+        Raises:
+            UsageError: The manifest in the named folder cannot be read.
+        """
         if isinstance(checkpoints, Result):
             return cls([c.label for c in checkpoints.checkpoints], checkpoints)
         if isinstance(checkpoints, str | os.PathLike):
@@ -167,18 +193,23 @@ class Named(NamedTuple):
 
     @property
     def candidates(self) -> list[Candidate]:
-        """The candidates of the manifest: the best of its groups first, its random sample last."""
+        """The candidates of the manifest; empty without one.
+
+        Candidates chosen for their rank come first, then the random sample, then those not chosen.
+        """
         return _in_order(self.manifest) if self.manifest else []
 
     @property
     def tasks(self) -> Sequence[str]:
-        """The tasks in the manifest; none without one."""
+        """The tasks that the manifest names; empty without a manifest."""
         return shortlist_manifest(self.manifest, self.words[0]).tasks if self.manifest else ()
 
     def arguments(self, family: str | None, *, taken: bool) -> dict[str, dict[str, str]]:
-        """lm-eval's arguments of all checkpoints by name, before a screen.
+        """Return lm-eval's arguments for loading each named checkpoint, by name, before any screen.
 
-        ``taken``: the words are a server's names, as they are.
+        Args:
+            family: Name of a family of checkpoints to add; None for none.
+            taken: Whether the words are names that a server knows, and are taken as they are.
         """
         if self.screened is not None:
             screened = dict[str, dict[str, str]]()
@@ -194,9 +225,14 @@ class Named(NamedTuple):
         return {str(target.name): target.arguments() for target in targets}
 
     def check_there(self, *, all_of_them: bool) -> None:
-        """Raise UsageError for folders that do not exist, before anything is loaded for them.
+        """Check that the named folders exist, before anything is loaded for them.
 
-        One that is missing among others fails alone, unless ``all_of_them`` are needed.
+        Args:
+            all_of_them: Whether each of them has to exist. If not, a missing one next to others is
+                left to fail by itself.
+
+        Raises:
+            UsageError: A folder that is needed does not exist.
         """
         if self.screened is not None or self.manifest or "-" in self.words:
             return
@@ -212,7 +248,10 @@ class Named(NamedTuple):
             raise UsageError(reasons[0])
 
     def arguments_of(self, candidate: Candidate) -> dict[str, str]:
-        """lm-eval's arguments of a candidate; an adapter that a list's script downloaded is a folder."""
+        """Return lm-eval's arguments for loading a candidate.
+
+        An adapter that a short list's script has downloaded is loaded from its folder.
+        """
         if self.manifest:
             place = Path(self.words[0]).expanduser()
             folder = place.parent if place.name == FILE else place
@@ -245,15 +284,23 @@ def lineup(
     api: bool,
     count: Callable[[], tuple[Counter[str], int]],
 ) -> Lineup:
-    """Screen the named checkpoints and take the short list; or take a manifest's list, or all.
+    """Return the list of a race.
 
-    Of checkpoints with equal rows, and of those that a block will order, all are taken.
+    If a manifest is named, the list is the manifest's. With ``which.all`` all named checkpoints
+    race. Otherwise they are screened, and the short list races; checkpoints with equal rows all
+    race, as do those that a block of questions is to order.
 
-    With ``api``, a server knows all by their names. ``count`` gives the tasks' answers, and the number of
-    their documents.
+    Args:
+        named: The named checkpoints.
+        tasks: The race's tasks, ``NAME,NAME``.
+        which: Which of the checkpoints race.
+        api: Whether the backend is a server, which knows all of them by their names.
+        count: Called to count the answers in the tasks' documents; returns the counts and the
+            number of documents.
 
     Raises:
-        UsageError: Nothing is named, or the tasks' answers have no tokens to screen by.
+        UsageError: No checkpoint can be screened, the tasks' answers have no tokens to screen by,
+            or an option needs a screen and there is none.
     """
     if named.manifest:
         _check_unscreened(which)
@@ -361,7 +408,10 @@ def _bytes(entries: Sequence[Entry], screened: Result) -> int:
 
 
 def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
-    """The arguments of an adapter's base; empty of a whole model, or where its base is not known."""
+    """Return the arguments for loading an adapter's base.
+
+    They are empty if the checkpoint is a whole model, or if its base is not known.
+    """
     if "pretrained" not in arguments:
         return {}
     try:
@@ -372,10 +422,17 @@ def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
-    """The ``models`` (of finished evaluations) that a manifest lists: by rank, its random sample last.
+    """Return those of the evaluated ``models`` that a short list names.
+
+    They are in the order of their ranks; those of the list's random sample come last.
+
+    Args:
+        named: The words of a command, which name the folder of the short list's manifest.
+        models: Names of the models whose evaluations are finished.
 
     Raises:
-        UsageError: No manifest is named, a model is not in it, or a listed one was not evaluated.
+        UsageError: No manifest is named, it lacks one of the models, or a listed checkpoint was not
+            evaluated.
     """
     candidates = Named.of(named).candidates
     if not candidates:
@@ -430,7 +487,17 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
 def all_named(
     names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named"
 ) -> Lineup:
-    """All named checkpoints in that order (``api``: a server's names); UsageError for a refused one."""
+    """Return a list of all named checkpoints, in the order named.
+
+    Args:
+        names: The names.
+        family: Name of a family of checkpoints to add; None for none.
+        api: Whether the names are a server's.
+        chosen: Why they race, as in :class:`Entry`.
+
+    Raises:
+        UsageError: A name is no checkpoint, such as a folder that does not exist.
+    """
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
         return Lineup(entries, by="block")
@@ -448,10 +515,14 @@ def all_named(
 
 
 def questions_of(budget: int | str, everything: int) -> int:
-    """A budget, as a number or as ``N%`` of the number of questions of all together.
+    """Return a budget as a number of questions.
+
+    Args:
+        budget: A number, or a share ``N%`` of ``everything``.
+        everything: Number of questions, summed over the checkpoints.
 
     Raises:
-        UsageError: It is neither, negative, or a part that is not above 0 and at most 100 %.
+        UsageError: The budget is neither a number from 1 on, nor a share above 0 % and up to 100 %.
     """
     text = str(budget).strip()
     try:
@@ -471,22 +542,26 @@ def questions_of(budget: int | str, everything: int) -> int:
 
 
 def may_cut(entries: Sequence[Entry]) -> bool:
-    """Whether a list is so long that its first third by the shared questions may go on alone."""
+    """Whether a list is so long that only its best third may go on after the shared questions.
+
+    A list with checkpoints that were named, or with a random sample, is never cut.
+    """
     reasons = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
     return len(reasons) >= LONG and "named" not in reasons and "audit" not in reasons
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The checkpoints that race and the questions that each may be asked.
+    """Which checkpoints race, and how many questions each of them may be asked.
 
     Attributes:
-        entries: Those that race, the base included.
-        questions: Most questions of each.
-        phases: Those of a budget; none for a race to its end.
-        by: What orders them: rows, or a block of questions that all share.
-        resident: Whether all stay loaded, as adapters of one base and a server's models do.
-        answered: Label -> number of questions that the folder has answers to.
+        entries: The checkpoints that race, and the base.
+        questions: The most questions that one checkpoint is asked.
+        phases: The phases of a budget; empty for a race to its end.
+        by: How the checkpoints are ordered: ``rows``, by the screen's ranking, or ``block``, by
+            their answers to the shared questions.
+        resident: Whether all stay loaded, as adapters of one base do, and the models of a server.
+        answered: Label -> number of questions to which the folder has answers.
     """
 
     entries: Sequence[Entry]
@@ -508,10 +583,20 @@ class Plan:
         top: int = 1,
         answered: Mapping[str, int] = MappingProxyType({}),
     ) -> Plan:
-        """The plan of a list, for a ``budget`` of shared questions or to its end.
+        """Plan the race of a list.
+
+        Args:
+            lineup: The list.
+            entries: The checkpoints that race, and the base.
+            questions: The most questions that one checkpoint is asked.
+            budget: The most questions in all, which are spent on shared ones; None for a race to
+                its end.
+            api: Whether the backend is a server.
+            top: How many of the best checkpoints are wanted.
+            answered: Label -> number of questions to which the folder has answers.
 
         Raises:
-            UsageError: The budget has no question for each.
+            UsageError: The budget is less than one question for each checkpoint.
         """
         others = [entry for entry in entries if entry.chosen != "base"]
         resident = api or (bool(lineup.reference) and all(base_of(e.arguments) for e in others))
@@ -530,12 +615,12 @@ class Plan:
 
     @property
     def checkpoints(self) -> int:
-        """Number of checkpoints, without the base."""
+        """Number of checkpoints that race, without the base."""
         return len(self._counts(base=False))
 
     @property
     def expected(self) -> tuple[int, int]:
-        """Fewest and most questions that are still to be asked, of all together."""
+        """The fewest and the most questions still to be asked, summed over checkpoints and base."""
         counts = self._counts(base=False)
         bases = self._counts(base=True)
         if not self.phases:
@@ -554,7 +639,7 @@ class Plan:
 
     @property
     def loads(self) -> int:
-        """Most times that weights are loaded."""
+        """The most times that weights are loaded, summed over checkpoints and base."""
         if self.resident:
             return 1
         last = self.questions
@@ -575,7 +660,10 @@ class Plan:
         return 2 * whole * (1 + has_base) + has_base
 
     def words(self, size: str = "") -> str:
-        """A dry run's sentence; ``size`` is that of the weights."""
+        """Return the sentence of a dry run.
+
+        ``size`` is the size of the weights in words, such as ``3 GB``; empty if unknown.
+        """
         few, many = self.expected
         questions = f"{many:,}" if few == many else f"{few:,} to {many:,}"
         known = sum(self.answered.values())
@@ -598,7 +686,12 @@ class Plan:
         )
 
     def forecast(self, load: float, ask: float) -> str:
-        """Cost in words, by ``load`` seconds a load and ``ask`` seconds a question."""
+        """Return a sentence on what the race will cost: loads, questions and time.
+
+        Args:
+            load: Seconds that loading a checkpoint takes.
+            ask: Seconds that asking it a question takes.
+        """
         few, many = self.expected
         seconds = self.loads * load + many * ask
         time = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -79,7 +79,14 @@ _NONE: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Replayed:
-    """One checkpoint: its score on all questions, and the share that the races asked it."""
+    """A checkpoint's row in a replay.
+
+    Attributes:
+        label: Name of the checkpoint.
+        score: Mean score over all questions.
+        named: Number of races in random orders that named it the best.
+        asked: Share of the questions that it was asked, mean over these races.
+    """
 
     label: Annotated[str, Col("Checkpoint")]
     score: Annotated[float, Col("Score", ".3f")]
@@ -91,7 +98,12 @@ class Replayed:
 
 @dataclass(frozen=True, repr=False)
 class Replay(Report):
-    """A race on finished evaluations, and its distribution over random orders; highest score first."""
+    """A race on finished evaluations, and how races in random orders of the questions would end.
+
+    The fields from ``best`` to ``seed`` are of the race with that seed; those from ``orders`` to
+    ``shuffled`` are of the races in random orders. ``checkpoints`` is sorted by score, the highest
+    first.
+    """
 
     template: ClassVar[str] = "replay.jinja"
     schema: ClassVar[str] = "dispersion-replay/1"
@@ -125,12 +137,12 @@ class Replay(Report):
     failed: Mapping[str, str]  # by name, why a checkpoint does not race
 
     def tables(self) -> dict[str, Table]:
-        """``checkpoints``: the highest score first."""
+        """Return the table ``checkpoints``, the highest score first."""
         caption = f"{self.questions_each:,} questions, {self.orders} orders"
         return {"checkpoints": Table.of(self.checkpoints, caption)}
 
     def context(self) -> dict[str, Any]:
-        """Template values: the sentences."""
+        """Return the sentences that the report's template shows."""
         loaded = "" if self.loaded < self.of else "; each checkpoint is loaded in it"
         return {
             "first": self._first(),
@@ -184,14 +196,15 @@ class Replay(Report):
 
 
 class Recorded(NamedTuple):
-    """Finished evaluations of several models.
+    """Finished evaluations of several models on the same questions.
 
     Attributes:
-        answers: Model -> answers, in one order of the questions.
+        answers: Model -> scores of its answers; all models have the questions in one order.
         tasks: Names of the tasks.
-        notes: Sentences on what was read, and left out.
+        notes: Sentences on what was read, and on what was left out.
         failed: Model -> why it does not race.
-        weights: Of the questions, so that the mean is that over tasks; None where all are equal. Shape (N,).
+        weights: Weight of each question, so that the weighted mean score is the mean over tasks;
+            None if all are equal. Shape (N,).
     """
 
     answers: Mapping[str, Scores]
@@ -201,18 +214,23 @@ class Recorded(NamedTuple):
     weights: Array | None = None
 
     def mean(self, label: str) -> float:
-        """A model's mean score over all questions."""
+        """Return a model's mean score over all questions."""
         return float(np.average(self.answers[label].score, weights=self.weights))
 
 
 def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
-    """Read results or stores, one per model, for the questions that all of them answered.
+    """Read finished evaluations, and keep the questions that all models answered.
 
-    ``metric`` is ``[FILTER/]METRIC`` (default: each task's first known). A model with an answer that is not
-    finite fails, and does not race.
+    A model with an answer that is not finite does not race; it is in ``failed``.
+
+    Args:
+        places: Results of lm-eval or stores, one for each model; or the folder of one race.
+        metric: ``[FILTER/]METRIC`` to judge by; None for the first known one of each task.
 
     Raises:
-        DispersionError: A result cannot be read, has no accuracy, or was prompted unlike the first.
+        DispersionError: A result cannot be read, has no score from 0 to 1, or is of other prompts
+            than the first.
+        MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "finished evaluations")
     raced = _asked_everything(places[0]) if len(places) == 1 else None
@@ -359,9 +377,22 @@ def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | None:
-    """Judge a race's folder anew from its answers; None for another folder, or an older version's.
+    """Judge a race by the answers in its folder; no model is loaded.
 
-    A checkpoint that would need more questions is undecided. UsageError for a broken ``race.json``.
+    A checkpoint that would have to be asked more is undecided.
+
+    Args:
+        place: The folder.
+        error: Error of the race.
+        margin: Margin of the race.
+        top: How many of the best checkpoints are wanted.
+
+    Returns:
+        The race; None if the folder has none, or one of an older version.
+
+    Raises:
+        UsageError: A file of the folder is damaged.
+        HarnessError: A checkpoint's samples were changed.
     """
     path = Path(place).expanduser()
     kept = kept_race(path, older=True) if (path / SETTINGS).is_file() else {}
@@ -519,10 +550,19 @@ def replay(
     quiet: bool = True,
     **settings: Any,
 ) -> Replay:
-    """Race on finished evaluations as the race of ``seed`` would, and over random orders.
+    """Race on finished evaluations, once as ``seed`` has it, and many times in random orders.
 
-    Checkpoints that a screen has ``listed`` race in its order, without the others; by default all race.
-    ``settings`` are :func:`raced`'s.
+    Args:
+        recorded: The evaluations.
+        orders: Number of races in random orders.
+        listed: Models that a screen has listed; they alone race, in this order. Empty for all.
+        shuffled: Whether the order of the models is random as well.
+        seed: Seed of the race, and of the random orders.
+        quiet: Whether no progress is shown.
+        settings: Further arguments of :func:`raced`.
+
+    Raises:
+        UsageError: The budget is less than one question for each checkpoint.
     """
     answers = recorded.answers
     labels = list(listed or answers)
@@ -594,20 +634,22 @@ def raced(
     watch: Callable[[Contest], object] = id,
     **settings: Any,
 ) -> Contest:
-    """A contest on recorded answers, one checkpoint after the other, as a race asks them.
+    """Run a race on recorded answers, one checkpoint after the other, and return its contest.
 
     Args:
-        answers: Label -> answers, in one order of the questions.
-        seed: The race's seed, which draws the questions and their orders.
-        cut: Whether a long list may be cut after shared questions.
-        budget: The most questions, asked as shared ones of fewer and fewer; None for the race to its end.
-        goes_on: Whether a race without a budget follows.
-        kept: Whether all checkpoints stay loaded, as the phases of a budget ask.
-        watch: Is called whenever something was answered.
-        settings: Those of :class:`Contest`; its ``weights`` are in the order of the answers.
+        answers: Label -> scores of the answers; all checkpoints have the questions in one order.
+        seed: Seed that draws the questions and their orders.
+        cut: Whether a long list may be cut after the shared questions.
+        budget: The most questions, which are spent on phases of shared ones; None for a race to its
+            end.
+        goes_on: Whether the race goes on to its end after the budget.
+        kept: Whether all checkpoints stay loaded from phase to phase.
+        watch: Called with the contest each time that answers have come in.
+        settings: Further arguments of :class:`Contest`; ``weights`` are in the order of the
+            answers.
 
     Raises:
-        UsageError: The budget has no question for each checkpoint.
+        UsageError: The budget is less than one question for each checkpoint.
     """
     labels = list(answers)
     count = len(answers[labels[0]].score)
@@ -651,7 +693,10 @@ def raced(
 
 
 def demo(seed: int = 0, **settings: Any) -> Race:
-    """The race of the bundled models on recorded answers, in the screen's order; no model is loaded."""
+    """Race the bundled models on recorded answers, in the order of their ranks.
+
+    No model is loaded. ``settings`` are further arguments of :func:`raced`.
+    """
     with np.load(data_folder("demo") / "answers.npz") as file:
         labels = file["label"].tolist()
         score = file["score"].astype(float)
@@ -671,9 +716,18 @@ def demo(seed: int = 0, **settings: Any) -> Race:
 
 
 def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any) -> Race:
-    """The race of 43 released models on their recorded answers to GSM8K, by shared questions.
+    """Race 43 released models on their recorded answers to GSM8K, after shared questions.
 
-    ``budget`` is the most questions of all together, a number or ``N%`` of those that there are.
+    No model is loaded.
+
+    Args:
+        seed: Seed that draws the questions and their orders.
+        budget: The most questions, summed over the models: a number, or a share ``N%`` of all; None
+            for a race to its end.
+        settings: Further arguments of :func:`raced`.
+
+    Raises:
+        UsageError: The budget is neither, or is less than one question for each model.
     """
     with np.load(data_folder("released") / "gsm8k.npz") as file:
         labels = file["names"].tolist()

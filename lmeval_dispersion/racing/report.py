@@ -52,7 +52,12 @@ _NAMED = 3  # undecided checkpoints that the first sentence names
 
 @dataclass(frozen=True)
 class Agreed:
-    """A checkpoint's mean agreement over the questions, in [0, 1], and its standard error."""
+    """How well a checkpoint's answers match the mean answer of all checkpoints.
+
+    Attributes:
+        mean: Mean agreement over the questions, in [0, 1].
+        se: Standard error of this mean.
+    """
 
     mean: float
     se: float
@@ -60,13 +65,14 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known of the checkpoints of a race besides their answers, by label.
+    """What is known of the checkpoints in a race, besides their answers.
 
     Attributes:
-        seconds: Time to load and ask it.
-        failed: Why it could not be loaded or asked, a sentence.
-        as_base: Adapters that answer as their base.
-        agreed: The agreement that orders them without labels.
+        seconds: Label -> seconds that loading and asking the checkpoint took.
+        failed: Label -> a sentence on why it could not be loaded or asked.
+        as_base: Labels of the adapters that answer exactly as their base.
+        agreed: Label -> agreement, which orders the checkpoints in a race without labels; else
+            empty.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -77,7 +83,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Raced:
-    """One checkpoint in a race; the score is the mean over the questions that it was asked."""
+    """A checkpoint's row in a race; its score is the mean over the questions that it was asked."""
 
     rank: Annotated[
         int | None, Col("Screen", "d", short="#", drop=1)
@@ -109,7 +115,12 @@ class Raced:
 
 @dataclass(frozen=True)
 class MarginAt:
-    """The margin that was shown when so many questions were asked, of all together."""
+    """A margin that was shown, and the number of questions asked by then.
+
+    Attributes:
+        questions: Questions asked, summed over the checkpoints.
+        margin: No other checkpoint was better than the best so far by more than this.
+    """
 
     questions: int
     margin: float
@@ -117,7 +128,7 @@ class MarginAt:
 
 @dataclass(frozen=True)
 class UnitScore:
-    """A checkpoint's mean score over the questions of one unit that it was asked."""
+    """A checkpoint's mean score on one unit (a task or a group), over the questions asked of it."""
 
     unit: Annotated[str, Col("Task")]
     label: Annotated[str, Col("Checkpoint")]
@@ -127,7 +138,11 @@ class UnitScore:
 
 @dataclass(frozen=True, repr=False)
 class Race(Report):
-    """A race's best checkpoint; and all: it, the others asked by falling score, failed, not loaded ones."""
+    """The result of a race: the best checkpoint, and what became of each of the others.
+
+    ``checkpoints`` starts with the best; then come the others that were asked, by falling score,
+    those that failed, and those that were not loaded.
+    """
 
     template: ClassVar[str] = "race.jinja"
     schema: ClassVar[str] = "dispersion-race/1"
@@ -165,7 +180,10 @@ class Race(Report):
     _racing: int = 0  # those that race, the base included
 
     def tables(self) -> dict[str, Table]:
-        """``race``: the checkpoints; a terminal shows those asked or failed, and others up to a dozen."""
+        """Return the tables ``race``, the checkpoints, and ``units``, their scores by task.
+
+        A terminal shows the rows of the checkpoints that were asked or failed, and at least twelve.
+        """
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
         marks = dict[int, Mark]()
@@ -179,7 +197,11 @@ class Race(Report):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``race``: running mean score against questions; ``margin``: the margin shown against all asked."""
+        """Return the charts ``race`` and ``margin``; a chart without data is left out.
+
+        ``race`` has each checkpoint's mean score after more and more questions, and ``margin`` the
+        margin shown against the questions asked of all checkpoints together.
+        """
         charts = dict[str, Chart]()
         if any(row.label in self._answered for row in self.checkpoints):
             charts["race"] = self._running_means()
@@ -258,7 +280,7 @@ class Race(Report):
         return points
 
     def context(self) -> dict[str, Any]:
-        """Template values: the answer, what it took, and further sentences."""
+        """Return the sentences that the report's template shows."""
         sentences = list[str]()
         if len(self.top) > 1:
             sentences.append(f"The best {len(self.top)}: {listed(self.top)}.")
@@ -313,7 +335,10 @@ class Race(Report):
         )
 
     def first_sentence(self) -> str:
-        """The answer: the best, and what is shown of the others."""
+        """Return the answer: the best checkpoint, and how much better another one may be.
+
+        It is the plan after a dry run; without a best checkpoint it says why there is none.
+        """
         if self.plan:
             return self.plan
         best = None
@@ -457,14 +482,20 @@ class Race(Report):
 
 
 def add_margin(margins: list[MarginAt], contest: Contest, labels: Sequence[str]) -> None:
-    """Add the margin that is shown by now of ``labels``, all that race, where it has become smaller."""
+    """Add the margin that can be shown by now, if it is smaller than the last one in ``margins``.
+
+    Args:
+        margins: The margins shown so far.
+        contest: The race so far.
+        labels: Labels of all checkpoints in the race.
+    """
     margin = contest.shown(labels).margin
     if margin is not None and (not margins or margin < margins[-1].margin):
         margins.append(MarginAt(contest.asked, margin))
 
 
 def margin_words(margin: float) -> str:
-    """A margin as a sentence has it, never below what is shown; empty for none.
+    """Return a margin as text, rounded up to three decimals; empty for 0.
 
     >>> margin_words(0.04213), margin_words(0.05), margin_words(0.0)
     ('0.043', '0.05', '')
@@ -474,9 +505,14 @@ def margin_words(margin: float) -> str:
 
 
 def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) -> str:
-    """What is shown of all but the best ``top``, with its error.
+    """Return a clause on how much better than the best ones another checkpoint may be.
 
-    ``is_part``: some that were asked cannot be the best, as they were left out or deleted.
+    Args:
+        margin: The margin shown; None for none.
+        error: The chance, at most, that the clause is wrong.
+        top: Number of best checkpoints that are named.
+        is_part: Whether some of those asked cannot be the best, because they were left out or
+            deleted.
     """
     if margin is None or margin >= 1:
         return "nothing is shown of the others yet"
@@ -493,7 +529,13 @@ def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) 
 
 
 def asked_words(questions: int, everything: int, part: int | None = None) -> str:
-    """The questions asked and their share; of ``part`` of them a budget is a share.
+    """Return a clause on the number of questions asked, with their share.
+
+    Args:
+        questions: Number of questions asked.
+        everything: Number of questions of all checkpoints together.
+        part: Number of questions of those in the race together, of which a budget is a share; None
+            without a budget.
 
     >>> asked_words(500, 50_000), asked_words(500, 50_000, 5_000)[:40]
     ('500 of 50,000 questions asked (1 %)', '500 of 50,000 questions asked (1 %; 10 %')
@@ -514,10 +556,18 @@ def race_of(
     metric: str,
     notes: Sequence[str] = (),
 ) -> Race:
-    """Build the Race from a contest, finished or interrupted, over some of a list's ``entries``.
+    """Return the result of a contest, finished or interrupted.
 
-    ``task``, ``metric`` and ``notes`` are the Race's attributes. Those that a contest does not know
-    (``seconds``, ``budget``, ``units``, …) are as of one task whose answers were recorded before.
+    What a contest does not know (``seconds``, ``budget``, ``units`` and so on) is set as for a race
+    on recorded answers to one task; a caller that knows more replaces it.
+
+    Args:
+        contest: The contest.
+        entries: The checkpoints of the list.
+        asked: What is known of the checkpoints, besides their answers; None for nothing.
+        task: The race's tasks, ``NAME,NAME``.
+        metric: Names of the metrics that scored.
+        notes: Sentences for the report.
     """
     asked = asked or Asked()
     agreed = asked.agreed
@@ -608,7 +658,13 @@ def _row(contest: Contest, entry: Entry, best: str | None, asked: Asked) -> Race
 def unit_scores(
     contest: Contest, by_unit: Callable[[NDArray[np.float64]], Mapping[str, tuple[int, float]]]
 ) -> list[UnitScore]:
-    """The scores by unit of all that were asked, of several units; ``by_unit`` takes (N,), NaN unasked."""
+    """Return the scores of the checkpoints by unit; empty if there is only one unit.
+
+    Args:
+        contest: The race so far.
+        by_unit: Called with the score of each question, shape (N,), NaN where it was not asked;
+            returns the number of scores and their mean for each unit.
+    """
     rows = list[UnitScore]()
     for label, answers in contest.answered.items():
         scores = np.full(contest.questions, np.nan)

@@ -39,7 +39,15 @@ FEWEST_QUESTIONS = 5
 
 @dataclass(frozen=True)
 class Question:
-    """One question: a request for each choice or target, and the indices of the right ones."""
+    """A question, and the requests that lm-eval makes of it.
+
+    Attributes:
+        kind: lm-eval's output type of the task.
+        context: The prompt; empty if each choice has a prompt of its own.
+        space: Text between the prompt and an answer.
+        requests: One request for each choice or target.
+        right: Indices of the requests with a right answer; empty if it is not known.
+    """
 
     kind: str  # lm-eval's type of the task's output
     context: str  # empty if each choice has its own prompt
@@ -49,7 +57,7 @@ class Question:
 
     @property
     def generates(self) -> bool:
-        """Whether its answers are generated texts, without log-likelihoods."""
+        """Whether its answers are generated texts, which have no log-likelihoods."""
         return self.kind == "generate_until"
 
 
@@ -62,12 +70,19 @@ def complete(
     results: dict[str, Any],
     answers: AnswerSet | UsageError | None = None,
 ) -> None:
-    """Add ``block`` to each of lm-eval's samples: probabilities that lm-eval does not give.
+    """Add the entry ``block`` to lm-eval's samples: probabilities that lm-eval does not give.
 
-    ``probability`` is that of the right answer, of the most probable one if several are right. It
-    is there only where lm-eval's log-likelihoods of the choices do not give it. With ``answers``
-    there is ``tokens`` too, the probabilities of the answer tokens: of the choices where each is
-    one token, else of that set; or ``why``, the reason that there are none.
+    ``probability`` is that of the right answer, or of the likeliest one if several are right. It is
+    left out where lm-eval's log-likelihoods of the choices give it. With ``answers``, ``tokens``
+    holds the probabilities of the answer tokens: of the choices if each is one token, and else of
+    the tokens in ``answers``. Where there are none, ``why`` gives the reason.
+
+    Args:
+        evaluation: The questions of the race.
+        lm: lm-eval's model.
+        results: lm-eval's results, whose samples are changed in place.
+        answers: The task's answer tokens, or the error to report where they are needed and unknown;
+            None to leave out ``tokens``.
     """
     samples = dict[tuple[str, int], list[dict[str, Any]]]()
     for name, of_task in results["samples"].items():
@@ -169,7 +184,13 @@ def _answer_tokens(lm: Any, answers: AnswerSet) -> list[int]:
 
 
 def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
-    """The Question of one document, from its ``requests``."""
+    """Return the question that a document asks.
+
+    Args:
+        task: lm-eval's task.
+        requests: The document's requests.
+        chat: Whether a chat template is applied.
+    """
     first = requests[0]
     kind = task.OUTPUT_TYPE
     context = first.args[0]
@@ -216,10 +237,14 @@ def _probability(question: Question, logs: Sequence[float]) -> float:
 
 
 def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
-    """What adds the answer tokens' probabilities to the answers of the folder at ``path``.
+    """Return what adds the probabilities of answer tokens to the samples of a race.
 
-    The tokens are those of the first of ``tasks`` that has a set of them. ``kept`` is what the
-    folder's ``race.json`` says; the set is added to it.
+    The tokens are those of the first task for which a set is known.
+
+    Args:
+        kept: Content of the folder's ``race.json``; a hash of the set is added to it.
+        path: The folder.
+        tasks: The race's tasks, ``NAME,NAME``.
 
     Raises:
         UsageError: The folder has answers by another set of answer tokens.
@@ -242,7 +267,11 @@ def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
 
 
 def check_agreement(checkpoints: int, questions: int) -> None:
-    """Raise UsageError for fewer than three checkpoints, or five questions of each."""
+    """Check that checkpoints and questions are enough to order checkpoints by their agreement.
+
+    Raises:
+        UsageError: There are fewer than three checkpoints, or five questions of each.
+    """
     if checkpoints < FEWEST_CHECKPOINTS or questions < FEWEST_QUESTIONS:
         raise UsageError(
             f"expected {FEWEST_CHECKPOINTS} or more checkpoints and {FEWEST_QUESTIONS} or more "
@@ -252,11 +281,13 @@ def check_agreement(checkpoints: int, questions: int) -> None:
 
 
 def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
-    """The agreement of each checkpoint of a contest, by label, over the questions that all share.
+    """Return the agreement of each checkpoint with the mean answer of all, by label.
+
+    It is the mean over the questions that all checkpoints were asked.
 
     Raises:
-        UsageError: Fewer than three checkpoints or five questions, or an answer without the tokens'
-            probabilities.
+        UsageError: There are fewer than three checkpoints or five questions, or an answer has no
+            probabilities of the answer tokens.
     """
     labels = [label for label in contest.answered if label != contest.reference]
     count = min((len(contest.answered[label].score) for label in labels), default=0)
@@ -270,10 +301,18 @@ def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
 
 
 def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> list[Array]:
-    """A checkpoint's probabilities of the answer tokens, to the questions at ``places``.
+    """Return the probabilities that a checkpoint gave to the answer tokens of some questions.
+
+    Args:
+        evaluation: The questions of the race.
+        label: Label of the checkpoint.
+        places: Indices of the questions, shape (k,).
+
+    Returns:
+        For each of the k questions an array, float64, with a number for each token.
 
     Raises:
-        UsageError: A question was answered without them.
+        UsageError: A question was asked without these probabilities.
     """
     answers = list[Array]()
     for place in places:
@@ -291,13 +330,20 @@ def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> 
 
 
 def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
-    """Each checkpoint's agreement with the mean answer, by question: sum over tokens of p · mean p.
+    """Return how well each checkpoint's answers agree with the mean answer of all checkpoints.
 
-    ``answers`` holds each checkpoint's probabilities of the answer tokens by question, as many of
-    each.
+    The agreement on a question is the sum, over the answer tokens, of the checkpoint's probability
+    times the mean probability of all checkpoints.
+
+    Args:
+        answers: For each checkpoint and each question, the probabilities of the answer tokens. All
+            checkpoints have the same questions.
+
+    Returns:
+        For each checkpoint an array of shape (questions,), float64.
 
     Raises:
-        UsageError: The checkpoints have different answer tokens.
+        UsageError: The checkpoints have different numbers of answer tokens.
     """
     if len({tuple(map(len, each)) for each in answers}) > 1:
         raise UsageError(

@@ -35,14 +35,23 @@ _TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER
 def race_on_ray(
     folder: RaceFolder, contest: Contest, *, gpus: float | None = None, hidden: bool = False
 ) -> None:
-    """Race a folder's checkpoints, begun in its order, on the cluster of ``RAY_ADDRESS`` or of this machine.
+    """Race the checkpoints of a folder side by side on a Ray cluster.
 
-    Each checkpoint gets a CPU core and ``gpus`` GPUs of one node: whole ones or a part of 1; None for 1 where
-    the cluster has any.
+    The cluster is that of ``RAY_ADDRESS``, or one that is started on this machine. Each checkpoint
+    gets one CPU core and its GPUs on a single node. They begin in the order of the list.
+
+    Args:
+        folder: The race's folder.
+        contest: The contest, without answers.
+        gpus: GPUs for a checkpoint: a whole number, or a part of 1. None for one GPU, or for none
+            if the cluster has none.
+        hidden: Whether no progress is shown.
 
     Raises:
-        UsageError: No node has so many GPUs, one does not see the folder, or a worker refuses the race.
-        DispersionError: No cluster answers at the address, or a block could not be written.
+        UsageError: No node has so many GPUs, a node does not see the folder, or a worker refuses
+            the race.
+        DispersionError: No cluster answers at the address, Ray Tune fails, or an answer cannot be
+            written.
     """
     for entry in folder.raced:
         if len((known := folder.entrant(entry, contest).known).score):

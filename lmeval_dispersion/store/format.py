@@ -53,7 +53,7 @@ ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
 
 
 def scalar_fields(document: object) -> dict[str, Any]:
-    """A document's numbers, flags and short texts, by which its run can be sliced.
+    """Return the numbers, flags and short texts of a document, by which a run can be sliced.
 
     >>> scalar_fields({"kind": "big", "level": 3, "question": "What is 1 + 1?" * 9, "choices": [1, 2]})
     {'kind': 'big', 'level': 3}
@@ -71,7 +71,11 @@ def scalar_fields(document: object) -> dict[str, Any]:
 
 
 def begin_store(folder: Path) -> None:
-    """Mark ``folder`` as an unfinished store, which readers refuse; UsageError if it holds a finished one."""
+    """Mark a folder as an unfinished store, which readers refuse.
+
+    Raises:
+        UsageError: The folder holds a finished store, or cannot be written.
+    """
     if (folder / MANIFEST).exists():
         raise UsageError(
             f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
@@ -82,7 +86,15 @@ def begin_store(folder: Path) -> None:
 
 
 def make_folder(folder: Path, kind: str = "store") -> None:
-    """Create a folder for a store (or another ``kind``); UsageError if it cannot be written."""
+    """Create the folder of a store.
+
+    Args:
+        folder: The folder.
+        kind: What the folder is for, as the message has it.
+
+    Raises:
+        UsageError: The folder cannot be created or written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -100,18 +112,21 @@ def write_store(
     vectors: Mapping[str, ArrayLike],
     manifest: Mapping[str, Any],
 ) -> Path:
-    """Write one run to the folder ``path``, replacing an existing store; returns the folder.
+    """Write a run as a store to the folder ``path``, and return the folder.
 
-    At every moment the folder holds a complete store or one that readers refuse as partial.
+    A store that is there already is replaced. Until the new one is whole, readers find either the
+    old one or a partial one, which they refuse.
 
     Args:
         path: The folder.
-        documents: One row per document, with ``doc_id``, ``task`` and any of :data:`COLUMNS`; others stay.
-        vectors: Layer -> raw rows (n, d), in the order of the documents.
-        manifest: Additional keys of the manifest.
+        documents: One row per document. The columns ``doc_id`` and ``task`` are needed, those of
+            :data:`COLUMNS` have fixed types, and any others are kept.
+        vectors: Layer -> one vector per document, of any length. Shape (n, d).
+        manifest: Further entries of ``manifest.json``.
 
     Raises:
-        StoreError: The parts do not fit each other.
+        StoreError: A column is missing, the vectors of a layer do not fit the documents, or the
+            default layer is none of the layers.
         UsageError: The folder cannot be written.
     """
     require_extra("audit", "a store")

@@ -27,7 +27,14 @@ _COLUMNS = ["task", "doc_id", "doc_hash", "target", "prompt_hash"]
 
 @dataclass(frozen=True)
 class JoinedRun:
-    """One run to be joined: its rows, and what they come from."""
+    """A run whose documents are to be joined with those of other runs.
+
+    Attributes:
+        model: Name of the run in messages.
+        place: Folder or file of the run, as messages have it.
+        documents: One row per document, with the columns of a store.
+        parts: The folders of its stores, each with its manifest.
+    """
 
     model: str
     place: Path
@@ -36,7 +43,7 @@ class JoinedRun:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Stock task -> version, as far as known."""
+        """Version of each stock task; a task whose version is not known is missing."""
         versions = {}
         for _, manifest in self.parts:
             for task, version in (manifest.get("tasks") or {}).items():
@@ -46,21 +53,28 @@ class JoinedRun:
 
 
 class Joined(NamedTuple):
-    """Each run's rows (n,) of the shared documents, in one order, and sentences on the others."""
+    """The documents that several runs share.
+
+    Attributes:
+        rows: For each run the row numbers of the shared documents, shape (n,), int64, in the same
+            order of documents.
+        notes: Sentences on documents that were left out, and on versions and models that differ.
+    """
 
     rows: list[NDArray[np.int64]]
     notes: list[str]
 
 
 def join(runs: Sequence[JoinedRun]) -> Joined:
-    """The documents that all runs answered, in prompts that are comparable with the first run's.
+    """Return the documents that all runs answered, and in prompts comparable to the first run's.
 
-    A document is known by its hash; where that repeats or is missing, by its number. Equal prompt hashes are
-    one prompt, whatever the configurations say; without hashes the configurations decide. Prompts that
-    differ because each model has its own chat template stay, with a note.
+    Documents are matched by their hash, or by their number if the hash repeats or is missing.
+    Prompts are the same if their hashes are; without hashes, if the runs' settings are. Documents
+    stay, with a note, if prompts differ only because each model has its own chat template.
 
     Raises:
-        MixedStoresError: The runs share no document with one target, or none in comparable prompts.
+        MixedStoresError: The runs share no document with the same target, or none in comparable
+            prompts.
     """
     frames = _keyed(runs)
     shared = frames[0]
@@ -97,9 +111,14 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
 
 
 def check_judges(runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UsageError if a task's answers are judged by another metric in one of the runs.
+    """Check that all runs judge the answers to a task by the same metric.
 
-    ``runs`` are the manifests by the runs' names; stores do not say.
+    Args:
+        runs: Name of a run -> its manifest. The manifest of a store names no metric, and is not
+            compared.
+
+    Raises:
+        UsageError: Two runs judge a task by different metrics.
     """
     first: dict[str, tuple[str, str]] = {}
     for name, manifest in runs.items():

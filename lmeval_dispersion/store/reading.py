@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 class Store:
     """A finished run, or several runs of one model read as one.
 
-    Layers have the names requested in the run: ``layer.-8`` is the eighth block from the end.
+    Layers have the names that the run was asked for: ``layer.-8`` is the eighth block from the end.
 
     Attributes:
         path: The folder that was read.
-        manifest: Content of ``manifest.json``; of several stores, their common values (see
+        manifest: Content of ``manifest.json``; for several stores, what they have in common (see
             :func:`read_store`).
         documents: One row per document; row i belongs to row i of the vectors.
         parts: The folders of the single stores with their manifests, in the order of the rows.
@@ -60,21 +60,29 @@ class Store:
 
     @property
     def layers(self) -> list[str]:
-        """Names of the captured layers, such as ``last`` or ``layer.5.attn``; none for lm-eval's samples."""
+        """Names of the captured layers, such as ``last`` or ``layer.5.attn``.
+
+        There are none in a store made from lm-eval's samples.
+        """
         return list(self.manifest["layers"])
 
     @property
     def default_layer(self) -> str:
-        """Name of the layer that is used by default."""
+        """Name of the layer that is used if none is named."""
         return str(self.manifest["default_layer"])
 
     def vectors(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Unit rows of one layer, shape (n, d), float32; a row without a direction is NaN.
+        """Return the vectors of a layer, scaled to length one. Shape (n, d), float32.
 
-        Each call reads them from disk.
+        A vector without a direction (zero or not finite) is a row of NaN. Each call reads the
+        vectors from disk.
+
+        Args:
+            layer: Name of the layer; default: :attr:`default_layer`.
 
         Raises:
-            StoreError: No such layer, or the file is not the one that the manifest describes.
+            StoreError: There is no such layer, or the file is not the one that the manifest
+                describes.
         """
         name = self.layer_name(layer)
         width = int(self.manifest["width"][name])
@@ -95,7 +103,13 @@ class Store:
         return rows
 
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Raw vectors' lengths, (n,), float32; 0 or non-finite: no direction. StoreError: no such layer."""
+        """Return the lengths that the vectors of a layer had. Shape (n,), float32.
+
+        A length that is 0 or not finite is that of a vector without a direction.
+
+        Raises:
+            StoreError: There is no such layer, or the file cannot be read.
+        """
         name = self.layer_name(layer)
         norms = []
         for path, manifest in self.parts:
@@ -103,20 +117,24 @@ class Store:
         return np.concatenate(norms)
 
     def to_numpy(self, layer: str | None = None) -> NDArray[np.float32]:
-        """The original states of one layer, shape (n, d), float32.
+        """Return the states of a layer with the lengths that they had. Shape (n, d), float32.
 
-        Unit rows (:meth:`vectors`) times their lengths, to float16's three digits; NaN without a direction.
+        They are exact to the three digits of float16. A state without a direction is a row of NaN.
 
         Raises:
-            StoreError: As :meth:`vectors`.
+            StoreError: There is no such layer, or the file is not the one that the manifest
+                describes.
         """
         return self.vectors(layer) * self.norms(layer)[:, None]
 
     def to_frame(self, *layers: str) -> pd.DataFrame:
-        """The documents with a column ``state:LAYER`` of arrays (d,) for each named layer (default: one).
+        """Return the documents with a column ``state:LAYER`` of arrays (d,) for each named layer.
+
+        ``layers`` are names of layers; default: the default layer.
 
         Raises:
-            StoreError: As :meth:`vectors`.
+            StoreError: There is no such layer, or the file is not the one that the manifest
+                describes.
         """
         states = {}
         for layer in layers or (None,):
@@ -124,20 +142,25 @@ class Store:
         return self.documents.assign(**states)
 
     def to_parquet(self, path: str | Path, *layers: str) -> Path:
-        """Write :meth:`to_frame` as one Parquet file, which pandas, polars, DuckDB and `datasets` read.
+        """Write the frame of :meth:`to_frame` to a Parquet file, and return its path.
+
+        pandas, polars, DuckDB and `datasets` read such files.
 
         Raises:
-            StoreError: As :meth:`vectors`.
+            StoreError: There is no such layer, or the file is not the one that the manifest
+                describes.
         """
         file = Path(path)
         self.to_frame(*layers).to_parquet(file, index=False)
         return file
 
     def layer_name(self, layer: str | None = None) -> str:
-        """The stored name of ``layer``, such as ``layer.-1`` from the end; default: the default layer.
+        """Return the name under which the store has a layer.
+
+        ``layer`` may count blocks from the end, as in ``layer.-1``. Default: the default layer.
 
         Raises:
-            StoreError: No such layer.
+            StoreError: The store has no such layer.
         """
         name = self.default_layer if layer is None else layer
         if name in self.layers:
@@ -175,19 +198,22 @@ class _Manifest(_Needed, total=False):
 
 
 def read_store(path: str | Path) -> Store:
-    """Read the store in the folder ``path``, or all stores in its sub-folders as one.
+    """Read the store in a folder, or all stores in its sub-folders as one.
 
-    Sub-folders are those directly in it, and the tasks of ``dispersion_DATE`` folders that runs with
-    ``--output_path`` leave in it or one folder below; no other folder is entered.
+    Two kinds of sub-folders are searched: those directly in the folder, and the tasks in
+    ``dispersion_DATE`` folders, which runs with ``--output_path`` leave in it or one level below.
 
-    Several stores need one model and revision, one identity of model and run, and at least one shared layer.
-    Their joint manifest keeps their common values; ``prompt_format``, and other values that differ between
-    tasks of one run, become a hash over all.
+    Stores that are read as one need the same model and revision, the same settings for all prompts,
+    and at least one layer in common. Their joint manifest has the values that they share;
+    ``prompt_format``, and other values that differ between the tasks of a run, become a hash of all
+    values.
 
     Raises:
-        StoreError: No store exists there, or it is damaged; :class:`PartialStoreError`: its run did not
-            finish; :class:`StoreVersionError`: another format; :class:`MixedStoresError`: stores of several
-            models, or of one task.
+        StoreError: There is no store, or it is damaged.
+        PartialStoreError: The run of a store did not finish.
+        StoreVersionError: A store has another version of the format.
+        MixedStoresError: The stores have different models, no layer in common, or one task twice.
+        MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "a store")
     import pandas as pd
@@ -216,7 +242,7 @@ def read_store(path: str | Path) -> Store:
 
 
 def places_of(folder: Path) -> list[Path]:
-    """The folders at or below ``folder`` that hold a store, sorted by path; may be empty."""
+    """Return the folders at or below ``folder`` that hold a store, sorted by path; may be empty."""
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
         return [folder]
     # Other tools also write a manifest.json: below the named folder it is not a store.

@@ -42,20 +42,24 @@ _FILTERS_DIFFER = 0.01  # p below which two filters of one task differ by more t
 
 @dataclass(frozen=True)
 class JudgedTask:
-    """One task's samples under the filter that scores them.
+    """The samples of one task, under the filter that scores them.
 
     Attributes:
-        config: The task's configuration; without results, what the samples show of it.
-        samples: By index, in order.
-        filter: The filter's name.
-        metric: The metric that decides correct answers; None without one.
-        correct_by: The metric; of several filters, with the filter.
-        prompts: From :func:`~lmeval_dispersion.store.identity.prompt_manifest`.
-        category: Alias of the group that holds it.
-        version: The task's version.
-        notes: Sentences on facts that the file lacks.
-        filters: Sentences on filters that differ by more than chance from the one that scores.
-        as_named: Whether it has the metric that was named for all tasks; None where one was named for it.
+        config: lm-eval's configuration of the task; without results, what the samples show of it.
+        samples: Index of a document -> its sample, ascending.
+        filter: Name of the filter.
+        metric: Metric that decides which answers are right; None if no metric does.
+        correct_by: The same metric, with the filter if the task has several; None if no metric
+            does.
+        prompts: The manifest's entries on the prompts, from
+            :func:`~lmeval_dispersion.store.identity.prompt_manifest`.
+        category: Alias of the group that holds the task; None without one.
+        version: Version of the task; None if it is not known.
+        notes: Sentences on what the file lacks.
+        filters: Sentences on other filters under which significantly more or fewer answers are
+            right.
+        as_named: Whether the task has the metric that was named for all tasks; None if one was
+            named for this task.
     """
 
     config: Mapping[str, Any]
@@ -79,11 +83,19 @@ def judged_task(
     allow_holes: bool = False,
     lenient: bool = False,
 ) -> JudgedTask:
-    """One task's samples, checked against the run's results and for consistency.
+    """Return the samples of one task of a run, checked against the run's results, and scored.
 
-    ``judge`` is ``[TASK=][FILTER/]METRIC``, several with commas (None: the first known). HarnessError if the
-    task lacks it (``lenient``: the first known then, unless it names the task), or is damaged or, unless
-    ``allow_holes``, incomplete.
+    Args:
+        run: The run.
+        task: Name of the task.
+        judge: Text of ``--metric``: ``[TASK=][FILTER/]METRIC``, several separated by commas. None
+            for the first known metric.
+        allow_holes: Whether documents that the results count may be missing.
+        lenient: Whether a task that lacks the metric named for all tasks is scored by the first
+            known one.
+
+    Raises:
+        HarnessError: The task has no such metric, or its samples are damaged or incomplete.
     """
     results = run.results_of(task)
     file = run.samples[task]
@@ -138,7 +150,9 @@ def judged_task(
 
 
 def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[int, Sample]]:
-    """Read a task's samples: the scoring ``FILTER/METRIC``, and the scored documents by their index.
+    """Return the metric that scores a task, as ``FILTER/METRIC``, and its samples with a score.
+
+    The samples are a dictionary by the index of the document.
 
     Args:
         file: A file of samples, or the folder of a run of one task; results are not needed.
@@ -165,7 +179,13 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
 def task_scores(
     run: LoggedRun, task: str, judge: str | None = None
 ) -> tuple[str, dict[int, Sample]]:
-    """As :func:`read_scores`, for one task of a run; a score that lm-eval logged as NaN is NaN."""
+    """Return what :func:`read_scores` returns, for one task of a run.
+
+    A score that lm-eval logged as NaN stays NaN; a document without a score is left out.
+
+    Raises:
+        HarnessError: The samples are damaged, or have no such metric.
+    """
     judged = judged_task(run, task, judge, allow_holes=True)
     if judged.metric is None:
         raise HarnessError(
@@ -179,7 +199,7 @@ def task_scores(
 
 
 def stock_name(task: str) -> str:
-    """The stock task's name, without the group that 0.5 puts before it.
+    """Return the name of the stock task, without the group that lm-eval 0.5 puts before it.
 
     >>> stock_name("mmlu_stem::mmlu_anatomy"), stock_name("arc_easy_dispersion")
     ('mmlu_anatomy', 'arc_easy')
@@ -188,7 +208,10 @@ def stock_name(task: str) -> str:
 
 
 def names_of(run: LoggedRun, task: str) -> list[str]:
-    """The names of a run's task for ``--metric``: its own, the stock task's, and of the groups around it."""
+    """Return the names by which ``--metric`` may mean a task.
+
+    They are its own name, the stock task's, and those of the groups around it.
+    """
     holders = defaultdict[str, list[str]](list)
     for group, members in section(run.results_of(task), "group_subtasks").items():
         for member in members:
@@ -206,7 +229,16 @@ def names_of(run: LoggedRun, task: str) -> list[str]:
 
 
 def check_named(run: LoggedRun, tasks: Iterable[str], judge: str | None) -> None:
-    """Raise UsageError for a metric in ``judge`` of a task or group that is none of the run's ``tasks``."""
+    """Check that every task or group that ``--metric`` names is one of the run's.
+
+    Args:
+        run: The run.
+        tasks: Names of its tasks.
+        judge: Text of ``--metric``; None if it was not given.
+
+    Raises:
+        UsageError: A named task or group is none of them.
+    """
     named = NamedMetrics.of(judge)
     if named.own:
         names = dict[str, None]()
@@ -216,7 +248,7 @@ def check_named(run: LoggedRun, tasks: Iterable[str], judge: str | None) -> None
 
 
 def is_logged(place: str | Path) -> bool:
-    """Whether a path holds results or samples of lm-eval rather than a store."""
+    """Whether a path holds results or samples of lm-eval, and no store."""
     path = Path(place).expanduser()
     if path.is_dir() and places_of(path):
         return False
@@ -224,15 +256,20 @@ def is_logged(place: str | Path) -> bool:
 
 
 def read_logged(place: str | Path, judge: str | None = None) -> Store:
-    """A run's samples as a store without layers, with the stock tasks' names.
+    """Return the samples of a run as a store without layers.
 
-    ``judge`` is ``[TASK=][FILTER/]METRIC``, several with commas; a task without it is scored by the first
-    known.
+    Tasks have the names of the stock tasks.
+
+    Args:
+        place: Folder of the run, or a file of its results or samples.
+        judge: Text of ``--metric``: ``[TASK=][FILTER/]METRIC``, several separated by commas. A task
+            for which it names none is scored by the first known metric.
 
     Raises:
-        UsageError: ``judge`` names a task or group that the run has not.
-        HarnessError: No samples, those of several runs, or a file that is cut off or was changed; no task
-            has the named metric.
+        UsageError: ``judge`` names a task or group that the run does not have.
+        HarnessError: There are no samples, those of several runs, or damaged ones; or no task has
+            the named metric.
+        MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "a run's samples")
     import pandas as pd
