@@ -98,7 +98,9 @@ def whole_text(file: Path) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise HarnessError(f"{file} cannot be read ({_reason(error)}); copy it again") from None
     if len(content) > _LARGEST:
-        raise HarnessError(f"{file}: expected {_LARGEST:,} bytes at most")
+        raise HarnessError(
+            f"{file}: expected at most {_LARGEST:,} bytes, got more; evaluate fewer documents (--limit)"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -169,7 +171,9 @@ def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
             return
         count += 1
         if count > _MOST_LINES:
-            raise HarnessError(f"{file}: expected {_MOST_LINES:,} lines at most, got more")
+            raise HarnessError(
+                f"{file}: expected at most {_MOST_LINES:,} lines, got more; evaluate fewer documents (--limit)"
+            )
         place = f"{file}: line {number}"
         yield _line(json_object(line, place), place, hash(line))
     if not count:
@@ -208,7 +212,9 @@ def _array(text: str, file: Path) -> Iterator[Line]:
 
 def _line(content: Mapping[str, Any], place: str, digest: int) -> Line:
     if "doc_id" not in content:
-        raise HarnessError(f"{place} has no 'doc_id': it is not a document that lm-eval logged")
+        raise HarnessError(
+            f"{place}: expected a document that lm-eval logged, got one without 'doc_id'"
+        )
     doc_id = content["doc_id"]
     if isinstance(doc_id, str) and doc_id.isascii() and doc_id.isdigit() and len(doc_id) < 16:
         doc_id = int(doc_id)
@@ -254,7 +260,8 @@ def _text_lines(file: Path) -> Iterator[str]:
                 number += 1
                 if len(line) > _LONGEST_LINE:
                     raise HarnessError(
-                        f"{file}: line {number}: expected {_LONGEST_LINE:,} bytes at most"
+                        f"{file}: line {number}: expected at most {_LONGEST_LINE:,} bytes, got more; "
+                        "leave this document out (--samples)"
                     )
                 yield line.decode("utf-8")
     except UnicodeDecodeError:
@@ -271,12 +278,16 @@ def _reason(error: Exception) -> str:
 
 
 def _cut(place: str) -> HarnessError:
-    return HarnessError(f"{place} is cut off or is not JSON of lm-eval; run it again")
+    return HarnessError(
+        f"{place} is cut off, or is not JSON that lm-eval wrote; copy the file again, or run lm-eval again"
+    )
 
 
 def _empty(file: Path) -> HarnessError:
-    return HarnessError(f"{file} is empty; run it again")
+    return HarnessError(f"{file} is empty; copy it again, or run lm-eval again")
 
 
 def _not_utf8(file: Path, line: int) -> HarnessError:
-    return HarnessError(f"{file}: line {line} is not UTF-8; copy the file again or run it again")
+    return HarnessError(
+        f"{file}: line {line} is not UTF-8; copy the file again, or run lm-eval again"
+    )

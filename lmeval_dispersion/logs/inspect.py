@@ -75,7 +75,7 @@ def read_header(file: Path) -> dict[str, Any]:
     if results is not None and results.completed_samples < results.total_samples:
         missing = results.total_samples - results.completed_samples
         notes.append(
-            f"{missing} of {results.total_samples} answers were not completed (errors) and are left out"
+            f"{missing} of {results.total_samples} samples ended in an error and are left out"
         )
     samples = spec.dataset.sample_ids
     return {
@@ -136,7 +136,7 @@ def read_judgements(file: Path) -> Iterator[Judgement]:
     log = _read(file, header_only=False)
     samples = _by_id(log)
     if not samples:
-        raise HarnessError(f"{file} has no samples; run it again with log_samples")
+        raise HarnessError(f"{file} has no samples; run the evaluation again with log_samples")
     scores = _scores(log, samples)
     if not scores:
         raise HarnessError(f"{file} has no scores; run: inspect score {shlex.quote(str(file))}")
@@ -178,11 +178,21 @@ def _check_size(file: Path) -> None:
                 sizes = [part.file_size for part in parts.infolist()]
         except (OSError, zipfile.BadZipFile) as error:
             raise HarnessError(f"{file} cannot be read ({error}); copy it again") from None
-    if max(sizes, default=0) > _LARGEST or len(sizes) > _MOST_PARTS:
+    if len(sizes) > _MOST_PARTS:
         raise HarnessError(
-            f"{file}: expected {_LARGEST:,} bytes and {_MOST_PARTS:,} samples at most; convert a JSON log: "
-            "`inspect log convert --to eval`"
+            f"{file}: expected at most {_MOST_PARTS:,} parts, got {len(sizes):,}; log fewer samples"
         )
+    largest = max(sizes, default=0)
+    if largest <= _LARGEST:
+        return
+    if file.name.endswith(SUFFIX):
+        raise HarnessError(
+            f"{file}: expected parts of at most {_LARGEST:,} bytes, got one of {largest:,}; log fewer samples"
+        )
+    raise HarnessError(
+        f"{file}: expected at most {_LARGEST:,} bytes of JSON, got {largest:,}; convert the log: "
+        "`inspect log convert --to eval`"
+    )
 
 
 def _seconds(created: str) -> float:

@@ -62,14 +62,14 @@ class NamedMetrics:
             judge = after.strip() if equals else before.strip()
             if not judge or task == "":
                 raise UsageError(
-                    f"expected [TASK=][FILTER/]METRIC, several with commas, got {text!r}",
+                    f"expected [TASK=][FILTER/]METRIC, several separated by commas, got {text!r}",
                     argument="metric",
                 )
             known = own.setdefault(task, judge)
             if known != judge:
                 raise UsageError(
                     f"expected one metric for {task or 'all tasks'}, got {known} and {judge}; "
-                    "TASK=METRIC names one task's, FILTER/METRIC one of a filter",
+                    "write TASK=METRIC to name one for a single task",
                     argument="metric",
                 )
         default = own.pop(None, None)
@@ -100,7 +100,8 @@ class NamedMetrics:
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=3) or names
                 raise UsageError(
-                    f"{name}={judge} names no task that is scored; there are {listed_names(near)}",
+                    f"expected the metric of a task that is scored, got {name}={judge}; tasks are "
+                    f"{listed_names(near)}",
                     argument="metric",
                 )
 
@@ -139,7 +140,9 @@ def _no_judge(
     names = list(metrics)
     if len(filters) > 1:
         names = [f"{name}/{metric}" for name in filters for metric in metrics]
-    return HarnessError(f"{task} has no {named!r} to judge answers by; it has {', '.join(names)}")
+    return HarnessError(
+        f"expected a metric of {task}, got {named!r}; name one of {', '.join(names)}"
+    )
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
@@ -206,7 +209,7 @@ def chosen_metric(
     if named is None:
         return chosen, _first_known(numeric)
     if not numeric[named]:
-        raise HarnessError(f"{task}: {named} scores no single document: {unscored(numeric)}")
+        raise HarnessError(f"{task}: {named} does not score single documents: {unscored(numeric)}")
     return chosen, named
 
 
@@ -256,8 +259,8 @@ def unscored(numeric: Numeric) -> str:
     numbers = [name for name in numeric if numeric[name]]
     if numbers:
         return (
-            f"none of {', '.join(JUDGES[:3])}, … is a number of a document; `--metric` names what scores it: "
-            f"{listed_names(numbers)}"
+            f"none of the known metrics ({', '.join(JUDGES[:3])}, …) is a number for single documents; name "
+            f"one that is by `--metric`: {listed_names(numbers)}"
         )
     if not numeric:
         return "no metric is logged, so the documents have no label"

@@ -71,11 +71,14 @@ class Scores(NamedTuple):
     probability: Array
 
     def __add__(self, later: Scores) -> Scores:  # type: ignore[override]
-        return Scores(*(np.concatenate(parts) for parts in zip(self, later, strict=True)))
+        return Scores(
+            np.concatenate([self.score, later.score]),
+            np.concatenate([self.probability, later.probability]),
+        )
 
     def at(self, places: NDArray[np.int64]) -> Scores:
         """Return the scores at ``places``, which are indices of shape (k,)."""
-        return Scores(*(part[places] for part in self))
+        return Scores(self.score[places], self.probability[places])
 
     def first(self, count: int) -> Scores:
         """Return the scores of the first ``count`` answers."""
@@ -192,21 +195,26 @@ class Contest:
         left with a chance proportional to its weight.
         """
         count = self.questions if self.side_by_side else self.sharing_of(label)
-        own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big")
+        digest = hashlib.sha256(label.encode()).digest()
+        own = int.from_bytes(digest[:8], "big")
         if self.weights is None:
             common = np.arange(self.questions)  # drawn at random before
-            order = np.random.default_rng([self.seed, own]).permutation(self.questions)
+            rng = np.random.default_rng([self.seed, own])
+            order = rng.permutation(self.questions)
         else:
             common = self._drawn(self.seed, 0, 0)
             order = self._drawn(self.seed, own)
+        first = common[:count]
         is_shared = np.zeros(self.questions, bool)
-        is_shared[common[:count]] = True
-        return np.concatenate([common[:count], order[~is_shared[order]]])
+        is_shared[first] = True
+        rest = order[~is_shared[order]]
+        return np.concatenate([first, rest])
 
     def _drawn(self, *seeds: int) -> NDArray[np.int64]:
         """All questions, each drawn of those left with a chance proportional to its weight."""
         assert self.weights is not None
-        times = np.random.default_rng(seeds).exponential(size=self.questions)
+        rng = np.random.default_rng(seeds)
+        times = rng.exponential(size=self.questions)
         return np.argsort(times / self.weights, kind="stable")
 
     def sharing_of(self, label: str) -> int:
@@ -220,19 +228,24 @@ class Contest:
         ``labels`` by the answers in the phase before. Checkpoints that failed, or whose turn has
         begun, are not asked; the reference is asked in the first phase only.
         """
-        going = [label for label in labels if self.standing.get(label) != "failed"]
-        if phase.after:
-            others = [label for label in going if label != self.reference]
-            going = [label for label in others if self._count(label) >= phase.after]
-            going.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
-            going = going[: phase.checkpoints]
-        going = [label for label in going if label not in self.against]
+        sound = [label for label in labels if self.standing.get(label) != "failed"]
+        chosen = self._best_after(phase, sound) if phase.after else sound
+        going = [label for label in chosen if label not in self.against]
         for label in going:
             before = 0
             if label in self.shared or self._count(label):
                 before = self.sharing_of(label)
             self.shared[label] = max(before, phase.questions)
         return going
+
+    def _best_after(self, phase: Phase, labels: Sequence[str]) -> list[str]:
+        """The best by the questions of the phases before, without the reference."""
+        asked = list[str]()
+        for label in labels:
+            if label != self.reference and self._count(label) >= phase.after:
+                asked.append(label)
+        asked.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
+        return asked[: phase.checkpoints]
 
     def hold(self, label: str, answers: Scores) -> None:
         """Set the answers that a checkpoint has given so far, before its turn begins."""
@@ -247,7 +260,8 @@ class Contest:
 
     def add(self, label: str, batch: Scores) -> Standing:
         """Add a checkpoint's answers to its next questions, and return its new standing."""
-        self.answered[label] = self.answered.get(label, NOTHING) + batch
+        before = self.answered.get(label, NOTHING)
+        self.answered[label] = before + batch
         if self._count(label) == self.questions:
             standing: Standing = "complete"
         elif self.side_by_side:
@@ -280,7 +294,8 @@ class Contest:
         others = [label for label in going if label != self.reference]
         if self.sharing or self.shared:
             unasked = [label for label in others if not self._count(label)]
-            others = [*self._by_shared(others, self._worth), *unasked]
+            others = self._by_shared(others, self._worth)
+            others += unasked
             is_known = not unasked and all(map(self._has_probabilities, others))
             if cut and len(others) >= LONG and is_known:
                 others = self._cut(others)
@@ -293,11 +308,15 @@ class Contest:
         """Leave out all but the first third by the questions that all share; those that began stay."""
         count = min(map(self._count, labels))
         best = sorted(labels, key=lambda label: self._worth(label, count), reverse=True)
-        going = {*best[: max(LEAST, math.ceil(len(labels) / 3))], *self.against}
+        third = math.ceil(len(labels) / 3)
+        staying = {*best[: max(LEAST, third)], *self.against}
+        going = list[str]()
         for label in labels:
-            if label not in going:
+            if label in staying:
+                going.append(label)
+            else:
                 self.standing[label] = "left out"
-        return [label for label in labels if label in going]
+        return going
 
     def _has_probabilities(self, label: str) -> bool:
         shared = self.answered[label].first(self.sharing_of(label))
@@ -352,7 +371,8 @@ class Contest:
             return Shown(named, None, self.error)
         least = min(map(self._at_least, named))
         most = max(map(self._at_most, others), default=0.0)
-        return Shown(named, max(0.0, most - least), self.error)
+        margin = max(0.0, most - least)
+        return Shown(named, margin, self.error)
 
     def _counts(self, label: str) -> bool:
         """Whether a checkpoint may be the best of those that the error is about."""
@@ -369,8 +389,11 @@ class Contest:
         """
         ranked = self.ranked
         if self.split and len(ranked) < self.top:
-            rest = [label for label in self.answered if self._counts(label)]
-            ranked += [label for label in self._by_shared(rest, self._score) if label not in ranked]
+            rest = list[str]()
+            for label in self.answered:
+                if label not in ranked and self._counts(label):
+                    rest.append(label)
+            ranked += self._by_shared(rest, self._score)
         return ranked[: self.top]
 
     @property
@@ -381,9 +404,10 @@ class Contest:
 
     def _at_most(self, label: str) -> float:
         """A checkpoint's mean is at most this, but for its part of the error."""
-        if self._count(label) == self.questions:
+        count = self._count(label)
+        if count == self.questions:
             return self.mean(label)
-        if not self._count(label):
+        if not count:
             return 1.0
         highest = self._bets_of(label).lowest(self._part)
         if self.standing[label] == "not better":
@@ -395,26 +419,37 @@ class Contest:
         if self._count(label) == self.questions:
             return self.mean(label)
         bets = self._bets_of(label)
-        columns = None if bets.columns is None else 1 - bets.columns
-        below = Bets(self.questions, columns, bets.shared, self._weights_of(label), self.step)
+        below = Bets(
+            self.questions,
+            columns=None if bets.columns is None else 1 - bets.columns,
+            shared=bets.shared,
+            weights=self._weights_of(label),
+            step=self.step,
+        )
         below.take(1 - self.answered[label].score)
-        return 1 - below.lowest(self.error / 2 / max(self.split, len(self.standing)))
+        sharers = max(self.split, len(self.standing))
+        return 1 - below.lowest(self.error / 2 / sharers)
 
     def _bets_of(self, label: str) -> Bets:
         """A checkpoint's bets, on all of its answers."""
         if label not in self._bets:
-            weights = self._weights_of(label)
-            self._bets[label] = Bets(self.questions, weights=weights, step=self.step)
+            self._bets[label] = self._new_bets(label)
         bets = self._bets[label]
         if bets.columns is None and not self.side_by_side:
             bets.shared = self.sharing_of(label)
         is_chosen = self.may_stop or self.left_out or "deleted" in self.standing.values()
         bets.begin = bets.shared if is_chosen else 0
-        bets.take(self.answered[label].score[bets.taken :])
+        scores = self.answered[label].score
+        bets.take(scores[bets.taken :])
         return bets
 
+    def _new_bets(self, label: str) -> Bets:
+        return Bets(self.questions, weights=self._weights_of(label), step=self.step)
+
     def _weights_of(self, label: str) -> Array | None:
-        return None if self.weights is None else self.weights[self.order(label)]
+        if self.weights is None:
+            return None
+        return self.weights[self.order(label)]
 
     def _at_its_turn(self, label: str) -> Standing:
         self.begin(label)
@@ -434,15 +469,18 @@ class Contest:
         rivals = [other for other in whole if other != self.reference]
         rivals.sort(key=self.mean, reverse=True)
         if len(rivals) >= self.top:
-            self.levels[label] = self.mean(rivals[self.top - 1]) + self.margin
-        if whole and label not in self._bets:
-            self._bets[label] = Bets(
-                self.questions, weights=self._weights_of(label), step=self.step
-            )
-        if whole and self._bets[label].columns is None:
-            bets = self._bets[label]
+            last = rivals[self.top - 1]
+            self.levels[label] = self.mean(last) + self.margin
+        if not whole:
+            return
+        if label not in self._bets:
+            self._bets[label] = self._new_bets(label)
+        bets = self._bets[label]
+        if bets.columns is None:
+            best = rivals[0] if rivals else whole[0]
+            columns = self._columns(best, whole)
             bets.shared = self.sharing_of(label)
-            bets.columns = self._columns([*rivals, *whole][0], whole)[self.order(label)]
+            bets.columns = columns[self.order(label)]
 
     def _columns(self, best: str, whole: Sequence[str]) -> Array:
         """Answers to each question by checkpoints asked everything: the best one's, and the mean."""
@@ -450,11 +488,13 @@ class Contest:
             if label not in self._by_question:
                 mine = self.answered[label]
                 columns = np.stack([mine.score, _likely(mine)], axis=1)
-                self._by_question[label] = columns[np.argsort(self.order(label))]
+                places = np.argsort(self.order(label))
+                self._by_question[label] = columns[places]
         first = self._by_question[best]
         if len(whole) == 1:
             return first
-        return np.hstack([first, np.mean([self._by_question[label] for label in whole], axis=0)])
+        of_all = [self._by_question[label] for label in whole]
+        return np.hstack([first, np.mean(of_all, axis=0)])
 
     def _beside(self, label: str) -> Standing:
         others = list[str]()
@@ -465,21 +505,24 @@ class Contest:
             return "running"  # two that drop each other are not both lost
         mine = self.answered[label].score
         if self.best is not None:
-            self.levels[label] = level = self.mean(self.best) + self.margin
+            level = self.mean(self.best) + self.margin
+            self.levels[label] = level
             if self._bets_of(label).refutes(level, self._part):
                 return "not better"
-        part = self.error / 2 / max(1, self.side_by_side - 1)
+        rivals = max(1, self.side_by_side - 1)
+        part = self.error / 2 / rivals
         for other in sorted(others, key=self.mean, reverse=True):
             theirs = self.answered[other].score
             count = min(len(mine), len(theirs))
-            bets = Bets(self.questions, weights=self._weights_of(label), step=self.step)
+            bets = self._new_bets(label)
             bets.take(mine[:count] - theirs[:count])
             if bets.refutes(0.0, part):
                 return "behind"
         return "running"
 
     def _count(self, label: str) -> int:
-        return len(self.answered.get(label, NOTHING).score)
+        answers = self.answered.get(label, NOTHING)
+        return len(answers.score)
 
     def mean(self, label: str) -> float:
         """Return a checkpoint's mean score over the questions that it was asked so far.
@@ -490,17 +533,21 @@ class Contest:
         return self._score(label, self._count(label))
 
     def _score(self, label: str, count: int) -> float:
-        return self._estimate(label, self.answered[label].score[:count])
+        scores = self.answered[label].score
+        return self._estimate(label, scores[:count])
 
     def _worth(self, label: str, count: int) -> float:
         """The mean probability of the right answer, or else the score, in the first ``count`` answers."""
-        return self._estimate(label, _likely(self.answered[label].first(count)))
+        answers = self.answered[label].first(count)
+        return self._estimate(label, _likely(answers))
 
     def _estimate(self, label: str, values: Array) -> float:
         """The mean over all questions, by the ``values`` of the first ones in a checkpoint's order."""
         if self.weights is None:
             return float(values.mean())
-        factors = self._factors_of(len(values))[self.order(label)[: len(values)]]
+        count = len(values)
+        asked = self.order(label)[:count]
+        factors = self._factors_of(count)[asked]
         return float(factors @ values / factors.sum())
 
     def _factors_of(self, count: int) -> Array:
@@ -512,19 +559,21 @@ class Contest:
         assert self.weights is not None
         if count == self.questions:
             return self.weights
-        if count not in self._factors:
-            low = 0.0
-            high = 1.0
-            while -np.expm1(-self.weights * high).sum() < count:
-                high *= 2
-            for _ in range(60):
-                middle = (low + high) / 2
-                if -np.expm1(-self.weights * middle).sum() < count:
-                    low = middle
-                else:
-                    high = middle
-            self._factors[count] = self.weights / -np.expm1(-self.weights * high)
-        return self._factors[count]
+        if count in self._factors:
+            return self._factors[count]
+        low = 0.0
+        high = 1.0
+        while _chances(self.weights, high).sum() < count:
+            high *= 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            if _chances(self.weights, middle).sum() < count:
+                low = middle
+            else:
+                high = middle
+        factors = self.weights / _chances(self.weights, high)
+        self._factors[count] = factors
+        return factors
 
     def _by_shared(self, labels: Sequence[str], value: Callable[[str, int], float]) -> list[str]:
         """Labels with an answer: those that share most questions first, then by the ``value`` in these."""
@@ -534,11 +583,12 @@ class Contest:
                 by_number.setdefault(self.sharing_of(label), []).append(label)
         ordered = list[str]()
         for number, alike in sorted(by_number.items(), reverse=True):
-            values = dict[str, float]()
             shared = min(number, *map(self._count, alike))
+            values = dict[str, float]()
             for label in alike:
-                values[label] = value(label, shared or self._count(label))
-            ordered += sorted(alike, key=lambda label: -values[label])
+                count = shared or self._count(label)
+                values[label] = -value(label, count)
+            ordered += sorted(alike, key=values.__getitem__)
         return ordered
 
     @property
@@ -569,7 +619,13 @@ class Contest:
 
 def _likely(scores: Scores) -> Array:
     """The probabilities of the right answers, or the scores where there are none."""
-    return np.where(np.isnan(scores.probability), scores.score, scores.probability)
+    is_unknown = np.isnan(scores.probability)
+    return np.where(is_unknown, scores.score, scores.probability)
+
+
+def _chances(weights: Array, time: float) -> Array:
+    """The chance that each question comes before a time, by its weight as rate. Shape (N,)."""
+    return np.asarray(-np.expm1(-weights * time))
 
 
 def phases(
@@ -603,18 +659,23 @@ def phases(
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
         raise UsageError(
-            f"expected at least {first}, a question of each checkpoint, got {budget}",
+            f"expected at least {first} questions, one for each checkpoint, got {budget}",
             argument="budget",
         )
     sizes = _sizes(checkpoints, top + 1, kept)
     shares = [(checkpoints / size) ** _DEEPER for size in sizes]
 
     def planned(unit: float) -> list[int]:
-        return [min(questions, max(1, int(unit * share))) for share in shares]
+        counts = list[int]()
+        for share in shares:
+            count = max(1, int(unit * share))
+            counts.append(min(questions, count))
+        return counts
 
     def cost(counts: Sequence[int]) -> int:
         more = np.diff(counts, prepend=0)
-        return int(np.array([first, *sizes[1:]]) @ more)
+        asked = np.array([first, *sizes[1:]])
+        return int(asked @ more)
 
     low = 0.0
     high = float(questions)
@@ -669,8 +730,11 @@ def run(
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))
     contest.begin(label)
-    standing = contest.add(label, more) if begin or len(more.score) else "running"
+    standing: Standing = "running"
+    if begin or len(more.score):
+        standing = contest.add(label, more)
     while standing == "running":
         begin = len(contest.answered.get(label, NOTHING).score)
-        standing = contest.add(label, ask(begin, min(begin + batch, contest.questions)))
+        end = min(begin + batch, contest.questions)
+        standing = contest.add(label, ask(begin, end))
     return standing

@@ -452,8 +452,8 @@ class Evaluation:
                 continue
             if not 0 <= value <= 1:
                 raise UsageError(
-                    f"{task}: expected scores from 0 to 1, got {metric} {value:g} of document {i}; name "
-                    f"another metric of {', '.join(sample.metrics)}"
+                    f"{task}: expected scores from 0 to 1, got {metric} {value:g} for document {i}; name "
+                    f"another metric: {', '.join(sample.metrics)}"
                 )
             scores.score[place] = value
             if not is_own:
@@ -466,8 +466,9 @@ class Evaluation:
             if self._prompts[template].setdefault((task, i), prompt) != prompt:
                 if not self.chat:
                     raise HarnessError(
-                        f"{label} was asked document {i} of {task} in another prompt than the "
-                        "checkpoints before it; remove its folder there, and it is asked anew"
+                        f"{label} was asked document {i} of {task} in another prompt than earlier "
+                        "checkpoints; remove its folder in the race's folder, and the same command "
+                        "asks it again"
                     )
                 self.others[label].add((task, i))  # a template may hold the date
 
@@ -480,8 +481,8 @@ class Evaluation:
         notes = list[str]()
         for label, questions in self.others.items():
             notes.append(
-                f"{label}: the chat template gave {len(questions)} questions other prompts than the "
-                "checkpoints before it had, as one with the date does."
+                f"{label}: its chat template gave {len(questions)} questions other prompts than earlier "
+                "checkpoints had, as a template that contains the date does."
             )
         return notes
 
@@ -502,9 +503,10 @@ class Evaluation:
         raise self._unusable(task, usable)
 
     def _unusable(self, task: str, metrics: Iterable[str]) -> UsageError:
+        named = split_judge(self._named[task])[1]
         return UsageError(
-            f"{task}: expected a score from 0 to 1 for each question, the higher the better, "
-            f"got {split_judge(self._named[task])[1] or 'none'}; it has {', '.join(metrics)}",
+            f"{task}: expected a metric that scores each question from 0 to 1, where higher is better, "
+            f"got {named or 'none'}; the task has {', '.join(metrics)}",
             argument="metric",
         )
 
@@ -687,8 +689,9 @@ class Entrant:
             if self._lm is None:
                 raise CheckpointError(checkpoint_failure(error)) from error
             raise UsageError(
-                f"a task of choices needs log-likelihoods, which {type(self._lm).__name__} does not give; "
-                "use hf or vllm, or a task that generates"
+                "the task's answers are scored by log-likelihoods, which "
+                f"{type(self._lm).__name__} does not give; use the model hf or vllm, or a task with "
+                "generated answers"
             ) from error
         except Exception as error:
             is_full = (failure_sentence(error) or "").startswith("out of memory")
@@ -713,8 +716,8 @@ class Entrant:
         if self._count and weights != self._weights:
             raise CheckpointError(
                 "the files of its weights have other sizes or times than those that gave the "
-                f"{self._count} answers in {self._folder}; remove that folder, and the checkpoint "
-                "is asked anew"
+                f"{self._count} answers in {self._folder}; remove that folder, and the same command "
+                "asks the checkpoint again"
             )
         named = ",".join(self.evaluation.recorded)
 
@@ -733,8 +736,8 @@ class Entrant:
         if self._count and not self._pinned and earlier not in (None, commit):
             raise CheckpointError(
                 f"expected commit {earlier}, which gave the {self._count} answers in {self._folder}, got "
-                f"{commit}, and with trust_remote_code no commit of the folder is loaded; remove that "
-                "folder, and the checkpoint is asked anew"
+                f"{commit}; with trust_remote_code only the latest commit is loaded, so remove that "
+                "folder, and the same command asks the checkpoint again"
             )
         if commit:
             self._given["revision"] = commit
@@ -903,12 +906,12 @@ class Entrant:
                 self.seconds = race["seconds"]
             unknown = sorted({*self._sizes} - {*self.evaluation.tasks})
             if unknown:
-                raise ValueError(f"it has samples of another task, {unknown[0]}")
+                raise ValueError(f"it has samples of {unknown[0]}, which is no task of this race")
             counted = {self._place(task): size for task, size in self._sizes.items()}
             for place in {*counted, *self._folder.glob(f"samples_*_{escape(self._date)}.jsonl")}:
                 size = counted.get(place, 0)
                 if place.stat().st_size < size:
-                    raise ValueError(f"{place.name} is shorter than it was")
+                    raise ValueError(f"{place.name} is shorter than the race left it")
                 if size:
                     os.truncate(place, size)
                 else:
@@ -918,8 +921,11 @@ class Entrant:
                 self._template = self._results["chat_template_sha"]
                 self._answers = self._scores(texts, self._results["configs"])
                 self._check_blocks()
-                if self._count != self._results["race"]["questions"]:
-                    raise ValueError(f"it has answers to {self._count} questions")
+                counted_before = self._results["race"]["questions"]
+                if self._count != counted_before:
+                    raise ValueError(
+                        f"it has answers to {self._count} questions in place of {counted_before}"
+                    )
             if self._sizes and self.evaluation.recorded and "identity" not in self._manifest:
                 raise ValueError("its manifest has no identity")
         except (OSError, *WRONG_CONTENT) as error:
@@ -937,7 +943,7 @@ class Entrant:
         for block in self.evaluation.blocks[self.label].values():
             numbers = [block.get("probability", 0.0), *block.get("tokens", ())]
             if not all(isinstance(number, int | float) for number in numbers):
-                raise ValueError("a probability of its first block is not a number")
+                raise ValueError("a probability that the race added is not a number")
 
     def _check_links(self) -> None:
         """Raise ValueError for a link in the folder, through which writing would go elsewhere."""
@@ -947,10 +953,13 @@ class Entrant:
                 raise ValueError(f"{place.name} is a link")
 
     def _changed(self, error: Exception) -> DispersionError:
-        return not_as_left(self._folder, error, "remove it, and the checkpoint is asked anew")
+        return not_as_left(
+            self._folder, error, "remove it, and the same command asks the checkpoint again"
+        )
 
     def _unwritten(self, error: Exception) -> DispersionError:
         why = getattr(error, "strerror", None) or error
         return DispersionError(
-            f"could not write to {self._folder}: {why}; free some space, and the same command goes on"
+            f"could not write to {self._folder}: {why}; check its disk and its permissions, then run the "
+            "same command to go on"
         )

@@ -57,7 +57,7 @@ _PARTS = {"prompts": "prompts or examples"}
 _SETTINGS = {
     "questions": "another number of questions",
     "lm_eval": "another lm-eval",
-    "weighing": "several tasks that count otherwise (weigh)",
+    "weighing": "another weighing of the tasks",
 }
 
 
@@ -141,14 +141,14 @@ class RaceFolder:
         tasks = ",".join(tasks_in(asking.tasks or ""))
         if not tasks:
             raise UsageError(
-                "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks",
+                "expected the names of tasks, got none; `dispersion run ls tasks` lists them",
                 argument="tasks",
             )
         for key in key_values(asking.model_args):
             if key in _OWN:
                 raise UsageError(
-                    f"expected what all checkpoints share, got {key}, which is each one's own; name the "
-                    "checkpoints instead",
+                    f"expected arguments that all checkpoints share, got {key}, which differs between "
+                    "them; name the checkpoints instead",
                     argument="model_args",
                 )
         path = Path(asking.output_path or race_name(tasks)).expanduser()
@@ -260,8 +260,8 @@ class RaceFolder:
             if missing and self.may_load(entry):
                 pair = f"{missing[0]}={entry.arguments[missing[0]][:60]}"
                 raise UsageError(
-                    f"expected {pair}, which {self.path / SETTINGS} has for {entry.label} and only a command "
-                    "may give, got none; add it, or remove it from the file",
+                    f"expected {pair}, as {self.path / SETTINGS} has it for {entry.label}, got none; only "
+                    "the command may give this argument, so add it, or remove it from the file",
                     argument="model_args",
                 )
 
@@ -571,8 +571,8 @@ class RaceFolder:
             before = self.kept.get(key)
             if before != now:
                 raise UsageError(
-                    f"{self.path} has answers to {_difference(key, before, now)}; name another "
-                    "folder",
+                    f"{self.path} has the answers of a race with {_difference(key, before, now)}; name "
+                    "another folder",
                     argument="output_path",
                 )
 
@@ -620,8 +620,9 @@ class RaceFolder:
         if there <= MANY or len(self.evaluation.questions) < there:
             return []
         return [
-            f"Each may be asked {there:,} questions; a limit of 1,500 asks {150_000 / there:.0f} % of them, "
-            "drawn at random, which lost at most 0.001 in our studies."
+            f"Each checkpoint may be asked {there:,} questions. `--limit 1500` asks "
+            f"{150_000 / there:.0f} % of them, drawn at random; in our studies this cost at most 0.001 of "
+            "accuracy."
         ]
 
     def _unnamed(self) -> list[str]:
@@ -632,7 +633,7 @@ class RaceFolder:
         places = shlex.join([*self.left_out.values()])
         folder = shlex.quote(str(self.path))
         return [
-            f"Left out and not loaded, as this command does not name it: {labels}; to add it, name it too: "
+            f"Not loaded, because this command does not name them: {labels}; to race them too, run "
             f"`dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
         ]
 
@@ -737,8 +738,8 @@ def deleted_note(contest: Contest) -> list[str]:
     best = max(labels, key=contest.mean)
     count = len(contest.answered[best].score)
     return [
-        f"Deleted, so not judged any more: {listed(labels)}; the best of them had {contest.mean(best):.3f} of "
-        f"{count:,} questions."
+        f"Not judged any more, because their files were deleted: {listed(labels)}; the best of them had "
+        f"a mean score of {contest.mean(best):.3f} over {count:,} questions."
     ]
 
 
@@ -788,18 +789,21 @@ def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
     """
     notes = list[str]()
     if kept.get("times", 1) > 1:
-        notes.append("Checkpoints joined this race later; the error holds for each time by itself.")
+        notes.append(
+            "Checkpoints joined this race after it had begun; the error holds separately before and "
+            "after that."
+        )
     error = kept.get("error", contest.error)
     if error != contest.error:
         notes.append(
-            f"The error of {contest.error:g} was chosen after the answers were seen (first "
-            f"{error:g})."
+            f"The error of {contest.error:g} was chosen after answers were seen; the race began with "
+            f"{error:g}."
         )
     top = kept.get("top", contest.top)
     if top != contest.top:
         notes.append(
-            f"The best {contest.top} were asked for after the answers were seen (first the best "
-            f"{top})."
+            f"That the best {contest.top} are wanted was decided after answers were seen; the race "
+            f"began with the best {top}."
         )
     return notes
 
@@ -845,12 +849,13 @@ def take_out(failed: dict[str, str], contest: Contest, label: str, error: Checkp
     contest.fail(label)
     if error.asked and alike and {*contest.standing.values()} == {"failed"}:
         raise DispersionError(
-            f"{error} ({alike[-1]} and {label} failed alike, so no other was loaded)"
+            f"{error} ({alike[-1]} and {label} failed in the same way, so no other checkpoint was "
+            "loaded; check the task and the arguments of the model)"
         )
 
 
 def _difference(key: str, before: Any, now: Any) -> str:
-    """The setting that the kept answers differ in, in a few words."""
+    """What a race with the kept answers has that differs, in a few words."""
     if key == "identity":
         task = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         if task not in before or task not in now:
@@ -859,8 +864,11 @@ def _difference(key: str, before: Any, now: Any) -> str:
         for part, value in now[task].items():
             if before[task].get(part) != value:
                 parts.append(_PARTS.get(part, part))
-        return f"{task} with other {listed(parts)}"
-    return f"{_SETTINGS.get(key, f'another {key}')} ({before}, now {now})"
+        return f"other {listed(parts)} of {task}"
+    setting = _SETTINGS.get(key, f"another {key}")
+    old = "none" if before is None else before
+    new = "none" if now is None else now
+    return f"{setting} ({old}, now {new})"
 
 
 def what_loads(arguments: Mapping[str, str]) -> tuple[str, str]:

@@ -26,7 +26,7 @@ _FORMER = "dispersion-race-folder/1"
 WRONG_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: Errors of the system for a file that is not there any more, or is of another kind.
 _OTHER_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_REPAIR = "name another folder, or begin the race anew"
+_REPAIR = "name another folder, or remove this one and begin the race again"
 
 
 class _NeededKeys(TypedDict):
@@ -85,7 +85,10 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UsageError(f"expected a race in {path}, got {error}; name another folder") from error
+        raise UsageError(
+            f"expected the folder of a race, but {path} cannot be read as one ({error}); name another "
+            "folder"
+        ) from error
     if content.get("schema") in (SCHEMA, _FORMER):
         kept: dict[str, Any] = {**checked(_RaceFile, content, file, _REPAIR)}
         labels = Counter(entry.label for entry in kept["checkpoints"])
@@ -99,7 +102,7 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
         return kept
     if not older or "schema" in content:
         raise UsageError(
-            f"expected a race of this version in {path}, got an older one; name another folder"
+            f"expected a race by this version in {path}, got one by an older version; name another folder"
         )
     return dict(checked(_OlderFile, content, file, _REPAIR))
 
@@ -174,7 +177,7 @@ def race_results(file: Path, layout: type[T]) -> T:
         UsageError: The file is damaged.
         OSError: The file cannot be read.
     """
-    repair = "remove its folder, and the checkpoint is asked anew"
+    repair = "remove its folder, and the same command asks the checkpoint again"
     try:
         content = json_in(file)
     except ValueError as error:
@@ -194,6 +197,6 @@ def not_as_left(folder: Path, error: Exception, step: str) -> DispersionError:
     if isinstance(error, OSError) and not isinstance(error, _OTHER_FILES):
         return DispersionError(
             f"could not read or write {error.filename or folder}: {error.strerror or error}; check its "
-            "permissions and its disk, and the same command goes on"
+            "permissions and its disk, then run the same command to go on"
         )
     return HarnessError(f"{folder} is not as the race left it ({error}); {step}")

@@ -48,7 +48,8 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 _CHEAP = 2e9  # bytes of a checkpoint that loads in seconds
 _BLOCK_IS_BETTER = (
-    "Where loading is cheap, as here, a first block of all is the better screen (by block)."
+    "Loading is cheap here, so that the same first questions to all checkpoints (`--by block`) "
+    "would order them better than the screen does."
 )
 
 
@@ -271,7 +272,8 @@ def _manifest_in(words: Sequence[str]) -> dict[str, Any]:
         content = json_in(file) if file.is_file() else {}
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"expected a manifest, but {file} cannot be read ({error}); remove or mend it"
+            f"expected the manifest of a short list, but {file} cannot be read ({error}); remove it, or "
+            "write the short list again"
         ) from error
     return content if isinstance(content, dict) else {}  # another program's
 
@@ -335,7 +337,7 @@ def _check_unscreened(which: Which) -> None:
     for name in ("base", "domain", "audit_sample"):
         if getattr(which, name):
             raise UsageError(
-                "needs a screen, which a list and all checkpoints go without; leave it out",
+                "needs a screen, and there is none for a short list or with --all; leave it out",
                 argument=name,
             )
 
@@ -361,12 +363,12 @@ def _screened(
         return screened, []
     tokens = [token.text.strip() for token in screened.checkpoints[0].resolution.of_ratio]
     return screened, [
-        f"Screened by the {len(tokens)} tokens of {answers.about}: {' '.join(tokens)}."
+        f"Screened by {len(tokens)} tokens, from {answers.about}: {' '.join(tokens)}."
     ]
 
 
 def _not_screened(failed: Failed) -> str:
-    return f"Not screened, so not raced: {failed.label} ({failed.message})."
+    return f"Not raced, because it could not be screened: {failed.label} ({failed.message})."
 
 
 def _set_aside(screened: Result) -> list[str]:
@@ -375,7 +377,7 @@ def _set_aside(screened: Result) -> list[str]:
     for group in screened.groups:
         for c in group.set_aside:
             notes.append(
-                f"Set aside by the screen, so not raced: {c.label} (no ratio: {c.no_ratio})."
+                f"Not raced, because the screen gives it no rank: {c.label} (no ratio: {c.no_ratio})."
             )
     return notes
 
@@ -437,7 +439,8 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
     candidates = Named.of(named).candidates
     if not candidates:
         raise UsageError(
-            f"expected a short list's folder or a race's to replay, got {', '.join(named)}"
+            "expected the folder of a short list or of a race, whose checkpoints are replayed, got "
+            f"{', '.join(named)}; leave it out to replay all results"
         )
     # Matched like supplied accuracies; the number in place of an accuracy is the model's position.
     rated = list[Rated]()
@@ -456,8 +459,8 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
             raced.append(models[int(target.accuracy)])
     if missing:
         raise UsageError(
-            f"expected results of all that the screen of {named[0]} lists, got none of "
-            f"{listed(missing)}; evaluate them"
+            f"expected results of all checkpoints that the short list in {named[0]} names, got none of "
+            f"{listed(missing)}; evaluate these too"
         )
     return raced
 
@@ -477,7 +480,7 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
         check_answers(name, answers)
     except DispersionError as error:
         raise UsageError(
-            f"expected the token set to screen by: {error}; or race all, in the order given",
+            f"expected a token set to screen by: {error}; or race all checkpoints, without a screen",
             argument="domain",
         ) from error
     about = f"the answers of {name} ({documents:,} documents)"
@@ -536,7 +539,7 @@ def questions_of(budget: int | str, everything: int) -> int:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"expected a number of questions, or a part such as 10%, got {text}", argument="budget"
+            f"expected a number of questions, or a share such as 10%, got {text}", argument="budget"
         ) from None
     return number
 
@@ -668,21 +671,23 @@ class Plan:
         questions = f"{many:,}" if few == many else f"{few:,} to {many:,}"
         known = sum(self.answered.values())
         if known:
-            begin = f"{counted(known, 'question')} answered; at most {self.loads}"
-            asked = f"asked {questions} more"
+            loading = f"weights at most {counted(self.loads, 'time')}"
+            asking = f"{questions} more questions ({known:,} are answered)"
         else:
-            begin = f"{self.checkpoints} (about {size})" if size else f"{self.checkpoints}"
-            asked = f"asked {questions} questions"
-        begin = f"Nothing was loaded (dry run): {begin} would be"
+            loading = counted(self.checkpoints, "checkpoint")
+            if size:
+                loading = f"{loading} (about {size})"
+            asking = f"{questions} questions"
+        race = f"Dry run, nothing was loaded: the race would load {loading} and ask {asking}"
         if not self.phases:
-            return f"{begin}, and {asked}."
+            return f"{race}."
         steps = list[str]()
         for phase in self.phases:
             checkpoints = counted(phase.checkpoints, "checkpoint")
             steps.append(f"{checkpoints} up to {counted(phase.questions, 'shared question')}")
         return (
-            f"{begin}, with {counted(self.loads, 'load')}, and {asked} in "
-            f"{counted(len(steps), 'phase')}: {listed(steps)}."
+            f"{race}, with {counted(self.loads, 'load')} in {counted(len(steps), 'phase')}: "
+            f"{listed(steps)}."
         )
 
     def forecast(self, load: float, ask: float) -> str:

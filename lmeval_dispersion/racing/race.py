@@ -74,7 +74,8 @@ def ended_race(racing: Racing) -> Ended:
     check_settings(racing)
     if racing.answers == "none" and racing.budget is None:
         raise UsageError(
-            "without answers nothing can be shown, and a budget alone orders; add a budget, such as 5%",
+            "without the right answers, checkpoints are ordered by a budget of questions; add a budget, "
+            "such as 5%",
             argument="answers",
         )
     if racing.demo:
@@ -87,7 +88,7 @@ def ended_race(racing: Racing) -> Ended:
     named = Named.of(racing.checkpoints)
     if not named.words and not racing.family:
         raise UsageError(
-            "expected checkpoints to race, got none: name a folder of them, ORG/NAME or a family"
+            "expected checkpoints to race, got none; name a folder of them, ORG/NAME or a family"
         )
     # With all, the names for another backend are its own.
     if not racing.family and (racing.model == "hf" or not racing.all):
@@ -157,13 +158,15 @@ def _check_engine(how: How) -> None:
     if how.engine is None:
         if how.gpus_per_checkpoint is not None:
             raise UsageError(
-                f"expected `--engine ray` with {how.gpus_per_checkpoint:g} GPUs for each checkpoint, "
-                "got none; add it, or leave out the GPUs",
+                f"{how.gpus_per_checkpoint:g} GPUs for each checkpoint need the engine ray, got no engine; "
+                "add `--engine ray`, or leave out the GPUs",
                 argument="gpus_per_checkpoint",
             )
         return
     if how.top > 1:
-        raise UsageError("needs a race one by one; leave out the engine", argument="top")
+        raise UsageError(
+            "needs checkpoints that race one after the other; leave out the engine", argument="top"
+        )
     require_extra("ray", "the engine ray")
 
 
@@ -174,8 +177,8 @@ def _opened(racing: Racing) -> RaceFolder:
     began_by = folder.lineup.by
     if folder.kept.get("turns") and racing.by not in (None, began_by):
         raise UsageError(
-            f"expected {began_by}, by which the race in {folder.path} began, got {racing.by}; leave it "
-            "out",
+            f"expected {began_by}, with which the race in {folder.path} began, got {racing.by}; leave "
+            "it out",
             argument="by",
         )
     return folder

@@ -90,9 +90,9 @@ class Replayed:
 
     label: Annotated[str, Col("Checkpoint")]
     score: Annotated[float, Col("Score", ".3f")]
-    named: Annotated[int, Col("Named best", "d", hint="in how many of the orders")]
+    named: Annotated[int, Col("Named best", "d", hint="number of random orders that named it")]
     asked: Annotated[
-        float, Col("Asked", ".0%", hint="share of the questions, mean over the orders")
+        float, Col("Asked", ".0%", hint="share of the questions asked of it, mean over the orders")
     ]
 
 
@@ -143,7 +143,7 @@ class Replay(Report):
 
     def context(self) -> dict[str, Any]:
         """Return the sentences that the report's template shows."""
-        loaded = "" if self.loaded < self.of else "; each checkpoint is loaded in it"
+        loaded = "" if self.loaded < self.of else "; it counts every checkpoint as loaded"
         return {
             "first": self._first(),
             "orders": self._orders(),
@@ -172,26 +172,26 @@ class Replay(Report):
             loaded = f" and {self.loaded} of {self.of} loaded"
         sentence = (
             f"On your own {self.of} checkpoints the race would have named {best} in "
-            f"{self.same or self.orders} of {self.orders} orders, with {median:.0f} % of the "
-            f"questions (median; {low:.0f} to {high:.0f}){loaded}."
+            f"{self.same or self.orders} of {self.orders} random orders, with {median:.0f} % of the "
+            f"questions asked (median; in nine of ten orders {low:.0f} to {high:.0f} %){loaded}."
         )
         if self.same < self.orders:
-            sentence += f" Where it named another, that was worse by {self.lost:.3f} at most."
+            sentence += f" Where it named another one, that was worse by at most {self.lost:.3f}."
         return sentence
 
     def _way(self) -> str:
         """In which order the checkpoints were raced."""
         is_screened = self.loaded < self.of
-        way = "They were raced in the order given"
+        way = "The checkpoints were raced in the order given"
         if self.by == "block":
-            way = "They were raced in the order of their shared questions"
+            way = "The checkpoints were raced in the order of their answers to shared questions"
         elif self.shuffled:
             way = (
-                "The results came in alphabetical order, not a screen's: each race had a random "
-                "order of the checkpoints"
+                "The results were named in alphabetical order, which is not a screen's, so each race "
+                "had a random order of the checkpoints"
             )
         elif is_screened:
-            way = "They were raced in the screen's order"
+            way = "The checkpoints were raced in the screen's order"
         return f"{way}; the others count as not loaded." if is_screened else f"{way}."
 
 
@@ -244,8 +244,8 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     most = max(map(len, known))
     if questions < 2 * SHARED:
         raise UsageError(
-            f"expected {2 * SHARED} or more questions with a score in all results, got "
-            f"{questions} of {most}; name results of the same tasks"
+            f"expected at least {2 * SHARED} questions with a score in all results, got {questions} of "
+            f"{most}; name results of the same tasks"
         )
     manifests = {store.model: store.manifest for store in stores}
     check_judges(manifests)
@@ -256,9 +256,12 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     for store, documents in zip(stores, shared, strict=True):
         values = documents.reindex(columns=["correct", "probability"])
         scores = Scores(*values.to_numpy(float).T)
-        if not 0 <= scores.score.min() <= scores.score.max() <= 1:
+        lowest = scores.score.min()
+        highest = scores.score.max()
+        if not 0 <= lowest <= highest <= 1:
             raise UsageError(
-                "expected scores from 0 to 1, as accuracy has; name another by `--metric`"
+                f"expected scores from 0 to 1, got {lowest:g} to {highest:g} from {store.model}; name "
+                "another metric (--metric)"
             )
         answers[store.model] = scores
     notes = _judged_by(manifests)
@@ -266,7 +269,7 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     for store in stores:
         notes += store.manifest.get("notes", ())
     if raced:
-        notes.append("Of the race, the checkpoints that were asked everything.")
+        notes.append("Only checkpoints that the race asked all questions are replayed.")
     notes += _doubts(stores, shared)
     if questions < most:
         notes.append(
@@ -296,7 +299,8 @@ def _stores(places: Sequence[str], metric: str | None) -> tuple[list[Store], dic
             stores.append(store)
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(
-            f"expected results of two or more models, each once, got {', '.join(names)}"
+            "expected results of two or more models, one for each model, got those of "
+            f"{', '.join(names)}"
         )
     if len(stores) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
@@ -313,8 +317,8 @@ def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence
         lower = sorted(plain.intersection(manifest.get("lower_is_better", ())))
         if lower:
             raise UsageError(
-                f"expected scores of which higher ones are better, got {', '.join(lower)} in "
-                f"{name}, of which lower ones are; name another",
+                f"expected a metric of which higher values are better, but lower ones are in "
+                f"{', '.join(lower)} of {name}; name another",
                 argument="metric",
             )
 
@@ -426,7 +430,7 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
         *kept["notes"],
         *deleted_note(contest),
         *changes_since_begun(kept, contest),
-        "Judged by the folder's answers; no model was loaded.",
+        "Judged by the answers in the folder; no model was loaded.",
     ]
     race = race_of(
         contest,
@@ -495,7 +499,7 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
                     answers.append((sample.columns["logprobs"], score))
                     scores[:, places[task, i]] = score, sample.likely(score)
             except (OSError, *WRONG_CONTENT) as error:
-                step = "remove it, and race the checkpoint anew"
+                step = "remove it, and race the checkpoint again"
                 raise not_as_left(file.parent, error, step) from error
             kept.metrics[metric] = None
         reason = failure([logs for logs, _ in answers], np.array([score for _, score in answers]))
@@ -534,8 +538,8 @@ def _asked_everything(place: str) -> list[str] | None:
     whole = [folders[label] for label in labels if label in folders]
     if len(whole) < 2:
         raise UsageError(
-            f"expected a race with two or more checkpoints that were asked everything in {place}, got "
-            f"{len(whole)} of {len(files)}; name finished evaluations"
+            f"expected a race in {place} in which two or more checkpoints were asked all questions, got "
+            f"{len(whole)} of {len(files)}; run the race to its end, or name finished evaluations"
         )
     return whole
 
@@ -711,7 +715,7 @@ def demo(seed: int = 0, **settings: Any) -> Race:
             answers[label] = Scores(score[place], probability[place])
     race = _race_of_recorded(answers, entries, "sums", "acc", seed, settings)
     return replace(
-        race, notes=["The answers were recorded before; no model was loaded now.", *race.notes]
+        race, notes=["The answers were recorded before; no model was loaded.", *race.notes]
     )
 
 
@@ -743,7 +747,7 @@ def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any)
     race = _race_of_recorded(answers, entries, "gsm8k", "exact_match", seed, settings)
     note = (
         "The answers were recorded by ZeroEval (github.com/WildEval/ZeroEval, Apache-2.0); no model "
-        "was loaded now."
+        "was loaded."
     )
     return replace(race, budget=settings.get("budget"), notes=[note, *race.notes])
 

@@ -108,7 +108,12 @@ class Raced:
     message: str  # why it failed
     agreement: Annotated[
         float | None,
-        Col("Agreement", ".3f", error="agreement_se", hint="with the mean answer of all; no label"),
+        Col(
+            "Agreement",
+            ".3f",
+            error="agreement_se",
+            hint="with the mean answer of all; needs no labels",
+        ),
     ] = None
     agreement_se: float | None = None
 
@@ -222,7 +227,8 @@ class Race(Report):
         }
         numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
         meaning = (
-            f"No other is better than the best so far by more, with an error of {self.error:g}."
+            "No other checkpoint is better than the best so far by more than the margin, but for an "
+            f"error of at most {self.error:g}."
         )
         return Chart(drawn, "Margin shown against questions asked", numbers, meaning)
 
@@ -256,10 +262,14 @@ class Race(Report):
                 {"data": {"values": _names_at(named, ends)}, **names},
             ],
         }
-        meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."
+        meaning = (
+            "A line ends where its checkpoint was dropped; the bar at its end is ± two standard errors "
+            "over questions."
+        )
         if len(asked) > _FEW_LINES:
             meaning += (
-                f" The best {_NAMED_LINES} have names; point at another one's end to see its own."
+                f" The best {_NAMED_LINES} lines are named; point at the end of another line to see its "
+                "name."
             )
         numbers = "; ".join(end["says"] for end in ends)
         return Chart(drawn, "Score against questions asked", numbers, meaning)
@@ -287,7 +297,7 @@ class Race(Report):
         saved = self._saved()
         if saved > 90:
             time = f"{saved / 60:.0f} min" if saved < 7200 else f"{saved / 3600:.0f} h"
-            sentences.append(f"Asking everything would take about {time} more.")
+            sentences.append(f"Asking all checkpoints everything would take about {time} more.")
         sentences.append(self._base_sentence())
         sampled = self._sampled()
         is_unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
@@ -330,8 +340,8 @@ class Race(Report):
             return f"{judged[0].label} scores higher than the base ({base:.3f})."
         scores = "score" if above > 1 else "scores"
         return (
-            f"Of the {len(judged)} asked everything {above} {scores} higher than the base "
-            f"({base:.3f})."
+            f"Of the {len(judged)} checkpoints that were asked everything, {above} {scores} higher than "
+            f"the base ({base:.3f})."
         )
 
     def first_sentence(self) -> str:
@@ -353,8 +363,8 @@ class Race(Report):
         if self.by == "agreement":
             return (
                 f"Best by agreement: {best.label}, {best.agreement or 0.0:.3f} with the mean answer "
-                f"of all over {count(best.questions, 'question')} of {self.task}; without labels "
-                "this has no margin and no error."
+                f"of all checkpoints to {count(best.questions, 'question')} of {self.task}; without "
+                "labels there is neither a margin nor an error."
             )
         is_whole = best.questions == self.questions_each
         so_far = "" if is_whole and not undecided else " so far"
@@ -382,7 +392,7 @@ class Race(Report):
         if is_undecided:
             without = "" if self.budget is None else " without a budget"
             goes_on = f"; {self._command()}{without} goes on"
-        return f"No best yet: no checkpoint was asked all {questions} of {self.task}{goes_on}."
+        return f"No best checkpoint yet: none was asked all {questions} of {self.task}{goes_on}."
 
     def _amount(self, row: Raced) -> str:
         """The best one's score, and over which questions."""
@@ -420,7 +430,7 @@ class Race(Report):
             loss, low, high, data = CUT
             answers = min(row.questions for row in left_out)
             shown += (
-                f"; {len(left_out)} others were left out by {answers} answers, which in our studies cost "
+                f"; {len(left_out)} others were left out after {answers} answers, which in our studies cost "
                 f"{loss:g} of accuracy ({low:g} to {high:g}, {data})"
             )
         return shown
@@ -434,7 +444,7 @@ class Race(Report):
             names = f"{len(undecided)} of {self.loaded}"
         goes_on = f"{self._command().capitalize()} goes on."
         if self.budget is not None:
-            goes_on = "The same command without a budget goes on to the proof."
+            goes_on = "The same command without a budget asks on until this is proven."
         return f" Undecided: {names}. {goes_on}"
 
     def _command(self) -> str:
@@ -515,8 +525,8 @@ def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) 
             deleted.
     """
     if margin is None or margin >= 1:
-        return "nothing is shown of the others yet"
-    others = "of those that went on no other" if is_part else "no other raced"
+        return "how much better another one may be is not known yet"
+    others = "no other that went on" if is_part else "no other raced"
     better = "is better"
     if top > 1:  # the margin is to the last of those named
         raced = "that went on" if is_part else "raced"
@@ -687,8 +697,8 @@ def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str
     notes = list[str]()
     for labels in alike(first):
         notes.append(
-            f"{listed(labels)} answered alike to the last digit: copies, or a server that answers "
-            "unknown names with its default model."
+            f"{listed(labels)} gave the same answers to the last digit: they are copies, or a server "
+            "answers unknown names with its default model."
         )
     return notes
 

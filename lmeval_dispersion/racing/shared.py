@@ -139,12 +139,10 @@ class _AnswerPlace:
         lm = self._lm
         if getattr(lm, "backend", "causal") != "causal":
             raise HarnessError(
-                "the model is an encoder-decoder, whose answers have a place of their own"
+                "the model is an encoder-decoder, whose answers do not follow the prompt"
             )
         if not hasattr(lm, "_encode_pair") or not question.context:
-            raise HarnessError(
-                "its prompts do not end where an answer begins, or the backend has no tokens"
-            )
+            raise HarnessError("its choices have different prompts, or the backend gives no tokens")
         choices = [lm._encode_pair(*request.args[:2])[1] for request in question.requests]
         if question.kind != "multiple_choice" or any(len(choice) > 1 for choice in choices):
             context, tokens = self._located(question)
@@ -177,7 +175,7 @@ class _AnswerPlace:
 def _answer_tokens(lm: Any, answers: AnswerSet) -> list[int]:
     core = getattr(lm.tokenizer, "backend_tokenizer", None)
     if core is None:
-        raise HarnessError("the tokenizer has no tokenizer.json; save it as a fast one")
+        raise HarnessError("the tokenizer has no tokenizer.json; save it as a fast tokenizer")
     vocabulary = Vocabulary.from_tokenizer_json(core.to_str().encode())
     everyday = load_token_set("reference", role="reference")
     return [token.id for token in resolve_answers(answers, vocabulary, everyday)[0]]
@@ -256,10 +254,10 @@ def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
         key = hashed(repr(answers.answers))
     else:
         reason = str(refused[0]).partition(";")[0]
-        unknown = UsageError(f"{reason}; name a file of `dispersion tokens` as the task")
+        unknown = UsageError(f"{reason}; name a file that `dispersion tokens` wrote as the task")
     if kept.get("answers", key) != key:
         raise UsageError(
-            f"{path} has answers by another set of answer tokens; name another folder",
+            f"{path} has the answers of a race with other answer tokens; name another folder",
             argument="tasks",
         )
     kept["answers"] = key
@@ -274,8 +272,9 @@ def check_agreement(checkpoints: int, questions: int) -> None:
     """
     if checkpoints < FEWEST_CHECKPOINTS or questions < FEWEST_QUESTIONS:
         raise UsageError(
-            f"expected {FEWEST_CHECKPOINTS} or more checkpoints and {FEWEST_QUESTIONS} or more "
-            f"questions each, whose mean answer says something, got {checkpoints} and {questions}",
+            f"expected at least {FEWEST_CHECKPOINTS} checkpoints and {FEWEST_QUESTIONS} questions of "
+            f"each, for a mean answer that can be trusted, got {checkpoints} checkpoints and "
+            f"{questions} questions",
             argument="budget",
         )
 
@@ -319,10 +318,10 @@ def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> 
         question = evaluation.questions[place]
         block = evaluation.blocks[label].get(question, {})
         if "tokens" not in block:
-            before = "a race asked it without its answer tokens; name another folder"
+            before = "the race asked it without answer tokens; name another folder"
             raise UsageError(
-                "expected questions whose answers are tokens, got one of "
-                f"{question[0]} without ({block.get('why', before)})",
+                f"expected answers that are tokens, got a question of {question[0]} without them "
+                f"({block.get('why', before)})",
                 argument="answers",
             )
         answers.append(np.array(block["tokens"]))
@@ -347,8 +346,8 @@ def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
     """
     if len({tuple(map(len, each)) for each in answers}) > 1:
         raise UsageError(
-            "expected checkpoints of one tokenizer, got some with other answer tokens; race them "
-            "with labels",
+            "expected checkpoints that share a tokenizer, got some with other answer tokens; leave "
+            "it out, and the right answers order them",
             argument="answers",
         )
     values = np.zeros((len(answers), len(answers[0])))

@@ -61,7 +61,8 @@ def race_on_ray(
         with _cluster() as most, progress_bar(hidden=hidden, every=LINES) as update:
             if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
                 raise UsageError(
-                    f"expected whole ones or a part of 1, up to {most:g}, the most of a node, got {gpus:g}",
+                    "expected a whole number of GPUs or a part of one, up to the "
+                    f"{most:g} of the largest node, got {gpus:g}",
                     argument="gpus_per_checkpoint",
                 )
             resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}

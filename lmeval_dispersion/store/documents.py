@@ -74,7 +74,7 @@ class Sample:
         except TypeError:
             kind = type(value).__name__
             raise HarnessError(
-                f"{self.place}: expected {metric} to be a number, got a {kind}; run it again"
+                f"{self.place}: expected {metric} to be a number, got a {kind}; run lm-eval again"
             ) from None
 
     def likely(self, score: float) -> float:
@@ -130,7 +130,7 @@ def read_samples(
             repeated += _keep(sample, filters.setdefault(line.filter, {}))
     if unnamed and filters:
         place = next(iter(unnamed.values()))[0].place
-        raise HarnessError(f"{place} has no 'filter', which other lines have; run it again")
+        raise HarnessError(f"{place} has no 'filter', which other lines have; run lm-eval again")
     if unnamed:
         names = names or _filters_in_turn(unnamed.values())
     for samples in unnamed.values():
@@ -138,7 +138,7 @@ def read_samples(
             last = samples[-1]
             raise HarnessError(
                 f"{last.place}: document {last.doc_id} has {len(samples)} lines, and the task has "
-                f"{len(names)} filters ({', '.join(names)}); run it again"
+                f"{len(names)} filters ({', '.join(names)}); run lm-eval again"
             )
         for i, sample in enumerate(samples):
             if sample.columns["doc_hash"] != samples[0].columns["doc_hash"]:
@@ -157,8 +157,8 @@ def _keep(sample: Sample, documents: dict[int, Sample]) -> bool:
 
 def _other_content(sample: Sample) -> HarnessError:
     return HarnessError(
-        f"{sample.place} holds document {sample.doc_id} twice, with other content than an earlier line: two "
-        "processes or two runs wrote into the file; run it again"
+        f"{sample.place} holds document {sample.doc_id} twice, with other content than an earlier line, "
+        "as if two runs had written into the file; run lm-eval again"
     )
 
 
@@ -181,15 +181,15 @@ def _sample(line: Line, config: Mapping[str, Any]) -> Sample:
     for key in _NEEDED:
         if key not in line.content:
             raise HarnessError(
-                f"{line.place} has no {key!r}: another lm-eval wrote it; this version reads the samples of "
-                "0.4.0 and later"
+                f"{line.place} has no {key!r}, which lm-eval 0.4.0 and later log; evaluate again with such "
+                "a version"
             )
     try:
         return _converted(line, config)
     except _MISFITS as error:
         reason = first_line(error)[:100]
         raise HarnessError(
-            f"{line.place} does not fit what lm-eval logs ({reason}); run it again"
+            f"{line.place} does not fit what lm-eval logs ({reason}); run lm-eval again"
         ) from None
 
 
@@ -199,7 +199,8 @@ def _converted(line: Line, config: Mapping[str, Any]) -> Sample:
     arguments = _request_arguments(logged["arguments"])
     if not arguments or not arguments[0] or not isinstance(arguments[0][0], str):
         raise HarnessError(
-            f"{line.place}: document {line.doc_id} has no prompt as text; log it with log_samples"
+            f"{line.place}: expected the prompt of document {line.doc_id} as text, got none; run "
+            "lm-eval again with log_samples"
         )
     kind = str(config.get("output_type") or kind_of_task(arguments))
     alias = config.get("task_alias")
@@ -217,8 +218,8 @@ def _converted(line: Line, config: Mapping[str, Any]) -> Sample:
     for name in ("doc_hash", "prompt_hash"):
         if logged.get(name) not in (None, columns[name]):
             raise HarnessError(
-                f"{line.place}: document {line.doc_id} is not the one that was run (its {name} differs): the "
-                "file was changed; run it again"
+                f"{line.place}: document {line.doc_id} was changed after the run (its {name} differs); run "
+                "lm-eval again with log_samples"
             )
     for name in ("subject", "target", "prediction"):
         if columns[name] is not None:
@@ -250,7 +251,7 @@ def _request_arguments(logged: Any) -> list[tuple[Any, ...]]:
     elif isinstance(logged, list) and all(isinstance(arguments, list) for arguments in logged):
         requests = logged
     else:
-        raise TypeError("expected `arguments` to be those of each request")
+        raise TypeError("expected `arguments` to hold the arguments of each request")
     unpacked = []
     for first, *rest in requests:
         messages = first if isinstance(first, list) else [first]

@@ -78,8 +78,8 @@ def begin_store(folder: Path) -> None:
     """
     if (folder / MANIFEST).exists():
         raise UsageError(
-            f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
-            "another place for this run (dispersion_store, -o)"
+            f"{folder} already holds a finished store; read it with `dispersion audit`, remove it, or choose "
+            "another folder for this run (dispersion_store, -o)"
         )
     make_folder(folder)
     (folder / DOCUMENTS).touch()
@@ -102,7 +102,7 @@ def make_folder(folder: Path, kind: str = "store") -> None:
     else:
         reason = "" if os.access(folder, os.W_OK) else "Permission denied"
     if reason:
-        raise UsageError(f"the {kind} {folder} cannot be written: {reason}; choose another place")
+        raise UsageError(f"the {kind} {folder} cannot be written: {reason}; choose another folder")
 
 
 def write_store(
@@ -139,11 +139,14 @@ def write_store(
     for name, rows in layers.items():
         if rows.ndim != 2 or rows.shape[0] != len(documents) or rows.shape[1] == 0:
             raise StoreError(
-                f"expected {len(documents)} vectors of layer {name!r}, got shape {rows.shape}"
+                f"expected {len(documents)} vectors of layer {name!r}, one for each document, got an array "
+                f"of shape {rows.shape}"
             )
     default = manifest.get("default_layer", next(iter(layers)))
     if default not in layers:
-        raise StoreError(f"the default layer {default!r} is not among {', '.join(layers)}")
+        raise StoreError(
+            f"expected the default layer to be one of {', '.join(layers)}, got {default!r}"
+        )
     folder = Path(path)
     make_folder(folder)
     temporary = {}
@@ -187,7 +190,9 @@ def _document_table(documents: pd.DataFrame) -> Any:
     for name in ("doc_id", "task"):
         if name not in documents:
             there = ", ".join(map(str, documents.columns))
-            raise StoreError(f"expected a column {name!r} in the documents, got {there}")
+            raise StoreError(
+                f"expected a column {name!r} in the documents, got the columns {there}"
+            )
     given = documents.reset_index(drop=True)
     if "subject" not in given:
         given = given.assign(subject=given["task"])

@@ -137,7 +137,7 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
             old = first_place if a is None else place
             raise MixedStoresError(
                 f"{old} was written before stores had an identity, so its model cannot be compared with "
-                "the others'; read it alone or run it again"
+                "that of the other stores; read it alone, or evaluate the model again"
             )
         differing |= _differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
         if differing:

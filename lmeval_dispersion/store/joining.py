@@ -90,12 +90,13 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
             )
         if len(other):
             notes.append(
-                f"{len(other)} documents of {run.model} are others under the same number and are left out."
+                f"{len(other)} documents of {run.model} are left out, as {runs[0].model} has other "
+                "documents under their numbers."
             )
         unlike = _unlike(shared, "target")
         if unlike.any():
             notes.append(
-                f"{unlike.sum()} documents have another target in {run.model} and are left out."
+                f"{unlike.sum()} documents are left out, as they have another target in {run.model}."
             )
         shared = shared[~unlike]
         kept, more = _comparable(shared, runs[0], run)
@@ -104,7 +105,7 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
     if shared.empty:
         tasks = sorted(set().union(*(frame["task"] for frame in frames)))
         raise MixedStoresError(
-            f"the runs share no document; compare runs of the same tasks, got {', '.join(tasks)}"
+            f"expected runs of the same tasks, got runs of {', '.join(tasks)} that share no document"
         )
     rows = [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
     return Joined(rows, notes)
@@ -128,8 +129,8 @@ def check_judges(runs: Mapping[str, Mapping[str, Any]]) -> None:
             other, metric = first.setdefault(task, (name, judge))
             if metric.rpartition("/")[2] != judge.rpartition("/")[2]:
                 raise UsageError(
-                    f"expected one metric of {task}, got {metric} in {other} and {judge} in {name}; name one "
-                    "that both have",
+                    f"expected one metric for {task}, got {metric} in {other} and {judge} in {name}; name one "
+                    "that both runs have",
                     argument="metric",
                 )
 
@@ -205,21 +206,21 @@ def _comparable(
     everything = np.ones(len(shared), dtype=bool)
     if template and not differences and (count or not known.all()):
         notes.append(
-            f"the runs differ in {shown_differences(template)}; it may explain part of the difference."
+            f"the runs differ in {shown_differences(template)}, which may explain part of their difference."
         )
         return everything, notes
     if not count:
         return everything, notes
     why = ""
     if differences:
-        why = f", they differ in {shown_differences({**differences, **template})}"
+        why = f" (the runs differ in {shown_differences({**differences, **template})})"
     if count == len(shared):
         raise MixedStoresError(
-            f"the runs used different prompts{why or f' in all {count} shared documents'}; compare runs of "
-            "one prompt"
+            f"the runs used different prompts in all {count} shared documents{why}; compare runs with "
+            "the same prompts"
         )
     notes.append(
-        f"{count} of {len(shared)} documents had another prompt in {run.model} and are left out{why}."
+        f"{count} of {len(shared)} documents are left out, as they had another prompt in {run.model}{why}."
     )
     return ~unlike, notes
 

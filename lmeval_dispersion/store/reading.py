@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_REPAIR = "copy the folder again, or write the store again"
+
+
 @dataclass(frozen=True, repr=False)
 class Store:
     """A finished run, or several runs of one model read as one.
@@ -222,7 +225,7 @@ def read_store(path: str | Path) -> Store:
     if not folder.is_dir():
         hint = "; check the path"
         if folder.exists():
-            hint = "; `dispersion embed MODEL FILE` makes a run of texts"
+            hint = "; `dispersion embed MODEL FILE` makes a store of the texts in a file"
         elif folder.parent.is_dir():
             hint = nearest(folder.name, [place.name for place in folder.parent.iterdir()]) or hint
         raise StoreError(f"expected the folder of a run, but {folder} is not a folder{hint}")
@@ -258,33 +261,34 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.exists():
         raise PartialStoreError(
-            f"the store in {folder} is partial: its run did not finish ({MANIFEST} is missing); "
-            "run it again or remove the folder"
+            f"the store in {folder} is partial ({MANIFEST} is missing), because its run did not finish; "
+            "finish the run, or remove the folder"
         )
     try:
         manifest: dict[str, Any] = json_in(file)
     except (OSError, ValueError) as error:
-        raise StoreError(f"{file} is not JSON ({error}); run it again") from None
+        raise StoreError(f"{file} cannot be read as JSON ({error}); {_REPAIR}") from None
     held = manifest.get("format") if isinstance(manifest, dict) else None
     if not str(held).startswith("dispersion-store/"):
         raise StoreError(
-            f"{file} is not the manifest of a store, it holds {held or 'something else'!r}; name the folder "
-            "of a harness run, or one that `dispersion embed` made"
+            f"expected {file} to be the manifest of a store, got {held or 'another file'}; name the "
+            "folder of a run with dispersion tasks, or one that `dispersion embed` wrote"
         )
     if held != FORMAT:
         raise StoreVersionError(
-            f"{folder} was written as {held!r} and this version reads {FORMAT!r}; "
-            "use the version that wrote it, or run it again"
+            f"expected the format {FORMAT!r} in {folder}, got {held!r}; read it with the version that "
+            "wrote it, or write the store again"
         )
     if manifest.get("complete") is not True:
         raise PartialStoreError(
-            f"the store in {folder} is partial: its run did not finish; run it again"
+            f"the store in {folder} is partial, because its run did not finish; finish the run, or "
+            "remove the folder"
         )
-    given = checked(_Manifest, manifest, file, "copy the folder again or run it again", StoreError)
+    given = checked(_Manifest, manifest, file, _REPAIR, StoreError)
     if set(given["layers"]) != set(given["width"]) or given["default_layer"] not in given["layers"]:
         raise StoreError(
             f"{file} is damaged (`layers`: expected the layers of `width` and `default_layer`, got "
-            f"{', '.join(given['layers'])[:200]}); copy the folder again or run it again"
+            f"{', '.join(given['layers'])[:200]}); {_REPAIR}"
         )
     return manifest
 
@@ -302,7 +306,7 @@ def _read_documents(folder: Path, manifest: dict[str, Any]) -> pd.DataFrame:
         if name not in frame:
             defect = f"no column {name!r}"
     if defect:
-        raise StoreError(f"{folder / DOCUMENTS} has {defect}; the store is damaged, run it again")
+        raise StoreError(f"{folder / DOCUMENTS} is damaged: it has {defect}; {_REPAIR}")
     return frame
 
 
@@ -313,11 +317,14 @@ def _check_tasks(frames: Mapping[Path, pd.DataFrame]) -> None:
         twice = frame[frame.duplicated(["task", "doc_id"])]
         if len(twice):
             row = twice.iloc[0]
-            raise StoreError(f"{place} holds document {row['doc_id']} of task {row['task']} twice")
+            raise StoreError(
+                f"{place} holds document {row['doc_id']} of task {row['task']} twice; write the store "
+                "again"
+            )
         for task in frame["task"].unique():
             if owner.setdefault(task, place) != place:
                 raise MixedStoresError(
-                    f"task {task!r} is in {owner[task]} and in {place}; remove one of them"
+                    f"the task {task!r} is in two stores, {owner[task]} and {place}; remove one of them"
                 )
 
 
@@ -367,10 +374,11 @@ def _tensor(folder: Path, name: str, shape: tuple[int, ...]) -> Any:
         tensors: Any = safe_open(str(folder / VECTORS), framework="numpy")
         stored = tensors.get_slice(name)
     except (OSError, SafetensorError) as error:
-        raise StoreError(f"{folder / VECTORS} cannot be read ({error}); run it again") from None
+        raise StoreError(f"{folder / VECTORS} cannot be read ({error}); {_REPAIR}") from None
     if tuple(stored.get_shape()) != shape:
         raise StoreError(
-            f"{folder / VECTORS}: {name} is {stored.get_shape()}, expected {list(shape)}"
+            f"{folder / VECTORS} is damaged: expected {name} in the shape {list(shape)}, got "
+            f"{stored.get_shape()}; {_REPAIR}"
         )
     return stored
 
@@ -379,11 +387,8 @@ def _verify(folder: Path, manifest: dict[str, Any], name: str) -> None:
     """Raise StoreError unless the file has the manifest's checksum."""
     file = folder / name
     if not file.exists():
-        raise PartialStoreError(
-            f"the store in {folder} is partial: {name} is missing; run it again"
-        )
+        raise PartialStoreError(f"the store in {folder} is partial ({name} is missing); {_REPAIR}")
     if sha256(file) != manifest["sha256"].get(name):
         raise StoreError(
-            f"{file} was changed or damaged (its checksum differs from {MANIFEST}'s); "
-            "copy the folder again or run it again"
+            f"{file} was changed or damaged (its checksum differs from {MANIFEST}'s); {_REPAIR}"
         )

@@ -105,7 +105,8 @@ def judged_task(
     notes += section(results, "inspect").get("notes", [])
     if repeated:
         notes.append(
-            f"{repeated} documents were logged twice alike, as padded ranks do, and count once"
+            f"{repeated} documents were logged twice with equal content, as by several processes that pad "
+            "their shares, and count once"
         )
     numeric = {}
     for name, documents in filters.items():
@@ -164,14 +165,14 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
     path = Path(file).expanduser()
     if not path.exists():
         raise HarnessError(
-            f"{path} does not exist; name a samples_TASK_DATE.jsonl of `lm_eval --log_samples`"
+            f"{path} does not exist; name a file samples_TASK_DATE.jsonl of `lm_eval --log_samples`"
         )
     is_known = path.is_dir() or is_log(path)
     run = find_run(path) if is_known else LoggedRun(path, {}, {str(path): path})
     if len(run.samples) > 1:
         tasks = listed_names(sorted(run.samples))
         raise HarnessError(
-            f"{path} holds {len(run.samples)} tasks ({tasks}); name the samples of one"
+            f"{path} holds {len(run.samples)} tasks ({tasks}); name the file of samples of one task"
         )
     return task_scores(run, next(iter(run.samples)), judge)
 
@@ -189,7 +190,7 @@ def task_scores(
     judged = judged_task(run, task, judge, allow_holes=True)
     if judged.metric is None:
         raise HarnessError(
-            f"no metric of {run.samples[task]} judges single documents by itself: {judged.notes[-1]}"
+            f"{run.samples[task]} has no known metric that scores single documents: {judged.notes[-1]}"
         )
     scored = {}
     for i, sample in judged.samples.items():
@@ -322,7 +323,9 @@ def _judged_tasks(run: LoggedRun, judge: str | None) -> dict[str, JudgedTask]:
     default = NamedMetrics.of(judge).default
     has_default = {task.as_named for task in tasks.values()} - {None}
     if default and has_default == {False}:
-        raise HarnessError(f"no task of {run.file} has {default!r} to judge answers by")
+        raise HarnessError(
+            f"expected the metric {default!r} in a task of {run.file}, got tasks without it; name another"
+        )
     return tasks
 
 
@@ -387,8 +390,8 @@ def _filters_apart(task: str, filters: Filters, chosen: str, metric: str) -> lis
         lost = int((other < first).sum())
         if mcnemar_p(gained, lost) < _FILTERS_DIFFER:
             sentences.append(
-                f"{task}: {chosen} {100 * first.mean():.0f} %, {name} {100 * other.mean():.0f} %; "
-                f"`--metric {name}/{metric}` judges by the other."
+                f"{task}: {100 * first.mean():.0f} % are right by the filter {chosen}, "
+                f"{100 * other.mean():.0f} % by {name}; `--metric {name}/{metric}` judges by the latter."
             )
     return sentences
 
@@ -411,8 +414,8 @@ def _holes(file: Path, filters: Filters, counts: Mapping[str, Any], allowed: boo
     names = listed_names([str(i) for i in sorted(absent)])
     if is_uneven or not allowed:
         raise HarnessError(
-            f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({names}); run it "
-            "again, or force it where they were left out on purpose (samples)"
+            f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({names}); run lm-eval "
+            "again, or add --force if they were left out on purpose (--samples)"
         )
     return [f"{len(absent)} of {expected} documents are not in the samples ({names})"]
 

@@ -239,7 +239,9 @@ class Logged:
                 clauses += [f"in {task}: {clause}" for clause in self._at(rows[task]).doubts()]
         more = len(clauses) - _SHOWN
         if more > 0:
-            clauses[_SHOWN:] = [f"the same of {more} more {'task' if more == 1 else 'tasks'}"]
+            clauses[_SHOWN:] = [
+                f"the same holds for {more} more {'task' if more == 1 else 'tasks'}"
+            ]
         return clauses
 
     def _at(self, rows: Sequence[int]) -> Logged:
@@ -310,7 +312,7 @@ class Logged:
             number = " (0)" if zero == tied else ""
             yield (
                 f"all choices have the same log-probability{number} in {tied:,} of {documents:,} documents: "
-                "the server may not return log-probabilities (echo)"
+                "the server may not return log-probabilities of the prompt (echo)"
             )
 
     def _invalid(self) -> Iterator[str]:
@@ -319,7 +321,7 @@ class Logged:
         if len(texts) >= _FEWEST and invalid > _MOST * len(texts):
             yield (
                 f"{invalid:,} of {len(texts):,} answers are {INVALID}: the filter matched nothing in them; "
-                "`--metric FILTER/METRIC` names another"
+                "`--metric FILTER/METRIC` names another filter"
             )
 
 
@@ -468,9 +470,9 @@ def equal_answers_clause(equal: int, telling: int) -> str:
     """
     documents = f"all {telling:,}" if equal == telling else f"{equal:,} of {telling:,}"
     return (
-        f"the log-probabilities of {documents} documents are equal to the last digit: copies, a shared cache "
-        "(use_cache), an adapter that was not applied, or a server that answers unknown names with its "
-        "default model"
+        f"the log-probabilities of {documents} documents are equal to the last digit: the models are copies, "
+        "share a cache (use_cache), lack an adapter that was not applied, or come from a server that answers "
+        "unknown names with its default model"
     )
 
 
@@ -490,8 +492,8 @@ def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, 
 def renumbered_clause(documents: int) -> str:
     """Return a clause on a run of which ``documents`` have other numbers than in the first run."""
     return (
-        f"{documents:,} documents have another number than in the first run, as lm-eval up to 0.4.13 gives "
-        "them where `--samples` lists them unsorted (its issue 4084)"
+        f"{documents:,} documents have another number than in the first run, because lm-eval up to 0.4.13 "
+        "numbers them wrongly where `--samples` lists them unsorted (its issue 4084)"
     )
 
 

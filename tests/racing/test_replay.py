@@ -59,12 +59,17 @@ def test_a_replay_asks_what_a_race_asks(margin: float) -> None:
         (
             [0.9, 0.3, 0.2],
             False,
-            "would have named the same best, 0, in 40 of 40 orders",
+            "would have named the same best, 0, in 40 of 40 random orders",
             "Where it named",
         ),
-        ([0.9, 0.3, 0.2], False, "They were raced in the order given.", "alphabetical"),
-        ([0.9, 0.3, 0.2], True, "The results came in alphabetical order", "order given"),
-        ([0.6, 0.6, 0.6, 0.6], True, "Where it named another, that was worse by", "in 40 of 40"),
+        ([0.9, 0.3, 0.2], False, "were raced in the order given.", "alphabetical"),
+        ([0.9, 0.3, 0.2], True, "results were named in alphabetical order", "order given"),
+        (
+            [0.6, 0.6, 0.6, 0.6],
+            True,
+            "Where it named another one, that was worse by",
+            "in 40 of 40",
+        ),
     ],
 )
 def test_the_sentences_of_a_replay(
@@ -88,9 +93,9 @@ def test_the_sentences_of_a_replay(
     [
         (
             ["0", "2"],
-            "in 40 of 40 orders, with 35 % of the questions (median; 35 to 35) and 2 of 3 loaded.",
+            "in 40 of 40 random orders, with 35 % of the questions asked (median; in nine of ten orders 35 to 35 %) and 2 of 3 loaded.",
         ),
-        (["2", "1"], "another best than 0 in 40 of 40 orders"),
+        (["2", "1"], "another best than 0 in 40 of 40 random orders"),
     ],
 )
 def test_a_screen_leaves_some_unloaded(listed: list[str], sentence: str) -> None:
@@ -99,7 +104,7 @@ def test_a_screen_leaves_some_unloaded(listed: list[str], sentence: str) -> None
     text = " ".join(render(result.document(), "markdown").split())
     assert sentence in text
     assert "2 of 3 loaded" in text
-    assert "They were raced in the screen's order; the others count as not loaded." in text
+    assert "were raced in the screen's order; the others count as not loaded." in text
     assert "each checkpoint is loaded" not in text
     assert {row.label for row in result.checkpoints if row.asked} == {*listed}
     assert "loaded." not in " ".join(replay(Recorded(answers, ["sums"]), orders=2).answer())
@@ -114,11 +119,11 @@ def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
     answers = {"b": Scores(score, score), "a": Scores(more, more)}
     result = replay(Recorded(answers, ["t"]), orders=20, margin=0.05)
     text = " ".join(result.answer())
-    assert "another best than a in 20 of 20 orders" in text
+    assert "another best than a in 20 of 20 random orders" in text
     assert "worse by 0.010 at most" in text
     # Of equal ones the sentence has the one that was named.
     result = replay(Recorded({**answers, "b": answers["a"]}, ["t"]), orders=20, margin=0.05)
-    assert "named the same best, b, in 20 of 20 orders" in " ".join(result.answer())
+    assert "named the same best, b, in 20 of 20 random orders" in " ".join(result.answer())
 
 
 @pytest.fixture(scope="module", params=[60, pytest.param(400, marks=pytest.mark.slow)])
@@ -204,9 +209,9 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     for given, sentence in [
         (
             [names[1], str(fewer)],
-            f"expected 50 or more questions with a score in all results, got 30 of {asked}",
+            f"expected at least 50 questions with a score in all results, got 30 of {asked}",
         ),
-        ([names[1], names[1]], "expected results of two or more models, each once"),
+        ([names[1], names[1]], "expected results of two or more models, one for each model"),
         ([names[1]], "expected results of two or more models"),
         ([str(tmp_path / "none")], "expected the folder of a run"),
     ]:
@@ -248,8 +253,8 @@ def test_released_models_race_at_once(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--metric", "f1"], "race what is recorded; leave out --metric"),
-        (["family", "list"], "race what is recorded; leave out list"),
+        (["--metric", "f1"], "race recorded answers; leave out --metric"),
+        (["family", "list"], "race recorded answers; leave out list"),
         (["--seed", "-1"], "--seed: expected at least 0, got -1"),
     ],
 )
@@ -345,7 +350,7 @@ def test_a_replay_weighs_as_it_is_told(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"sharing": 25}, "They were raced in the order of their shared questions."),
+        ({"sharing": 25}, "in the order of their answers to shared questions."),
         ({"margin": 0.05}, "no other raced is better"),
         ({"budget": 240}, "240 of 1,200 questions asked (20 %)."),
         ({"top": 2}, "The best 2: 0 and 1."),
@@ -363,6 +368,6 @@ def test_the_first_lines_of_a_replay(settings: dict[str, Any], sentence: str) ->
 def test_a_replays_budget_has_a_question_for_each() -> None:
     answers = planted(np.random.default_rng(8), [0.9, 0.3, 0.2], 100)
     with pytest.raises(
-        UsageError, match="expected at least 3, a question of each checkpoint, got 2"
+        UsageError, match="expected at least 3 questions, one for each checkpoint, got 2"
     ):
         replay(Recorded(answers, ["sums"]), orders=2, budget=2)
