@@ -58,8 +58,11 @@ class NamedMetrics:
         own = dict[str | None, str]()
         for part in text.split(","):
             before, equals, after = part.partition("=")
-            task = before.strip() if equals else None
-            judge = after.strip() if equals else before.strip()
+            task = None
+            judge = before.strip()
+            if equals:
+                task = judge
+                judge = after.strip()
             if not judge or task == "":
                 raise UsageError(
                     f"expected [TASK=][FILTER/]METRIC, several separated by commas, got {text!r}",

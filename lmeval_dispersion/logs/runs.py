@@ -94,7 +94,10 @@ def find_run(place: str | Path) -> LoggedRun:
     tasks = [task for run in runs for task in run.samples]
     if len(set(tasks)) == len(tasks) and len({run.model for run in runs}) == 1:
         return _together(runs)
-    files = [str(run.file if run.results else next(iter(run.samples.values()))) for run in runs]
+    files = list[str]()
+    for run in runs:
+        file = run.file if run.results else next(iter(run.samples.values()))
+        files.append(str(file))
     raise HarnessError(
         f"{path} holds the samples of {len(runs)} runs; name one of them: {listed_names(files)}"
     )
@@ -120,8 +123,11 @@ def results_files(folder: Path) -> list[Path]:
 
 def _files(folder: Path, suffixes: tuple[str, ...], pattern: str = "**/*") -> list[Path]:
     """The files with one of the suffixes, sorted by path: in a folder and all below it, or by a pattern."""
-    files = (file for file in folder.glob(pattern) if file.name.endswith(suffixes))
-    return sorted(filter(Path.is_file, files))
+    files = list[Path]()
+    for file in folder.glob(pattern):
+        if file.name.endswith(suffixes) and file.is_file():
+            files.append(file)
+    return sorted(files)
 
 
 def _sample_files(folder: Path, pattern: str = "**/*") -> list[Path]:
@@ -144,7 +150,9 @@ def _stem(file: Path) -> str:
 
 def _date(file: Path) -> str:
     match = _DATED.fullmatch(_stem(file))
-    return match["date"] if match else ""
+    if match is None:
+        return ""
+    return match["date"]
 
 
 def _name_of(place: Path, files: Iterable[Path]) -> str:
@@ -238,7 +246,9 @@ def _task_of(file: Path, results: Results) -> str | None:
         if not isinstance(arguments, str) or not arguments:
             return task
         begin = re.sub("/|=", "__", arguments)
-        return task if stem in (task, f"{begin}_{task}") else None
+        if stem in (task, f"{begin}_{task}"):
+            return task
+        return None
     if results:
         return None
     # MODEL_TASK, where the model's arguments have `__` for `=` and `/`.

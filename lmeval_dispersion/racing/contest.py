@@ -659,7 +659,7 @@ def phases(
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
         raise UsageError(
-            f"expected at least {first} questions, one for each checkpoint, got {budget}",
+            f"expected at least {first}, one question for each checkpoint, got {budget}",
             argument="budget",
         )
     sizes = _sizes(checkpoints, top + 1, kept)

@@ -203,9 +203,11 @@ class Evaluation:
         named = NamedMetrics.of(text)
         names = dict[str, list[str]]()
         for task in self.tasks:
-            each = [task, stock_name(task), *above.get(task, ())]
-            names[task] = [*each, *(name.removesuffix(SUFFIX) for name in each)]
-        named.check([*dict.fromkeys(chain.from_iterable(names.values()))])
+            given = [task, stock_name(task), *above.get(task, ())]
+            plain = [name.removesuffix(SUFFIX) for name in given]
+            names[task] = [*given, *plain]
+        every_name = dict.fromkeys(chain.from_iterable(names.values()))
+        named.check([*every_name])
         return {task: named.judge(*each) for task, each in names.items()}
 
     def _draw(self, limit: int | None, weigh: str) -> None:
@@ -217,11 +219,14 @@ class Evaluation:
         else:
             drawn, self.available = seams.drawn_questions(self.tasks, limit, self.seed)
             self.weights = None
-        is_apart = weigh == "units" and len(units) > 1 and len(drawn) < self.available
+        is_part = len(drawn) < self.available
+        is_apart = weigh == "units" and len(units) > 1 and is_part
         self.weighing = "units" if is_apart or self.weights is not None else None
         self.questions = drawn
         tasks = np.array([task for task, _ in drawn])
-        self.places = {task: np.flatnonzero(tasks == task) for task in dict(drawn)}
+        self.places = dict[str, NDArray[np.int64]]()
+        for task in dict(drawn):
+            self.places[task] = np.flatnonzero(tasks == task)
         self.units = dict[str, NDArray[np.int64]]()
         for unit, members in units.items():
             self.units[unit] = np.flatnonzero(np.isin(tasks, members))
@@ -239,12 +244,13 @@ class Evaluation:
         if places is None:
             places = np.arange(len(self.questions))
         places = places[~np.isnan(scores[places])]
-        if not len(places):
+        known = scores[places]
+        if not len(known):
             return math.nan
         if self.weights is None:
-            return float(scores[places].mean())
+            return float(known.mean())
         tasks = [self.questions[place][0] for place in places]
-        return mean_score(tasks, scores[places], self.groups)
+        return mean_score(tasks, known, self.groups)
 
     def by_unit(self, scores: NDArray[np.float64]) -> dict[str, tuple[int, float]]:
         """Return how many questions of each unit (task or group) have a score, and their mean.
@@ -253,8 +259,9 @@ class Evaluation:
         """
         means = dict[str, tuple[int, float]]()
         for unit, places in self.units.items():
-            asked = int((~np.isnan(scores[places])).sum())
-            means[unit] = (asked, self.mean(scores, places))
+            is_known = ~np.isnan(scores[places])
+            count = int(is_known.sum())
+            means[unit] = (count, self.mean(scores, places))
         return means
 
     def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -282,10 +289,13 @@ class Evaluation:
         for name, (alias, _) in self._group_entries.items():
             figures[name] = {"alias": alias}
         for name, group in self.groups.items():
-            judges = {self.judges[task] for task in group["tasks"] if task in self.judges}
+            judges = set[tuple[str, str]]()
+            for task in group["tasks"]:
+                if task in self.judges:
+                    judges.add(self.judges[task])
             mean = self.mean(scores, self.units[name])
             if len(judges) == 1 and not math.isnan(mean):
-                chosen, metric = next(iter(judges))
+                chosen, metric = judges.pop()
                 figures[name][f"{metric},{chosen}"] = mean
         return figures, counts
 
@@ -360,11 +370,15 @@ class Evaluation:
             self._built_for = weakref.ref(lm)
             if self.chat or not self._requests:
                 self._requests = {name: self._built(name, lm) for name in dict(self.questions)}
-            documents = chain.from_iterable(each.values() for each in self._requests.values())
-            seams.settle_batch(lm, chain.from_iterable(documents), SHARED * self._most_requests)
+            every_request = list[Any]()
+            for built in self._requests.values():
+                every_request += chain.from_iterable(built.values())
+            seams.settle_batch(lm, every_request, SHARED * self._most_requests)
         requests = dict[str, dict[int, list[Any]]]()
-        for name, i in sorted(self.questions[place] for place in places):
-            requests.setdefault(name, {})[i] = self._requests[name][i]
+        questions = sorted(self.questions[place] for place in places)
+        for name, i in questions:
+            of_task = requests.setdefault(name, {})
+            of_task[i] = self._requests[name][i]
         for task in self.recorded.values():
             task.take()  # records of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
@@ -375,7 +389,8 @@ class Evaluation:
         most = 1
         for documents in self._requests.values():
             for requests in documents.values():
-                most = max(most, sum(request.repeats for request in requests))
+                count = sum(request.repeats for request in requests)
+                most = max(most, count)
         return most
 
     @property
@@ -442,11 +457,11 @@ class Evaluation:
         is_own = task in self.own_rules
         is_mass = is_own and any(0 < value < 1 for value in values.values())
         log_probabilities = [sample.columns["logprobs"] for sample in samples.values()]
-        finite = dict(zip(samples, finite_answer(log_probabilities).tolist(), strict=True))
-        for i, sample in samples.items():
+        finite = finite_answer(log_probabilities)
+        for (i, sample), is_finite in zip(samples.items(), finite, strict=True):
             place = self._place[task, i]
             value = values[i]
-            if not finite[i]:
+            if not is_finite:
                 self.not_finite[label].add((task, i))
                 scores.score[place] = 0.0  # asked; it fails the checkpoint
                 continue
@@ -463,7 +478,8 @@ class Evaluation:
                 scores.probability[place] = value
             self.blocks[label][task, i] = sample.block
             prompt = sample.columns["prompt_hash"]
-            if self._prompts[template].setdefault((task, i), prompt) != prompt:
+            first_prompt = self._prompts[template].setdefault((task, i), prompt)
+            if first_prompt != prompt:
                 if not self.chat:
                     raise HarnessError(
                         f"{label} was asked document {i} of {task} in another prompt than earlier "
@@ -474,7 +490,8 @@ class Evaluation:
 
     def unasked(self) -> Scores:
         """Return scores without any answer: NaN for all N questions."""
-        return Scores(*np.full((2, len(self.questions)), np.nan))
+        count = len(self.questions)
+        return Scores(np.full(count, np.nan), np.full(count, np.nan))
 
     def notes(self) -> list[str]:
         """Return a sentence for each checkpoint that had other prompts than those before it."""
@@ -512,7 +529,8 @@ class Evaluation:
 
     def _judge(self, task: str, filters: Mapping[str, Mapping[int, Sample]]) -> tuple[str, str]:
         """The filter and metric that score a task."""
-        metrics = next(iter(next(iter(filters.values())).values())).metrics
+        of_first_filter = next(iter(filters.values()))
+        metrics = next(iter(of_first_filter.values())).metrics
         check_judge(task, self._named[task], list(filters), metrics)
         chosen, named = split_judge(self._named[task])
         metric = correctness(metrics, named)[0]
@@ -525,8 +543,9 @@ def _commits(given: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
     """The commits in the ``earlier`` arguments of the same repositories; nothing else is taken of them."""
     adapter = str(given.get("peft", ""))
     before = str(earlier.get("peft", ""))
-    is_same = earlier.get("pretrained") == given.get("pretrained")
-    if not is_same or before.partition("@")[0] != adapter.partition("@")[0]:
+    if earlier.get("pretrained") != given.get("pretrained"):
+        return {}
+    if before.partition("@")[0] != adapter.partition("@")[0]:
         return {}
     commits = {}
     if isinstance(earlier.get("revision"), str):
@@ -541,7 +560,9 @@ def _stamps(given: Mapping[str, Any]) -> list[Any]:
     stamps = list[Any]()
     for key in ("pretrained", "peft", "delta"):
         if given.get(key):
-            stamps.append(weights_stamp(given[key], given.get("gguf_file"), adapter=key == "peft"))
+            is_adapter = key == "peft"
+            stamp = weights_stamp(given[key], given.get("gguf_file"), adapter=is_adapter)
+            stamps.append(stamp)
     return stamps
 
 
@@ -649,13 +670,15 @@ class Entrant:
         """
         if self.evaluation.not_finite.get(self.label):
             return NOTHING
-        asked = ~np.isnan(self._answers.score[self._order])
-        return self._answers.at(self._order[: np.append(asked, False).argmin()])
+        unknown = np.isnan(self._answers.score[self._order])
+        end = np.append(unknown, True).argmax()
+        return self._answers.at(self._order[:end])
 
     @property
     def _count(self) -> int:
         """Number of questions that it was asked."""
-        return int((~np.isnan(self._answers.score)).sum())
+        is_known = ~np.isnan(self._answers.score)
+        return int(is_known.sum())
 
     def _scores(self, *given: Any) -> Scores:
         return self.evaluation.scores(self.label, self._template, *given)
@@ -680,8 +703,9 @@ class Entrant:
             if more:
                 more(self.evaluation, self._lm, results)
             if not self._count:
-                asked = next(iter(results["samples"].values()))
-                self.as_base = answers_as_base(self._lm, asked[0]["arguments"][0][0])
+                of_first_task = next(iter(results["samples"].values()))
+                prompt = of_first_task[0]["arguments"][0][0]
+                self.as_base = answers_as_base(self._lm, prompt)
             return results
         except UsageError:
             raise
@@ -767,7 +791,10 @@ class Entrant:
     def _keep(self, scores: Scores, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
         """Append a block's samples, then replace the results, which make it count; it is known last."""
         is_old = np.isnan(scores.score)
-        known = Scores(*np.where(is_old, self._answers, scores))
+        known = Scores(
+            np.where(is_old, self._answers.score, scores.score),
+            np.where(is_old, self._answers.probability, scores.probability),
+        )
         sizes = dict(self._sizes)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -799,8 +826,9 @@ class Entrant:
         states = list[tuple[Any, Any]]()
         for name, task in sorted(self.evaluation.recorded.items()):
             records, by = task.take()
-            for r in records:
-                states.append((r.state, (name, by, r.doc_id, r.correct, r.filter, r.columns)))
+            for record in records:
+                entry = (name, by, record.doc_id, record.correct, record.filter, record.columns)
+                states.append((record.state, entry))
         if self.evaluation.recorded:
             self._states(begin).parent.mkdir(exist_ok=True)
             save_states(self._states(begin), states)
@@ -814,24 +842,14 @@ class Entrant:
             HarnessError: The kept states were changed, or all texts of a task are empty.
             DispersionError: The states cannot be read, or a store cannot be written.
         """
-        n = self._count
-        records = defaultdict[tuple[str, str | None], list[DocRecord]](list)
-        if not self.evaluation.recorded or not n:
+        if not self.evaluation.recorded or not self._count:
             return
-        if self._results["race"].get("stored") == n:
+        if self._results["race"].get("stored") == self._count:
             self._drop_states()
             return
-        try:
-            for file in sorted(self._states(0).parent.iterdir()):
-                if int(file.stem) >= n:
-                    continue
-                for state, (name, by, *rest) in load_states(file):
-                    records[name, by].append(DocRecord(state, *rest))
-        except (OSError, SafetensorError, *WRONG_CONTENT) as error:
-            raise self._changed(error) from error
-        for (name, by), of_task in records.items():
+        for (name, by), records in self._kept_records().items():
             task = self.evaluation.tasks[name]
-            metrics = TaskMetrics(task.task_name, of_task)
+            metrics = TaskMetrics(task.task_name, records)
             prompts = self.evaluation.prompts(name, self._results["chat_template_sha"])
             manifest = {**self._manifest, **prompts, "tasks": {task.task_name: task.VERSION}}
             manifest["identity"] = {**self._manifest["identity"], **prompts["identity"]}
@@ -841,9 +859,22 @@ class Entrant:
                 write(place, metrics, task.category, manifest)
             except (OSError, SafetensorError) as error:
                 raise self._unwritten(error) from error
-        self._results["race"]["stored"] = n
+        self._results["race"]["stored"] = self._count
         self._write()
         self._drop_states()
+
+    def _kept_records(self) -> dict[tuple[str, str | None], list[DocRecord]]:
+        """The records of the blocks that count, by dispersion task and what decides right answers."""
+        records = defaultdict[tuple[str, str | None], list[DocRecord]](list)
+        try:
+            for file in sorted(self._states(0).parent.iterdir()):
+                if int(file.stem) >= self._count:
+                    continue
+                for state, (name, by, *rest) in load_states(file):
+                    records[name, by].append(DocRecord(state, *rest))
+        except (OSError, SafetensorError, *WRONG_CONTENT) as error:
+            raise self._changed(error) from error
+        return records
 
     def _drop_states(self) -> None:
         """Remove the kept states of a checkpoint that was asked everything; its stores have them."""
@@ -853,10 +884,11 @@ class Entrant:
     def _described(self, known: Scores) -> dict[str, Any]:
         """lm-eval's results entries of the run, each task's figures so far, and the race's own."""
         figures, counts = self.evaluation.figures(known.score)
+        is_asked = ~np.isnan(known.score)
         given = self._given
         race = {
             "label": self.label,
-            "questions": int((~np.isnan(known.score)).sum()),
+            "questions": int(is_asked.sum()),
             "of": len(self.evaluation.questions),
             "score": self.evaluation.mean(known.score),
             "seconds": round(self.seconds, 3),
@@ -904,32 +936,40 @@ class Entrant:
                 self._manifest = race["manifest"]
                 self.as_base = race.get("as_base", False)
                 self.seconds = race["seconds"]
-            unknown = sorted({*self._sizes} - {*self.evaluation.tasks})
-            if unknown:
-                raise ValueError(f"it has samples of {unknown[0]}, which is no task of this race")
-            counted = {self._place(task): size for task, size in self._sizes.items()}
-            for place in {*counted, *self._folder.glob(f"samples_*_{escape(self._date)}.jsonl")}:
-                size = counted.get(place, 0)
-                if place.stat().st_size < size:
-                    raise ValueError(f"{place.name} is shorter than the race left it")
-                if size:
-                    os.truncate(place, size)
-                else:
-                    place.unlink()
+            self._cut_off_unfinished()
             if self._sizes:
-                texts = {task: self._place(task).read_text("utf-8") for task in self._sizes}
-                self._template = self._results["chat_template_sha"]
-                self._answers = self._scores(texts, self._results["configs"])
-                self._check_blocks()
-                counted_before = self._results["race"]["questions"]
-                if self._count != counted_before:
-                    raise ValueError(
-                        f"it has answers to {self._count} questions in place of {counted_before}"
-                    )
-            if self._sizes and self.evaluation.recorded and "identity" not in self._manifest:
-                raise ValueError("its manifest has no identity")
+                self._read_answers()
         except (OSError, *WRONG_CONTENT) as error:
             raise self._changed(error) from error
+
+    def _cut_off_unfinished(self) -> None:
+        """Remove what a killed run wrote after the last block; ValueError if a file lacks something."""
+        sizes = dict[Path, int]()
+        for task, size in self._sizes.items():
+            if task not in self.evaluation.tasks:
+                raise ValueError(f"it has samples of {task}, which is no task of this race")
+            sizes[self._place(task)] = size
+        written = self._folder.glob(f"samples_*_{escape(self._date)}.jsonl")
+        for place in {*sizes, *written}:
+            size = sizes.get(place, 0)
+            if place.stat().st_size < size:
+                raise ValueError(f"{place.name} is shorter than the race left it")
+            if size:
+                os.truncate(place, size)
+            else:
+                place.unlink()
+
+    def _read_answers(self) -> None:
+        """Read the answers in the files of samples; ValueError for those of another race."""
+        texts = {task: self._place(task).read_text("utf-8") for task in self._sizes}
+        self._template = self._results["chat_template_sha"]
+        self._answers = self._scores(texts, self._results["configs"])
+        self._check_blocks()
+        expected = self._results["race"]["questions"]
+        if self._count != expected:
+            raise ValueError(f"it has answers to {self._count} questions in place of {expected}")
+        if self.evaluation.recorded and "identity" not in self._manifest:
+            raise ValueError("its manifest has no identity")
 
     def _kept_results(self) -> RaceResults:
         """The results in the folder; ValueError for damaged ones."""

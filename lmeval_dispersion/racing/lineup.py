@@ -77,8 +77,11 @@ class Entry(NamedTuple):
     @property
     def place(self) -> tuple[str, ...]:
         """What identifies the weights, whatever their label: name, adapter, revision and file."""
-        keys = ("pretrained", "model", "peft", "revision", "gguf_file")
-        return tuple(self.arguments[key] for key in keys if key in self.arguments)
+        parts = list[str]()
+        for key in ("pretrained", "model", "peft", "revision", "gguf_file"):
+            if key in self.arguments:
+                parts.append(self.arguments[key])
+        return tuple(parts)
 
 
 class Lineup(NamedTuple):
@@ -104,7 +107,10 @@ class Lineup(NamedTuple):
     @property
     def reference(self) -> str:
         """Label of the base; empty without one."""
-        return next((entry.label for entry in self.entries if entry.chosen == "base"), "")
+        for entry in self.entries:
+            if entry.chosen == "base":
+                return entry.label
+        return ""
 
     def joined(self, later: Lineup) -> Lineup:
         """Return this list with the checkpoints of a ``later`` one added.
@@ -141,10 +147,7 @@ class Lineup(NamedTuple):
                 race by a block; it is asked as well.
         """
         raced = [entry for entry in self.entries if entry.chosen not in (None, "base")]
-        reasons = {entry.chosen for entry in self.entries}
-        order = by
-        if order is None:
-            order = "block" if reasons <= {"named", "base"} or "block" in reasons else "rows"
+        order = by or self._own_order()
         bases = [base_of(entry.arguments) for entry in raced]
         adapters = [base for base in bases if base]  # merges and other whole models have none
         is_one_base = len(adapters) > 1 and all(base == adapters[0] for base in adapters)
@@ -152,11 +155,21 @@ class Lineup(NamedTuple):
             base = adapters[0]
             names = {entry.arguments.get("pretrained") for entry in self.entries}
             if base["pretrained"] not in names:
-                return self._replace(entries=[_base_entry(base), *self.entries], by=order)
-        is_cheap = 0 < self.bytes <= _CHEAP * len(raced) or (is_one_base and bases == adapters)
+                entries = [_base_entry(base), *self.entries]
+                return self._replace(entries=entries, by=order)
+        is_small = 0 < self.bytes <= _CHEAP * len(raced)
+        is_cheap = is_small or (is_one_base and bases == adapters)
         if order == "rows" and by is None and shared and is_cheap and len(raced) > 1:
-            return self._replace(by=order, notes=[*self.notes, _BLOCK_IS_BETTER])
+            notes = [*self.notes, _BLOCK_IS_BETTER]
+            return self._replace(by=order, notes=notes)
         return self._replace(by=order)
+
+    def _own_order(self) -> str:
+        """The order where the command names none."""
+        reasons = {entry.chosen for entry in self.entries}
+        if "block" in reasons or reasons <= {"named", "base"}:
+            return "block"
+        return "rows"
 
 
 def _base_entry(base: Mapping[str, str]) -> Entry:
@@ -215,15 +228,17 @@ class Named(NamedTuple):
         if self.screened is not None:
             screened = dict[str, dict[str, str]]()
             for c in self.screened.checkpoints:
-                target = c.target if c.target.local else replace(c.target, repo=c.repo)
+                target = c.target
+                if not target.local:
+                    target = replace(target, repo=c.repo)
                 screened[c.target.name] = target.arguments(c.revision)
             return screened
         if self.manifest:
             return {c.target.name: self.arguments_of(c) for c in self.candidates}
         if taken:
             return {name: {"model": name} for name in self.words}
-        targets = select(ScreenArguments(self.words, family=family)).targets
-        return {str(target.name): target.arguments() for target in targets}
+        selection = select(ScreenArguments(self.words, family=family))
+        return {str(target.name): target.arguments() for target in selection.targets}
 
     def check_there(self, *, all_of_them: bool) -> None:
         """Check that the named folders exist, before anything is loaded for them.
@@ -317,12 +332,15 @@ def lineup(
     failed = screened.failed
     if not screened.checkpoints and screened.of_base:
         # Adapters whose rows say nothing, even if their base cannot be read here: all are asked.
-        taken = all_named([f.target.name for f in screened.of_base], None, api=api)
+        names = [failure.target.name for failure in screened.of_base]
+        taken = all_named(names, None, api=api)
         return taken._replace(failed=failed)
     # Next to others, an adapter whose base cannot be read fails as any that cannot be screened.
     failed = (*failed, *screened.of_base)
     if not screened.checkpoints:
-        raise UsageError([*map(_not_screened, failed), *_set_aside(screened)][0])
+        reasons = [_not_screened(failure) for failure in failed]
+        reasons += _set_aside(screened)
+        raise UsageError(reasons[0])
     notes += _set_aside(screened)
     chosen = screened.chosen or shortlist(screened.groups, audit_sample=which.audit_sample)
     content = manifest_dict(
@@ -361,7 +379,8 @@ def _screened(
         screened = run.result(select(arguments))
     if answers is None or not screened.checkpoints:
         return screened, []
-    tokens = [token.text.strip() for token in screened.checkpoints[0].resolution.of_ratio]
+    resolution = screened.checkpoints[0].resolution
+    tokens = [token.text.strip() for token in resolution.of_ratio]
     return screened, [
         f"Screened by {len(tokens)} tokens, from {answers.about}: {' '.join(tokens)}."
     ]
@@ -400,13 +419,17 @@ def _bytes(entries: Sequence[Entry], screened: Result) -> int:
     """Approximate bytes of weights that the race loads, adapters of one base once; 0 if not known."""
     sizes = dict[str, int]()
     for c in screened.checkpoints:
-        sizes[c.label] = (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8
+        bits = DTYPE_BITS.get(c.dtype, 0)
+        sizes[c.label] = (c.parameters or 0) * bits // 8
     loads = dict[str, int]()
     for entry in entries:
         if entry.chosen:
             weights = base_of(entry.arguments) or entry.arguments
-            loads[json.dumps(weights, sort_keys=True)] = sizes.get(entry.label, 0)
-    return sum(loads.values()) if all(loads.values()) else 0
+            key = json.dumps(weights, sort_keys=True)
+            loads[key] = sizes.get(entry.label, 0)
+    if not all(loads.values()):
+        return 0
+    return sum(loads.values())
 
 
 def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
@@ -420,7 +443,8 @@ def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
         base = with_base(arguments)
     except DispersionError:  # loading it says why
         return {}
-    return base if base.pop("peft", None) is not None else {}
+    is_adapter = base.pop("peft", None) is not None
+    return base if is_adapter else {}
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
@@ -447,7 +471,8 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
     for position, model in enumerate(models):
         label = model.rpartition(f"{DOWNLOADED}/")[2]
         rated.append(Rated(model, None, position, FILE, label=label))
-    targets = Accuracies(tuple(rated), "").of([c.target for c in candidates])
+    positions = Accuracies(tuple(rated), "")
+    targets = positions.of([c.target for c in candidates])
     raced = list[str]()
     missing = list[str]()
     for target, candidate in zip(targets, candidates, strict=True):
@@ -550,7 +575,9 @@ def may_cut(entries: Sequence[Entry]) -> bool:
     A list with checkpoints that were named, or with a random sample, is never cut.
     """
     reasons = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
-    return len(reasons) >= LONG and "named" not in reasons and "audit" not in reasons
+    if "named" in reasons or "audit" in reasons:
+        return False
+    return len(reasons) >= LONG
 
 
 @dataclass(frozen=True)
@@ -602,19 +629,28 @@ class Plan:
             UsageError: The budget is less than one question for each checkpoint.
         """
         others = [entry for entry in entries if entry.chosen != "base"]
-        resident = api or (bool(lineup.reference) and all(base_of(e.arguments) for e in others))
+        are_adapters = all(base_of(entry.arguments) for entry in others)
+        resident = api or (bool(lineup.reference) and are_adapters)
         planned: Sequence[Phase] = ()
         if budget is not None:
-            has_base = len(others) < len(entries)
             planned = phases(
-                len(others), questions, budget, top=top, kept=resident, reference=has_base
+                len(others),
+                questions,
+                budget,
+                top=top,
+                kept=resident,
+                reference=len(others) < len(entries),
             )
         return cls(entries, questions, planned, lineup.by, resident, answered)
 
     def _counts(self, *, base: bool) -> list[int]:
         """Questions answered by each checkpoint, or by the base alone; the most first."""
-        labels = [entry.label for entry in self.entries if (entry.chosen == "base") == base]
-        return sorted((self.answered.get(label, 0) for label in labels), reverse=True)
+        counts = list[int]()
+        for entry in self.entries:
+            is_base = entry.chosen == "base"
+            if is_base == base:
+                counts.append(self.answered.get(entry.label, 0))
+        return sorted(counts, reverse=True)
 
     @property
     def checkpoints(self) -> int:
@@ -627,12 +663,15 @@ class Plan:
         counts = self._counts(base=False)
         bases = self._counts(base=True)
         if not self.phases:
-            first = min(SHARED if self.by == "block" else STEP, self.questions)
-            most = _missing(counts, self.questions) + _missing(bases, self.questions)
+            begin = SHARED if self.by == "block" else STEP
+            first = min(begin, self.questions)
+            of_bases = _missing(bases, self.questions)
             # At best the one that was asked most is the best, and the others are soon dropped.
             fewest = _missing(counts[:1], self.questions) + _missing(counts[1:], first)
-            return fewest + _missing(bases, self.questions), most
-        fewest = most = _missing(bases, self.phases[0].questions)
+            most = _missing(counts, self.questions)
+            return fewest + of_bases, most + of_bases
+        most = _missing(bases, self.phases[0].questions)
+        fewest = most
         for phase in self.phases:
             # At best those that were asked most stay.
             fewest += _missing(counts[: phase.checkpoints], phase.questions)
@@ -645,22 +684,26 @@ class Plan:
         """The most times that weights are loaded, summed over checkpoints and base."""
         if self.resident:
             return 1
-        last = self.questions
         if self.phases:
             counts = self._counts(base=False)
             loads = _asked_on(self._counts(base=True), self.phases[0].questions)
             for phase in self.phases:
                 loads += min(phase.checkpoints, _asked_on(counts, phase.questions))
             return loads
-        unfinished = [e for e in self.entries if self.answered.get(e.label, 0) < last]
+        unfinished = list[Entry]()
+        for entry in self.entries:
+            if self.answered.get(entry.label, 0) < self.questions:
+                unfinished.append(entry)
         if self.by != "block":
             return len(unfinished)
+        if self.checkpoints == len(self.entries):
+            return 2 * len(unfinished)
         # Adapters share their base; another one takes its place, and is loaded again at its turn.
-        has_base = self.checkpoints < len(self.entries)
-        whole = len(unfinished)
-        if has_base:
-            whole = sum(e.chosen != "base" and not base_of(e.arguments) for e in unfinished)
-        return 2 * whole * (1 + has_base) + has_base
+        whole = 0
+        for entry in unfinished:
+            if entry.chosen != "base" and not base_of(entry.arguments):
+                whole += 1
+        return 4 * whole + 1
 
     def words(self, size: str = "") -> str:
         """Return the sentence of a dry run.

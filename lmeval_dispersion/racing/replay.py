@@ -254,8 +254,8 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     _check_direction(manifests, tasks)
     answers = dict[str, Scores]()
     for store, documents in zip(stores, shared, strict=True):
-        values = documents.reindex(columns=["correct", "probability"])
-        scores = Scores(*values.to_numpy(float).T)
+        values = documents.reindex(columns=["correct", "probability"]).to_numpy(float)
+        scores = Scores(values[:, 0], values[:, 1])
         lowest = scores.score.min()
         highest = scores.score.max()
         if not 0 <= lowest <= highest <= 1:
@@ -265,7 +265,9 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
             )
         answers[store.model] = scores
     notes = _judged_by(manifests)
-    notes += [f"{note[0].upper()}{note[1:]}" for note in joined if "models differ" not in note]
+    for note in joined:
+        if "models differ" not in note:
+            notes.append(f"{note[0].upper()}{note[1:]}")
     for store in stores:
         notes += store.manifest.get("notes", ())
     if raced:
@@ -329,8 +331,10 @@ def _failure(store: Store) -> str:
     scores = documents["correct"].to_numpy(float)
     scored = ~np.isnan(scores)
     if not store.layers:  # a log; elsewhere a document without a score has no label
-        scored |= ~finite_score(scores, documents["task"].tolist())
-    return failure(documents["logprobs"][scored].tolist(), scores[scored])
+        tasks = documents["task"].tolist()
+        scored |= ~finite_score(scores, tasks)
+    log_probabilities = documents["logprobs"][scored].tolist()
+    return failure(log_probabilities, scores[scored])
 
 
 def _doubts(stores: Sequence[Store], shared: Sequence[pd.DataFrame]) -> list[str]:
@@ -346,7 +350,8 @@ def _doubts(stores: Sequence[Store], shared: Sequence[pd.DataFrame]) -> list[str
             targets=known["target"].tolist(),
             scores=known["correct"].to_numpy(float),
         )
-        notes += [f"{store.model}: {clause}." for clause in [*log.doubts(), *log.remarks()]]
+        clauses = log.doubts() + log.remarks()
+        notes += [f"{store.model}: {clause}." for clause in clauses]
         scores = documents["correct"].to_numpy(float)
         prints[store.model] = Fingerprints.of(documents["logprobs"].tolist(), scores)
     for one, other in combinations(prints, 2):
@@ -405,27 +410,12 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     entries = kept["checkpoints"]
     contest = contest_of(kept, error=error, margin=margin, top=top)
     answers = _answers_in(path, contest, kept["drawn"])
-    known = answers.known
-    # A folder that came alone, without any checkpoint, tells nothing of deleted ones.
-    gone = {entry.label for entry in entries if entry.chosen and is_deleted(entry)}
-    if len(gone) == sum(bool(entry.chosen) for entry in entries):
-        gone = set()
-    labels = list[str]()
-    for entry in entries:
-        label = entry.label
-        if label not in known:
-            continue
-        if label in gone:
-            contest.hold(label, known[label])
-            contest.delete(label)
-            continue
-        labels.append(label)
-        if contest.sharing_of(label):
-            contest.hold(label, known[label].first(contest.sharing_of(label)))
+    labels = _held(contest, entries, answers.known)
     if kept["turns"]:
         for label in contest.turns(labels, cut=may_cut(entries)):
+            known = answers.known[label]
             begin = len(contest.answered.get(label, NOTHING).score)
-            contest.add(label, known[label].at(np.arange(begin, len(known[label].score))))
+            contest.add(label, known.at(np.arange(begin, len(known.score))))
     notes = [
         *kept["notes"],
         *deleted_note(contest),
@@ -444,6 +434,29 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     return replace(race, margins=margins_of(kept, contest), units=units)
 
 
+def _held(contest: Contest, entries: Sequence[Entry], known: Mapping[str, Scores]) -> list[str]:
+    """Enter what was answered before the turns; returns the labels that may have a turn."""
+    raced = [entry for entry in entries if entry.chosen]
+    gone = {entry.label for entry in raced if is_deleted(entry)}
+    if len(gone) == len(raced):
+        # A folder that came alone, without any checkpoint, tells nothing of deleted ones.
+        gone = set()
+    labels = list[str]()
+    for entry in entries:
+        label = entry.label
+        if label not in known:
+            continue
+        if label in gone:
+            contest.hold(label, known[label])
+            contest.delete(label)
+            continue
+        labels.append(label)
+        shared = contest.sharing_of(label)
+        if shared:
+            contest.hold(label, known[label].first(shared))
+    return labels
+
+
 def _by_unit(
     kept: Mapping[str, Any], groups: Mapping[str, TaskGroup], scores: Array
 ) -> dict[str, tuple[int, float]]:
@@ -452,12 +465,14 @@ def _by_unit(
     tasks = np.array(names)
     means = dict[str, tuple[int, float]]()
     for unit, members in units_of(kept.get("identity", names), groups).items():
-        asked = np.flatnonzero(np.isin(tasks, members) & ~np.isnan(scores))
+        is_asked = np.isin(tasks, members) & ~np.isnan(scores)
+        asked = np.flatnonzero(is_asked)
         if not len(asked):
             continue
         mean = float(scores[asked].mean())
         if kept.get("weights"):
-            mean = mean_score([names[place] for place in asked], scores[asked], groups)
+            of_asked = [names[place] for place in asked]
+            mean = mean_score(of_asked, scores[asked], groups)
         means[unit] = (len(asked), mean)
     return means
 
@@ -489,28 +504,34 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
         content = race_results(file, RaceResults)
         race = content["race"]
         label = race["label"]
-        scores = np.full((2, len(places)), np.nan)
-        answers = list[tuple[Sequence[float], float]]()
+        scores = np.full(len(places), np.nan)
+        probabilities = np.full(len(places), np.nan)
+        log_probabilities = list[Sequence[float]]()
+        values = list[float]()
         for task, (chosen, metric) in race["judges"].items():
             try:
                 samples = _samples(file, task, chosen, content)
                 for i, sample in samples.items():
-                    score = correctness(sample.metrics, metric)[1]
-                    answers.append((sample.columns["logprobs"], score))
-                    scores[:, places[task, i]] = score, sample.likely(score)
+                    _, score = correctness(sample.metrics, metric)
+                    place = places[task, i]
+                    scores[place] = score
+                    probabilities[place] = sample.likely(score)
+                    log_probabilities.append(sample.columns["logprobs"])
+                    values.append(score)
             except (OSError, *WRONG_CONTENT) as error:
                 step = "remove it, and race the checkpoint again"
                 raise not_as_left(file.parent, error, step) from error
             kept.metrics[metric] = None
-        reason = failure([logs for logs, _ in answers], np.array([score for _, score in answers]))
+        reason = failure(log_probabilities, np.array(values))
         if reason:
             kept.failed[label] = reason
             contest.fail(label)
             continue
         order = contest.order(label)
-        asked = order[: np.append(~np.isnan(scores[0, order]), False).argmin()]
+        is_unknown = np.isnan(scores[order])
+        asked = order[: np.append(is_unknown, True).argmax()]
         if len(asked):
-            kept.known[label] = Scores(*scores).at(asked)
+            kept.known[label] = Scores(scores, probabilities).at(asked)
             kept.seconds[label] = race["seconds"]
             kept.groups = kept.groups or groups_of(content)
     return kept
@@ -518,9 +539,12 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
 
 def _samples(file: Path, task: str, chosen: str, content: RaceResults) -> dict[int, Sample]:
     """A task's samples of the filter ``chosen``, by document, next to the results ``file``."""
-    text = (file.parent / file.name.replace("results_", f"samples_{task}_")).with_suffix(".jsonl")
-    lines = text.read_bytes()[: content["race"]["bytes"][task]].decode()
-    return known_probabilities(by_filter(text, content["configs"][task], lines)[chosen])
+    name = file.name.replace("results_", f"samples_{task}_")
+    logged = file.with_name(name).with_suffix(".jsonl")
+    size = content["race"]["bytes"][task]
+    lines = logged.read_bytes()[:size].decode()
+    filters = by_filter(logged, content["configs"][task], lines)
+    return known_probabilities(filters[chosen])
 
 
 def _asked_everything(place: str) -> list[str] | None:
@@ -534,8 +558,10 @@ def _asked_everything(place: str) -> list[str] | None:
         race = race_results(file, OlderResults)["race"]
         if race["questions"] == race["of"]:
             folders[race["label"]] = str(file.parent)
-    labels = [label for label, *_ in kept_race(path, older=True)["checkpoints"]]
-    whole = [folders[label] for label in labels if label in folders]
+    whole = list[str]()
+    for label, *_ in kept_race(path, older=True)["checkpoints"]:
+        if label in folders:
+            whole.append(folders[label])
     if len(whole) < 2:
         raise UsageError(
             f"expected a race in {place} in which two or more checkpoints were asked all questions, got "
@@ -671,9 +697,10 @@ def raced(
         others = [label for label in labels if label != contest.reference]
         has_reference = len(others) < len(labels)
         contest.split = len(others)
-        for phase in phases(
+        planned = phases(
             len(others), count, budget, top=contest.top, kept=kept, reference=has_reference
-        ):
+        )
+        for phase in planned:
             for label in contest.share(phase, labels):
                 hold(label)
         if not goes_on:

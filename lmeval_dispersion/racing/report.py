@@ -190,7 +190,8 @@ class Race(Report):
         A terminal shows the rows of the checkpoints that were asked or failed, and at least twelve.
         """
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
-        shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
+        loaded = sum(row.status != "not loaded" for row in self.checkpoints)
+        shown = max(12, loaded)
         marks = dict[int, Mark]()
         for place, row in enumerate(self.checkpoints):
             if row.status in _MARKS:
@@ -216,7 +217,9 @@ class Race(Report):
 
     def _margins(self) -> Chart:
         last = MarginAt(self.questions, self.margins[-1].margin)
-        rows = [{"questions": at.questions, "margin": at.margin} for at in (*self.margins, last)]
+        rows = list[dict[str, Any]]()
+        for at in (*self.margins, last):
+            rows.append({"questions": at.questions, "margin": at.margin})
         x = numeric("questions", "Questions asked, of all together", zero=True)
         y = numeric("margin", "Margin shown", zero=True)
         drawn = {
@@ -237,7 +240,8 @@ class Race(Report):
         asked = [row for row in self.checkpoints if row.label in self._answered]
         values = list[dict[str, Any]]()
         ends = list[dict[str, Any]]()
-        for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
+        names = short_names([row.label for row in asked])
+        for row, name in zip(asked, names, strict=True):
             values += self._running_mean(row, name)
             ends.append(values[-1])
         statuses = list(dict.fromkeys(row.status for row in asked))
@@ -247,7 +251,7 @@ class Race(Report):
         at_ends: dict[str, Any] = {"transform": [{"filter": "isValid(datum.says)"}]}
         text = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
         named = ends if len(ends) <= _FEW_LINES else ends[:_NAMED_LINES]
-        names = mark(text, y={**y, "field": "place"}, text={"field": "ends"})
+        texts = mark(text, y={**y, "field": "place"}, text={"field": "ends"})
         drawn = {
             "data": {"values": values},
             "height": 320,
@@ -259,7 +263,7 @@ class Race(Report):
                 mark("line", y=y, detail={"field": "name"}),
                 {**at_ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
                 {**at_ends, **mark("point", y=y, **SAYS)},
-                {"data": {"values": _names_at(named, ends)}, **names},
+                {"data": {"values": _names_at(named, ends)}, **texts},
             ],
         }
         meaning = (
@@ -279,9 +283,14 @@ class Race(Report):
         scores = self._answered[row.label].score
         step = max(SHARED, len(scores) // 60)
         points = list[dict[str, Any]]()
-        for n in sorted({*range(SHARED, len(scores), step), len(scores)}):
-            mean = float(scores[:n].mean())
-            points.append({"name": name, "status": row.status, "questions": n, "score": mean})
+        for number in sorted({*range(SHARED, len(scores), step), len(scores)}):
+            point = {
+                "name": name,
+                "status": row.status,
+                "questions": number,
+                "score": float(scores[:number].mean()),
+            }
+            points.append(point)
         mean = float(scores.mean())
         reach = 2 * (row.se or 0.0)
         points[-1]["low"] = max(0.0, mean - reach)
@@ -296,7 +305,9 @@ class Race(Report):
             sentences.append(f"The best {len(self.top)}: {listed(self.top)}.")
         saved = self._saved()
         if saved > 90:
-            time = f"{saved / 60:.0f} min" if saved < 7200 else f"{saved / 3600:.0f} h"
+            time = f"{saved / 60:.0f} min"
+            if saved >= 7200:
+                time = f"{saved / 3600:.0f} h"
             sentences.append(f"Asking all checkpoints everything would take about {time} more.")
         sentences.append(self._base_sentence())
         sampled = self._sampled()
@@ -320,8 +331,9 @@ class Race(Report):
         part = None if self.budget is None else self._racing * self.questions_each
         time = ""
         if self.seconds:
-            minutes = self.seconds / 60
-            time = f", {minutes:.0f} min" if self.seconds > 90 else f", {self.seconds:.0f} s"
+            time = f", {self.seconds:.0f} s"
+            if self.seconds > 90:
+                time = f", {self.seconds / 60:.0f} min"
         return (
             f"{self.loaded} of {count(self.of, 'checkpoint')} {raced}, "
             f"{asked_words(self.questions, self.questions_all, part)}{time}."
@@ -329,10 +341,10 @@ class Race(Report):
 
     def _base_sentence(self) -> str:
         """How many of those asked everything are better than their base, if that was asked too."""
-        judged = [row for row in self._judged() if row.questions == self.questions_each]
         base = self._base_score()
         if base is None or self.by != "score":
             return ""
+        judged = [row for row in self._judged() if row.questions == self.questions_each]
         above = sum((row.score or 0.0) > base for row in judged)
         if not above:
             return ""
@@ -411,18 +423,22 @@ class Race(Report):
 
     def _others(self, undecided: Sequence[str]) -> str:
         """What is shown of the others, with its error."""
-        rivals = [row for row in self._judged() if row.label != self.best]
-        left_out = [row for row in rivals if row.status == "left out"]
-        going = [row for row in rivals if row.status != "left out"]
-        deleted = [row for row in self.checkpoints if row.status == "deleted" and row.questions]
-        is_part = bool(left_out or deleted)  # not all that were asked can be the best
+        left_out = list[Raced]()
+        going = list[Raced]()
+        for row in self._judged():
+            if row.status == "left out":
+                left_out.append(row)
+            elif row.label != self.best:
+                going.append(row)
+        is_deleted = any(row.status == "deleted" and row.questions for row in self.checkpoints)
+        is_part = bool(left_out) or is_deleted  # not all that were asked can be the best
         if not going and not undecided:
             return "no other was raced"
         shown = shown_words(self.margin_shown, self.error, len(self.top), is_part=is_part)
         is_shown = self.margin_shown is not None and self.margin_shown < 1
         if is_shown and not undecided and {row.status for row in going} == {"behind"}:
-            raced = "that went on" if is_part else "raced"
-            shown = f"better than all others {raced} (error ≤ {100 * self.error:.3g} %)"
+            others = "all others that went on" if is_part else "all others raced"
+            shown = f"better than {others} (error ≤ {100 * self.error:.3g} %)"
         near = next((row for row in going if row.status == "within"), None)
         if near is not None and not undecided:
             shown += f"; nearest: {near.label}, {near.score:.3f}"
@@ -464,16 +480,24 @@ class Race(Report):
         """A sentence on checkpoints that were not loaded, by random others raced with the list."""
         if self.by != "score":
             return ""
-        others = [row for row in self._judged() if row.label in self.audit_sample]
-        whole = [row for row in self._judged() if row.questions == self.questions_each]
-        best = max((row.score or 0.0 for row in whole if row not in others), default=None)
-        if not others or best is None or any(row.status == "undecided" for row in self.checkpoints):
+        if any(row.status == "undecided" for row in self.checkpoints):
             return ""
-        better = list[str]()
-        for row in whole:
-            if row in others and (row.score or 0.0) - best > self.margin:
-                better.append(row.label)
-        n = len(others)
+        n = 0
+        best = None
+        of_others = dict[str, float]()
+        for row in self._judged():
+            is_other = row.label in self.audit_sample
+            n += is_other
+            if row.questions < self.questions_each:
+                continue
+            score = row.score or 0.0
+            if is_other:
+                of_others[row.label] = score
+            elif best is None or score > best:
+                best = score
+        if not n or best is None:
+            return ""
+        better = [label for label, score in of_others.items() if score - best > self.margin]
         left = n + sum(row.status == "not loaded" for row in self.checkpoints)
         more = f" by more than {self.margin:g}" if self.margin else ""
         if better:
@@ -484,7 +508,8 @@ class Race(Report):
         if sum(row.rank == 1 for row in self.checkpoints) > 1:
             return f"None of {n} random others did better{more}."
         # The most better ones that a sample without any does not rule out (hypergeometric).
-        most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
+        least_chance = (1 - LEVEL) * comb(left, n)
+        most = max(k for k in range(left) if comb(left - k, n) > least_chance)
         return (
             f"None of {n} random others did better{more}; of the {left} that the screen left out at "
             f"most {most} would ({100 * LEVEL:.0f} % confidence)."
@@ -529,8 +554,7 @@ def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) 
     others = "no other that went on" if is_part else "no other raced"
     better = "is better"
     if top > 1:  # the margin is to the last of those named
-        raced = "that went on" if is_part else "raced"
-        others = f"no other {raced} than the best {top}"
+        others = f"{others} than the best {top}"
         better = "is better than the last of them"
     words = margin_words(margin)
     if words:
@@ -585,12 +609,14 @@ def race_of(
     shown = contest.shown(raced)
     top = shown.labels
     if agreed:
-        top = sorted(agreed, key=lambda label: -agreed[label].mean)[: contest.top]
+        ordered = sorted(agreed, key=lambda label: -agreed[label].mean)
+        top = ordered[: contest.top]
     best = top[0] if top else None
     rows = [_row(contest, entry, best, asked) for entry in entries]
     rows.sort(key=_place)
     rows.sort(key=lambda row: row.label != best)
     of = sum(entry.label != contest.reference for entry in entries)
+    everyone = of + 1 if contest.reference else of
     return Race(
         best=best,
         top=top,
@@ -604,7 +630,7 @@ def race_of(
         loaded=sum(label != contest.reference for label in contest.answered),
         of=of,
         questions=contest.asked,
-        questions_all=(of + bool(contest.reference)) * contest.questions,
+        questions_all=everyone * contest.questions,
         questions_each=contest.questions,
         questions_there=contest.questions,
         tasks=1,
@@ -643,12 +669,14 @@ def _row(contest: Contest, entry: Entry, best: str | None, asked: Asked) -> Race
     if label in asked.failed and label != best:
         status = "failed"
         outcome = "failed"
-    mean = contest.mean(label) if number else None
-    se = float(scores.std(ddof=1)) / number**0.5 if number > 1 else None
+    mean = None
+    se = None
     own = asked.agreed.get(label)
-    if own is not None:  # without labels a score says nothing
-        mean = None
-        se = None
+    if own is None:  # without labels a score says nothing
+        if number:
+            mean = contest.mean(label)
+        if number > 1:
+            se = float(scores.std(ddof=1)) / number**0.5
     return Raced(
         rank=entry.rank,
         label=label,
@@ -678,7 +706,8 @@ def unit_scores(
     rows = list[UnitScore]()
     for label, answers in contest.answered.items():
         scores = np.full(contest.questions, np.nan)
-        scores[contest.order(label)[: len(answers.score)]] = answers.score
+        asked = contest.order(label)[: len(answers.score)]
+        scores[asked] = answers.score
         for unit, (number, score) in by_unit(scores).items():
             if number:
                 rows.append(UnitScore(unit, label, number, score))
@@ -705,15 +734,17 @@ def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str
 
 def _best_there(contest: Contest, label: str, best: str | None) -> float | None:
     """The best one's mean over those of another's questions that it was asked; None for the best itself."""
-    asked = len(contest.answered.get(label, NOTHING).score)
-    if best in (None, label) or not asked:
+    count = len(contest.answered.get(label, NOTHING).score)
+    if best is None or best == label or not count:
         return None
-    scores = contest.answered[str(best)].score
+    scores = contest.answered[best].score
     by_question = np.full(contest.questions, np.nan)
-    by_question[contest.order(str(best))[: len(scores)]] = scores
-    there = by_question[contest.order(label)[:asked]]
-    there = there[~np.isnan(there)]
-    return float(there.mean()) if len(there) else None
+    asked_best = contest.order(best)[: len(scores)]
+    by_question[asked_best] = scores
+    asked = contest.order(label)[:count]
+    there = by_question[asked]
+    known = there[~np.isnan(there)]
+    return float(known.mean()) if len(known) else None
 
 
 def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:

@@ -97,11 +97,12 @@ def complete(
     likelihoods = _target_likelihoods(lm, list(questions.values()))
     place = None if answers is None else _AnswerPlace(lm, answers)
     for key, question in questions.items():
+        number = len(question.requests)
         if question.generates:
-            logs = [float(log) for log, _ in islice(likelihoods, len(question.requests))]
+            logs = [float(log) for log, _ in islice(likelihoods, number)]
         else:
-            resps = samples[key][-1]["resps"][: len(question.requests)]
-            logs = [float(resp[0][0]) for resp in resps]
+            answered = samples[key][-1]["resps"]
+            logs = [float(repeats[0][0]) for repeats in answered[:number]]
         block = dict[str, Any]()
         if not question.context or question.kind != "multiple_choice":
             probability = _probability(question, logs)
@@ -119,7 +120,10 @@ def complete(
 
 def _target_likelihoods(lm: Any, questions: Sequence[Question]) -> Iterator[Any]:
     """Log-likelihood of each target of the questions that generate; NaN for a server of chats."""
-    targets = [request for q in questions if q.generates for request in q.requests]
+    targets = list[Any]()
+    for question in questions:
+        if question.generates:
+            targets += question.requests
     try:
         return iter(log_likelihoods(lm, targets))
     except NotImplementedError:
@@ -143,12 +147,18 @@ class _AnswerPlace:
             )
         if not hasattr(lm, "_encode_pair") or not question.context:
             raise HarnessError("its choices have different prompts, or the backend gives no tokens")
-        choices = [lm._encode_pair(*request.args[:2])[1] for request in question.requests]
-        if question.kind != "multiple_choice" or any(len(choice) > 1 for choice in choices):
+        is_each_one_token = question.kind == "multiple_choice"
+        for request in question.requests:
+            context, continuation = request.args[:2]
+            _, tokens = lm._encode_pair(context, continuation)
+            is_each_one_token = is_each_one_token and len(tokens) <= 1
+        if not is_each_one_token:
             context, tokens = self._located(question)
             requests = [((question.context, ""), context, [token]) for token in tokens]
-            logs = [log for log, _ in lm._loglikelihood_tokens(requests, disable_tqdm=True)]
-        return [float(p) for p in np.exp(logs)]
+            answers = lm._loglikelihood_tokens(requests, disable_tqdm=True)
+            logs = [log for log, _ in answers]
+        probabilities: list[float] = np.exp(logs).tolist()
+        return probabilities
 
     def _located(self, question: Question) -> tuple[list[int], list[int]]:
         """The tokens before the answer's place, and the answer tokens there.
@@ -169,7 +179,8 @@ class _AnswerPlace:
             if len(column) == 1 or len(set(column)) > 1:
                 break
             beginning.append(column[0])
-        return [*context, *beginning], [t for t in self._tokens if t not in beginning]
+        tokens = [token for token in self._tokens if token not in beginning]
+        return [*context, *beginning], tokens
 
 
 def _answer_tokens(lm: Any, answers: AnswerSet) -> list[int]:
@@ -178,7 +189,8 @@ def _answer_tokens(lm: Any, answers: AnswerSet) -> list[int]:
         raise HarnessError("the tokenizer has no tokenizer.json; save it as a fast tokenizer")
     vocabulary = Vocabulary.from_tokenizer_json(core.to_str().encode())
     everyday = load_token_set("reference", role="reference")
-    return [token.id for token in resolve_answers(answers, vocabulary, everyday)[0]]
+    tokens, *_ = resolve_answers(answers, vocabulary, everyday)
+    return [token.id for token in tokens]
 
 
 def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
@@ -197,20 +209,22 @@ def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
     if kind == "multiple_choice":
         # Mutual information asks each choice without its prompt as well.
         asked = tuple(request for request in requests if request.args[0]) or tuple(requests)
-        if len({request.args[0] for request in asked}) > 1:
+        contexts = {request.args[0] for request in asked}
+        if len(contexts) > 1:
             context = ""
         right: tuple[int, ...] = ()
         if vars(task.config).get("process_results") is None:
             right = right_choices(task, first, len(asked))
         return Question(kind, context, space, asked, right)
-    if kind != "generate_until":
-        return Question(kind, context, space, tuple(requests), tuple(range(len(requests))))
-    targets = list[Any]()
-    for text in _targets(task, first.doc):
-        answer = text if text[0].isspace() else f"{space}{text}"
-        arguments = (context, answer)
-        targets.append(replace(first, request_type="loglikelihood", arguments=arguments))
-    return Question(kind, context, space, tuple(targets), tuple(range(len(targets))))
+    targets = [*requests]
+    if kind == "generate_until":
+        targets = []
+        for text in _targets(task, first.doc):
+            answer = text if text[0].isspace() else f"{space}{text}"
+            target = replace(first, request_type="loglikelihood", arguments=(context, answer))
+            targets.append(target)
+    every_one = tuple(range(len(targets)))
+    return Question(kind, context, space, tuple(targets), every_one)
 
 
 def _targets(task: Any, doc: Any) -> list[str]:
@@ -289,13 +303,18 @@ def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
             probabilities of the answer tokens.
     """
     labels = [label for label in contest.answered if label != contest.reference]
-    count = min((len(contest.answered[label].score) for label in labels), default=0)
+    counts = [len(contest.answered[label].score) for label in labels]
+    count = min(counts, default=0)
     check_agreement(len(labels), count)
-    answers = [tokens_of(evaluation, label, contest.order(label)[:count]) for label in labels]
+    answers = list[list[Array]]()
+    for label in labels:
+        places = contest.order(label)[:count]
+        answers.append(tokens_of(evaluation, label, places))
     agreements = dict[str, Agreed]()
     for label, values in zip(labels, agreement(answers), strict=True):
-        error = float(values.std(ddof=1)) / math.sqrt(count)
-        agreements[label] = Agreed(float(values.mean()), error)
+        mean = float(values.mean())
+        deviation = float(values.std(ddof=1))
+        agreements[label] = Agreed(mean, deviation / math.sqrt(count))
     return agreements
 
 
@@ -344,7 +363,8 @@ def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
     Raises:
         UsageError: The checkpoints have different numbers of answer tokens.
     """
-    if len({tuple(map(len, each)) for each in answers}) > 1:
+    numbers_of_tokens = {tuple(map(len, of_one)) for of_one in answers}
+    if len(numbers_of_tokens) > 1:
         raise UsageError(
             "expected checkpoints that share a tokenizer, got some with other answer tokens; leave "
             "it out, and the right answers order them",
@@ -352,6 +372,7 @@ def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
         )
     values = np.zeros((len(answers), len(answers[0])))
     for question, of_all in enumerate(zip(*answers, strict=True)):
-        mean = np.mean([p / p.sum() for p in of_all], axis=0)
+        scaled = [p / p.sum() for p in of_all]
+        mean = np.mean(scaled, axis=0)
         values[:, question] = [p @ mean for p in of_all]
     return list(values)

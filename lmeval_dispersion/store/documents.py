@@ -206,7 +206,10 @@ def _converted(line: Line, config: Mapping[str, Any]) -> Sample:
     alias = config.get("task_alias")
     options = options_of(arguments, kind)
     target = _target(logged["target"], kind)
-    answers = [_answer(answer, kind)[1] for answer in _filtered(logged["filtered_resps"], config)]
+    answers = []
+    for answer in _filtered(logged["filtered_resps"], config):
+        _, in_form = _answer(answer, kind)
+        answers.append(in_form)
     columns = document_columns(
         logged["doc"],
         arguments[0][0],
@@ -246,8 +249,9 @@ def _request_arguments(logged: Any) -> list[tuple[Any, ...]]:
     if isinstance(logged, dict):
         requests = []
         for i in range(len(logged)):
-            arguments = logged[f"gen_args_{i}"]
-            requests.append([arguments[f"arg_{j}"] for j in range(len(arguments))])
+            named = logged[f"gen_args_{i}"]
+            arguments = [named[f"arg_{j}"] for j in range(len(named))]
+            requests.append(arguments)
     elif isinstance(logged, list) and all(isinstance(arguments, list) for arguments in logged):
         requests = logged
     else:
@@ -264,10 +268,13 @@ def _filtered(logged: Any, config: Mapping[str, Any]) -> list[Any]:
     if not isinstance(logged, list) or not logged:
         raise TypeError("expected `filtered_resps` to be a list of answers")
     # 0.5's configurations have this key; log-probabilities without a configuration show it themselves.
-    later = "multiple_targets" in config
-    if not config and isinstance(logged[0], list) and logged[0] and isinstance(logged[0][0], list):
-        later = True
-    return [repeats[0] for repeats in logged] if later else logged
+    is_later = "multiple_targets" in config
+    first = logged[0]
+    if not config and isinstance(first, list) and first and isinstance(first[0], list):
+        is_later = True
+    if not is_later:
+        return logged
+    return [repeats[0] for repeats in logged]
 
 
 def kind_of_task(arguments: Sequence[tuple[Any, ...]]) -> str:
@@ -346,11 +353,12 @@ def document_columns(
     subject = alias
     if isinstance(doc, Mapping) and isinstance(doc.get("subject"), str):
         subject = doc["subject"]
+    # As lm-eval itself hashes a document.
+    text = json.dumps(doc, indent=2, default=encode, ensure_ascii=False)
     return {
         **scalar_fields(doc),
         "subject": subject,
-        # lm-eval's own hash of a document.
-        "doc_hash": hashed(json.dumps(doc, indent=2, default=encode, ensure_ascii=False)),
+        "doc_hash": hashed(text),
         "prompt_hash": hashed(prompt),
         "prediction": prediction,
         "target": None if target is None else str(target),
@@ -439,8 +447,11 @@ def known_probabilities(samples: Mapping[int, Sample]) -> dict[int, Sample]:
     masses = _are_masses(list(finite.values()))
     known = dict(samples)
     for i, sample in samples.items():
-        probability = float(sample.metrics["acc"]) if masses and i in finite else math.nan
-        if not math.isnan(probability) or not math.isnan(sample.columns["probability"]):
+        probability = math.nan
+        if masses and i in finite:
+            probability = float(sample.metrics["acc"])
+        is_nan_before = math.isnan(sample.columns["probability"])
+        if not math.isnan(probability) or not is_nan_before:
             columns = {**sample.columns, "probability": probability}
             known[i] = replace(sample, columns=columns)
     return known
@@ -486,7 +497,9 @@ def _are_masses(samples: Sequence[Sample]) -> bool:
     for sample in samples:
         score = sample.metrics.get("acc")
         between += isinstance(score, float) and 0 < score < 1
-    return 2 * between > len(samples) and all(map(_is_mass, samples))
+    if 2 * between <= len(samples):
+        return False
+    return all(map(_is_mass, samples))
 
 
 def _is_mass(sample: Sample) -> bool:
@@ -501,4 +514,5 @@ def _is_mass(sample: Sample) -> bool:
         sums = np.zeros(1)
         for share in shares:
             sums = np.concatenate([sums, sums + share])
-    return bool((np.abs(sums - score) < _MASS_ERROR).any())
+    is_near = np.abs(sums - score) < _MASS_ERROR
+    return bool(is_near.any())

@@ -40,8 +40,12 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
     children = dict[str, list[str]]()
     for group, members in section(results, "group_subtasks").items():
         # lm-eval before 0.4.3 lists tasks, too, without members.
-        if isinstance(members, list) and members:
-            children[group] = [member for member in members if isinstance(member, str)]
+        if not isinstance(members, list) or not members:
+            continue
+        children[group] = []
+        for member in members:
+            if isinstance(member, str):
+                children[group].append(member)
     reported = section(results, "results")
     figures = {task: _numbers(section(reported, task)) for task in reported}
     counts = section(results, "n-samples")
@@ -58,13 +62,15 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
     for group in _below(outermost, children, stop=lambda each: each in common):
         if group not in common:
             continue
-        tasks = []
+        tasks = list[str]()
         for task in _below(children[group], children):
             if task not in children and task not in taken:
                 tasks.append(task)
         taken.update(tasks)
-        by_size = _weighs_by_size(figures[group], tasks, figures, sizes)
-        groups[group] = {"tasks": list(map(name, tasks)), "by_size": by_size}
+        groups[group] = {
+            "tasks": [name(task) for task in tasks],
+            "by_size": _weighs_by_size(figures[group], tasks, figures, sizes),
+        }
     return groups
 
 
@@ -81,7 +87,8 @@ def units_of(tasks: Iterable[str], groups: Mapping[str, TaskGroup]) -> dict[str,
         group_of |= dict.fromkeys(group["tasks"], name)
     units = dict[str, list[str]]()
     for task in dict.fromkeys(tasks):
-        units.setdefault(group_of.get(task, task), []).append(task)
+        unit = group_of.get(task, task)
+        units.setdefault(unit, []).append(task)
     return units
 
 
@@ -98,7 +105,9 @@ def question_weights(
         Shape (n,), float64.
     """
     weights = document_weights(tasks, groups) * len(tasks)
-    return None if np.allclose(weights, 1.0, rtol=0, atol=1e-9) else weights
+    if np.allclose(weights, 1.0, rtol=0, atol=1e-9):
+        return None
+    return weights
 
 
 def mean_score(
@@ -117,7 +126,8 @@ def mean_score(
     known = np.flatnonzero(~np.isnan(scores))
     if not len(known):
         return math.nan
-    weights = document_weights([tasks[i] for i in known.tolist()], groups)
+    tasks_of_known = [tasks[row] for row in known.tolist()]
+    weights = document_weights(tasks_of_known, groups)
     return float(weights @ scores[known])
 
 
@@ -136,9 +146,9 @@ def document_weights(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> N
     >>> document_weights(["a", "a", "b"], {}).tolist()
     [0.25, 0.25, 0.5]
     """
-    texts = np.array(list(map(str, tasks)))
+    texts = np.array([str(task) for task in tasks])
     names, place, sizes = np.unique(texts, return_inverse=True, return_counts=True)
-    position = dict(zip(names.tolist(), range(len(names)), strict=True))
+    position = {name: i for i, name in enumerate(names.tolist())}
     share = np.zeros(len(names))
     alone = set(position)
     units = 0
@@ -189,11 +199,14 @@ def _common_metrics(
         everywhere: set[str] | None = None
         for child in children[name]:
             metrics = shared.get(child)
-            if metrics is not None:
-                everywhere = metrics if everywhere is None else everywhere & metrics
+            if metrics is None:
+                continue
+            everywhere = metrics if everywhere is None else everywhere & metrics
         shared[name] = everywhere
         own = set(figures.get(name, ()))
-        if own and (everywhere is None or own & everywhere):
+        if everywhere is not None:
+            own &= everywhere
+        if own:
             common.add(name)
     return common
 
@@ -218,9 +231,10 @@ def _weighs_by_size(
         values = []
         weights = []
         for task in tasks:
-            if key in figures.get(task, {}) and sizes.get(task, 0) > 0:
+            size = sizes.get(task, 0)
+            if size > 0 and key in figures.get(task, {}):
                 values.append(figures[task][key])
-                weights.append(sizes[task])
+                weights.append(size)
         if len(values) < 2:
             continue
         weighted = float(np.average(values, weights=weights))

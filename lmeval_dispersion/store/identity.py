@@ -206,7 +206,8 @@ def _model_differences(first: Sequence[StorePart], other: Sequence[StorePart]) -
 
 def _models_known(a: Identity, b: Identity) -> bool:
     """Whether both runs describe their models: samples of lm-eval have their names alone."""
-    return all(any(key in side for key in MODEL_KEYS) for side in (a, b))
+    keys = set(MODEL_KEYS)
+    return bool(keys & a.keys()) and bool(keys & b.keys())
 
 
 def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
@@ -238,4 +239,7 @@ def shown_differences(differing: Differences) -> str:
         text = str(value)
         return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
-    return ", ".join(f"{key} ({short(a)} and {short(b)})" for key, (a, b) in differing.items())
+    parts = []
+    for key, (a, b) in differing.items():
+        parts.append(f"{key} ({short(a)} and {short(b)})")
+    return ", ".join(parts)

@@ -139,17 +139,24 @@ def _keyed(runs: Sequence[JoinedRun]) -> list[pd.DataFrame]:
     """Each run's documents with the ``key`` that means the same document in all runs."""
     frames = []
     for k, run in enumerate(runs):
-        frame = run.documents[_COLUMNS].assign(**{f"row_{k}": np.arange(len(run.documents))})
-        frames.append(frame.assign(task=frame["task"].str.removesuffix(SUFFIX)))
+        rows = np.arange(len(run.documents))
+        frame = run.documents[_COLUMNS].assign(**{f"row_{k}": rows})
+        stock_tasks = frame["task"].str.removesuffix(SUFFIX)
+        frames.append(frame.assign(task=stock_tasks))
     if _is_one_task(runs, frames):
-        frames = [frame.assign(task=frames[0]["task"].iloc[0]) for frame in frames]
+        task = frames[0]["task"].iloc[0]
+        frames = [frame.assign(task=task) for frame in frames]
     nameless = set()
     repeated = set()
     for frame in frames:
         nameless |= set(frame.loc[frame["doc_hash"].isna(), "task"])
-        twice = frame.duplicated(["task", "doc_hash"])
-        repeated |= set(zip(frame.loc[twice, "task"], frame.loc[twice, "doc_hash"], strict=True))
-    return [frame.assign(key=list(_keys(frame, nameless, repeated))) for frame in frames]
+        twice = frame[frame.duplicated(["task", "doc_hash"])]
+        repeated |= set(zip(twice["task"], twice["doc_hash"], strict=True))
+    keyed = []
+    for frame in frames:
+        keys = list(_keys(frame, nameless, repeated))
+        keyed.append(frame.assign(key=keys))
+    return keyed
 
 
 def _keys(frame: pd.DataFrame, nameless: set[str], repeated: set[tuple[str, str]]) -> Iterator[str]:
@@ -176,7 +183,8 @@ def _other_documents(first: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str
     both = other.merge(first, on=["task", "doc_id"], suffixes=("", "_first"))
     known = set(zip(first["task"], first["key"], strict=True))
     hashed = both["doc_hash"].notna() & both["doc_hash_first"].notna()
-    different = both[hashed & (both["doc_hash"] != both["doc_hash_first"])]
+    unlike = both["doc_hash"] != both["doc_hash_first"]
+    different = both[hashed & unlike]
     others = []
     columns = zip(different["task"], different["doc_id"], different["key"], strict=True)
     for task, doc_id, key in columns:
@@ -196,7 +204,9 @@ def _comparable(
     shared: pd.DataFrame, first: JoinedRun, run: JoinedRun
 ) -> tuple[NDArray[np.bool_], list[str]]:
     """Which shared documents had comparable prompts, and sentences on the others."""
-    known = (shared["prompt_hash"].notna() & shared["prompt_hash_other"].notna()).to_numpy()
+    has_first = shared["prompt_hash"].notna()
+    has_other = shared["prompt_hash_other"].notna()
+    known = (has_first & has_other).to_numpy()
     unlike = _unlike(shared, "prompt_hash").to_numpy()
     differences, template = prompt_differences(first.parts, run.parts)
     if differences:

@@ -250,9 +250,10 @@ def places_of(folder: Path) -> list[Path]:
         return [folder]
     # Other tools also write a manifest.json: below the named folder it is not a store.
     places: set[Path] = set()
-    for place in ("*", "dispersion_*/*", "*/dispersion_*/*"):
+    for pattern in ("*", "dispersion_*/*", "*/dispersion_*/*"):
         for name in (VECTORS, DOCUMENTS):
-            places.update(file.parent for file in folder.glob(f"{place}/{name}"))
+            for file in folder.glob(f"{pattern}/{name}"):
+                places.add(file.parent)
     return sorted(places)
 
 
@@ -336,7 +337,9 @@ def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[s
     tasks: dict[str, Any] = {}
     formats = set()
     for manifest in manifests:
-        joint = {key: value for key, value in joint.items() if manifest.get(key) == value}
+        for key in [*joint]:
+            if manifest.get(key) != joint[key]:
+                del joint[key]
         layers = [name for name in layers if name in manifest["layers"]]
         tasks |= manifest.get("tasks") or {}
         formats.add(str(manifest.get("prompt_format")))

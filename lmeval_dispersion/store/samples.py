@@ -297,7 +297,9 @@ def read_logged(place: str | Path, judge: str | None = None) -> Store:
         parts.append((run.file, manifest))
     shared = dict(parts[0][1])
     for _, manifest in parts:
-        shared = {key: value for key, value in shared.items() if manifest[key] == value}
+        for key in [*shared]:
+            if manifest[key] != shared[key]:
+                del shared[key]
     manifest = {
         **shared,
         "tasks": versions,
@@ -382,7 +384,8 @@ def _filters_apart(task: str, filters: Filters, chosen: str, metric: str) -> lis
         shared = sorted(documents.keys() & filters[chosen].keys())
         if name == chosen or not any(metric in documents[i].metrics for i in shared):
             continue
-        first = np.array([filters[chosen][i].score(metric) for i in shared])
+        of_chosen = filters[chosen]
+        first = np.array([of_chosen[i].score(metric) for i in shared])
         other = np.array([documents[i].score(metric) for i in shared])
         if not np.isin([first, other], (0.0, 1.0)).all():
             continue
@@ -402,7 +405,9 @@ def _holes(file: Path, filters: Filters, counts: Mapping[str, Any], allowed: boo
     Also where one filter lacks a document that another has.
     """
     present = set().union(*filters.values())
-    absent = {i for documents in filters.values() for i in present - documents.keys()}
+    absent = set[int]()
+    for documents in filters.values():
+        absent |= present - documents.keys()
     is_uneven = bool(absent)
     expected = counts.get("effective")
     if not isinstance(expected, int):

@@ -65,10 +65,10 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
         scores: Score of each document; NaN if missing. Shape (n,).
         tasks: Task of each document.
     """
-    known = np.isfinite(scores)
-    scored = {tasks[row] for row in np.flatnonzero(known).tolist()}
-    without_scores = np.array([task not in scored for task in tasks], dtype=bool)
-    return np.asarray(known | without_scores)
+    is_known = np.isfinite(scores)
+    scored = {tasks[row] for row in np.flatnonzero(is_known).tolist()}
+    is_without_scores = np.array([task not in scored for task in tasks], dtype=bool)
+    return np.asarray(is_known | is_without_scores)
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
@@ -80,13 +80,14 @@ def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
         log_probabilities: Log-probabilities of the choices of each question.
         scores: Score of each question. Shape (n,).
     """
-    answers = int((~finite_answer(log_probabilities)).sum())
-    if answers:
-        return not_finite_sentence(answers)
-    answers = int((~np.isfinite(scores)).sum())
-    if not answers:
+    is_answer = finite_answer(log_probabilities)
+    if not is_answer.all():
+        return not_finite_sentence(int((~is_answer).sum()))
+    is_score = np.isfinite(scores)
+    if is_score.all():
         return ""
-    questions = "1 question has" if answers == 1 else f"{answers:,} questions have"
+    count = int((~is_score).sum())
+    questions = "1 question has" if count == 1 else f"{count:,} questions have"
     return f"{questions} no finite score; {NOT_FINITE_ADVICE}"
 
 
@@ -235,8 +236,10 @@ class Logged:
             return []
         clauses = list[str]()
         for task in sorted(rows):
-            if len(rows[task]) >= _FEWEST_ALIKE:
-                clauses += [f"in {task}: {clause}" for clause in self._at(rows[task]).doubts()]
+            if len(rows[task]) < _FEWEST_ALIKE:
+                continue
+            for clause in self._at(rows[task]).doubts():
+                clauses.append(f"in {task}: {clause}")
         more = len(clauses) - _SHOWN
         if more > 0:
             clauses[_SHOWN:] = [
@@ -279,7 +282,8 @@ class Logged:
             key=lambda most: most[1] / most[2] if most[2] else 0.0,
         )
         right = self.scores > CORRECT_ABOVE
-        of_choices = right[[len(values) >= 2 for values in self.log_probabilities]]
+        has_choices = [len(values) >= 2 for values in self.log_probabilities]
+        of_choices = right[has_choices]
         accuracy = float(of_choices.mean()) if len(of_choices) else math.nan
         return CommonestAnswer(
             answer=answer,
@@ -292,8 +296,11 @@ class Logged:
     def _score_of(self, answer: str | None, right: Flags) -> float:
         """The accuracy of always giving this answer; NaN if targets are unknown."""
         is_target = np.array([target == answer for target in self.targets], dtype=bool)
-        given = np.array([word == answer for word in self.predictions], dtype=bool)
-        if not given.any() or (is_target[given] == right[given]).mean() < _AGREE:
+        is_given = np.array([word == answer for word in self.predictions], dtype=bool)
+        if not is_given.any():
+            return math.nan
+        agreeing = is_target[is_given] == right[is_given]
+        if agreeing.mean() < _AGREE:
             return math.nan
         return float(is_target.mean())
 
@@ -303,11 +310,13 @@ class Logged:
         zero = 0
         for _, values in by_length(self.log_probabilities):
             documents += len(values)
-            same = (values == values[:, :1]).all(axis=1) & np.isfinite(values[:, 0])
+            first = values[:, 0]
+            is_zero = first == 0
+            same = (values == values[:, :1]).all(axis=1) & np.isfinite(first)
             if values.shape[1] == 1:
-                same &= values[:, 0] == 0
+                same &= is_zero
             tied += int(same.sum())
-            zero += int((same & (values[:, 0] == 0)).sum())
+            zero += int((same & is_zero).sum())
         if documents >= _FEWEST and tied > _MOST * documents:
             number = " (0)" if zero == tied else ""
             yield (
@@ -425,14 +434,19 @@ class Fingerprints:
         fine = np.zeros(count, dtype=bool)
         for rows, values in by_length(log_probabilities):
             codes[rows] = [hash(row.tobytes()) for row in values]
-            telling[rows] = np.isfinite(values).any(axis=1) & (values != 0).any(axis=1)
+            is_finite = np.isfinite(values).any(axis=1)
+            is_other_than_zero = (values != 0).any(axis=1)
+            telling[rows] = is_finite & is_other_than_zero
             fine[rows] = _beyond_half_precision(values)
         return cls(codes, telling, fine, scores)
 
     def at(self, rows: NDArray[np.int64]) -> Fingerprints:
         """Return the fingerprints of the documents at ``rows``, which are indices of shape (k,)."""
         return Fingerprints(
-            self.codes[rows], self.telling[rows], self.fine[rows], self.scores[rows]
+            codes=self.codes[rows],
+            telling=self.telling[rows],
+            fine=self.fine[rows],
+            scores=self.scores[rows],
         )
 
 
@@ -452,15 +466,16 @@ def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
             different scores, so that the scores do not come from them.
     """
     telling = first.telling & second.telling
+    compared = int(telling.sum())
     equal = telling & (first.codes == second.codes)
     if not np.array_equal(first.scores[equal], second.scores[equal], equal_nan=True):
-        return 0, int(telling.sum())
-    counted = int(equal.sum())
+        return 0, compared
     if (equal != telling).any():
-        counted = int((equal & first.fine).sum())
-    if counted < _FEWEST_ALIKE:
-        counted = 0
-    return counted, int(telling.sum())
+        equal &= first.fine
+    count = int(equal.sum())
+    if count < _FEWEST_ALIKE:
+        count = 0
+    return count, compared
 
 
 def equal_answers_clause(equal: int, telling: int) -> str:
@@ -485,7 +500,8 @@ def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, 
     others = _unique(second)
     count = 0
     for key, number in _unique(first).items():
-        count += others.get(key, number) != number
+        if others.get(key, number) != number:
+            count += 1
     return count
 
 
@@ -509,7 +525,8 @@ def _beyond_half_precision(values: Array) -> Flags:
     """Whether a row of log-probabilities (k, length) has one that half precision cannot hold; shape (k,)."""
     with np.errstate(over="ignore"):
         bits = values.astype(np.float32).view(np.uint32)
-    return np.asarray((np.isfinite(values) & ((bits & _HALF_PRECISION) != 0)).any(axis=1))
+    is_beyond = (bits & _HALF_PRECISION) != 0
+    return np.asarray((is_beyond & np.isfinite(values)).any(axis=1))
 
 
 def by_length(rows: Sequence[Sequence[float]]) -> Iterator[tuple[NDArray[np.int64], Array]]:
@@ -520,4 +537,5 @@ def by_length(rows: Sequence[Sequence[float]]) -> Iterator[tuple[NDArray[np.int6
     lengths = np.array([len(values) for values in rows], dtype=np.int64)
     for length in np.unique(lengths[lengths > 0]):
         places = np.flatnonzero(lengths == length)
-        yield places, np.array([rows[place] for place in places.tolist()], dtype=np.float64)
+        values = [rows[place] for place in places.tolist()]
+        yield places, np.array(values, dtype=np.float64)

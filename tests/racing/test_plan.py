@@ -66,7 +66,7 @@ def test_the_phases_cost_what_the_plan_says_and_no_more_than_the_budget(
 def test_a_budget_without_a_question_for_each_is_refused() -> None:
     listed = lineup(5, base=True)
     with pytest.raises(
-        UsageError, match="expected at least 6 questions, one for each checkpoint, got 5"
+        UsageError, match="expected at least 6, one question for each checkpoint, got 5"
     ):
         Plan.of(listed, listed.entries, 200, budget=5, api=False)
 

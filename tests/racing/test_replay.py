@@ -80,7 +80,7 @@ def test_the_sentences_of_a_replay(
     text = " ".join(render(result.document(), "markdown").split())
     assert stands in text
     assert not_there not in text
-    assert f"with {100 * result.share[0]:.0f} % of the questions (median;" in text
+    assert f"with {100 * result.share[0]:.0f} % of the questions asked (median;" in text
     assert sum(row.named for row in result.checkpoints) == 40
     assert result.share[1] <= result.share[0] <= result.share[2] <= 1
     lowest = min(row.score for row in result.checkpoints if row.named)
@@ -93,7 +93,8 @@ def test_the_sentences_of_a_replay(
     [
         (
             ["0", "2"],
-            "in 40 of 40 random orders, with 35 % of the questions asked (median; in nine of ten orders 35 to 35 %) and 2 of 3 loaded.",
+            "in 40 of 40 random orders, with 35 % of the questions asked (median; in nine of ten orders "
+            "35 to 35 %) and 2 of 3 loaded.",
         ),
         (["2", "1"], "another best than 0 in 40 of 40 random orders"),
     ],
@@ -120,7 +121,7 @@ def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
     result = replay(Recorded(answers, ["t"]), orders=20, margin=0.05)
     text = " ".join(result.answer())
     assert "another best than a in 20 of 20 random orders" in text
-    assert "worse by 0.010 at most" in text
+    assert "worse by at most 0.010" in text
     # Of equal ones the sentence has the one that was named.
     result = replay(Recorded({**answers, "b": answers["a"]}, ["t"]), orders=20, margin=0.05)
     assert "named the same best, b, in 20 of 20 random orders" in " ".join(result.answer())
@@ -187,7 +188,7 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     listed = ["race", str(tmp_path), "--replay", *names, "--format", "json", "-q"]
     missing = {c.label for c in screened.shortlist(2).chosen} - {"sums-80"}
     assert main(listed) == 2
-    assert f"lists, got none of {missing.pop()}" in capsys.readouterr().err
+    assert f"names, got none of {missing.pop()}" in capsys.readouterr().err
     (tmp_path / "manifest.json").write_text(
         json.dumps(manifest_dict(head, screened.shortlist(1), tasks=("sums",), command=""))
     )
@@ -281,7 +282,7 @@ def test_a_race_of_version_0_2_is_read_but_not_continued(tmp_path):
     }
     (tmp_path / "race.json").write_text(json.dumps(kept))
     assert kept_race(tmp_path, older=True) == kept
-    with pytest.raises(UsageError, match="got an older one"):
+    with pytest.raises(UsageError, match="got one by an older version"):
         kept_race(tmp_path)
 
 
@@ -290,7 +291,7 @@ def test_a_manifest_of_another_program_is_left_alone_and_a_damaged_one_is_named(
     file.write_text('["a.js"]')
     assert Named.of([tmp_path]).manifest == {}
     file.write_text("{")
-    with pytest.raises(UsageError, match=r"manifest\.json cannot be read .*; remove or mend it"):
+    with pytest.raises(UsageError, match=r"manifest\.json cannot be read .*; remove it, or"):
         Named.of(str(tmp_path))
 
 
@@ -368,6 +369,6 @@ def test_the_first_lines_of_a_replay(settings: dict[str, Any], sentence: str) ->
 def test_a_replays_budget_has_a_question_for_each() -> None:
     answers = planted(np.random.default_rng(8), [0.9, 0.3, 0.2], 100)
     with pytest.raises(
-        UsageError, match="expected at least 3 questions, one for each checkpoint, got 2"
+        UsageError, match="expected at least 3, one question for each checkpoint, got 2"
     ):
         replay(Recorded(answers, ["sums"]), orders=2, budget=2)

@@ -146,7 +146,7 @@ def test_a_race_that_is_stopped_shows_what_is_known(
     [
         (
             ["--budget", "2"],
-            "--budget: expected at least 3 questions, one for each checkpoint, got 2",
+            "--budget: expected at least 3, one question for each checkpoint, got 2",
         ),
         (
             ["--budget", "many"],

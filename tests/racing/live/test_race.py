@@ -679,7 +679,7 @@ def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not
     shutil.rmtree(out / "a_twin")
     assert main(["race", "--replay", str(out)]) == 2
     assert (
-        f"were asked all questions, got 1 of 2; run the race to its end, or name finished"
+        "were asked all questions, got 1 of 2; run the race to its end, or name finished"
         in capsys.readouterr().err
     )
 
