@@ -45,13 +45,15 @@ _MOST_ID = 1 << 53
 
 @dataclass(frozen=True)
 class Line:
-    """One logged document under one filter.
+    """A logged document under one filter.
 
     Attributes:
-        place: The file and the line, which begin a message.
-        filter: None in the samples of lm-eval before 0.4.7.
-        metrics: Name -> value as logged.
-        digest: Equal for equal lines.
+        place: File and line of the document, with which messages begin.
+        doc_id: Index of the document in its task.
+        content: The logged object.
+        filter: Name of the filter; None in samples of lm-eval before 0.4.7.
+        metrics: Name -> value of each metric, as logged.
+        digest: Hash of the line; equal lines have equal hashes. 0 in a log of Inspect.
     """
 
     place: str
@@ -63,7 +65,10 @@ class Line:
 
 
 def kind_of(file: Path) -> str:
-    """``samples``, ``results``, ``inspect`` for a log of Inspect, or an empty text for another file."""
+    """Return what a file holds: ``samples``, ``results``, or ``inspect`` for a log of Inspect.
+
+    The text is empty for any other file, and for one that cannot be read.
+    """
     if not file.name.endswith((*SUFFIXES, inspect.SUFFIX)):
         return ""
     if file.name.startswith("samples_"):
@@ -82,14 +87,20 @@ def kind_of(file: Path) -> str:
 
 
 def whole_text(file: Path) -> str:
-    """A file's text, unpacked and without a byte-order mark; HarnessError if it cannot be read."""
+    """Return the text of a file, unpacked and without a byte-order mark.
+
+    Raises:
+        HarnessError: The file cannot be read, is larger than 2 GiB, or is not UTF-8.
+    """
     try:
         with _opened(file) as stream:
             content = stream.read(_LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise HarnessError(f"{file} cannot be read ({_reason(error)}); copy it again") from None
     if len(content) > _LARGEST:
-        raise HarnessError(f"{file}: expected {_LARGEST:,} bytes at most")
+        raise HarnessError(
+            f"{file}: expected at most {_LARGEST:,} bytes, got more; evaluate fewer documents (--limit)"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -97,7 +108,15 @@ def whole_text(file: Path) -> str:
 
 
 def json_object(text: str, place: str) -> dict[str, Any]:
-    """The JSON object in a text; HarnessError for anything else."""
+    """Return the JSON object in a text.
+
+    Args:
+        text: The text.
+        place: Where the text is from, with which the message begins.
+
+    Raises:
+        HarnessError: The text is anything else, such as an object that is cut off.
+    """
     try:
         value = json.loads(text.removeprefix(_BOM))
     except (ValueError, RecursionError):
@@ -108,7 +127,11 @@ def json_object(text: str, place: str) -> dict[str, Any]:
 
 
 def number_of(value: object) -> float:
-    """A logged number; NaN for null, or a number too large; TypeError for a text or a list."""
+    """Return a logged number as a float; NaN for None, or for a number that a float cannot hold.
+
+    Raises:
+        TypeError: The value is something else, such as a text or a list.
+    """
     if value is None:
         return math.nan
     if not isinstance(value, int | float):
@@ -120,15 +143,20 @@ def number_of(value: object) -> float:
 
 
 def writable(text: str) -> str:
-    """``text`` with a question mark for each half of a pair of surrogates, which no file can hold."""
+    """Return ``text`` with a question mark in place of each surrogate, which no file can hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
-    """The logged documents of a file of samples, or of its ``text``; at least one.
+    """Yield the logged documents of a file of samples; at least one.
+
+    Args:
+        file: The file, with which messages begin.
+        text: Content of the file; None to read it.
 
     Raises:
-        HarnessError: The file is empty, cut off, not UTF-8 or not lm-eval's; the message has the line.
+        HarnessError: The file is empty, cut off, not UTF-8 or not lm-eval's. The message names the
+            line.
     """
     if text is None and kind_of(file) == "inspect":
         yield from _inspect_lines(file)
@@ -143,7 +171,9 @@ def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
             return
         count += 1
         if count > _MOST_LINES:
-            raise HarnessError(f"{file}: expected {_MOST_LINES:,} lines at most, got more")
+            raise HarnessError(
+                f"{file}: expected at most {_MOST_LINES:,} lines, got more; evaluate fewer documents (--limit)"
+            )
         place = f"{file}: line {number}"
         yield _line(json_object(line, place), place, hash(line))
     if not count:
@@ -182,7 +212,9 @@ def _array(text: str, file: Path) -> Iterator[Line]:
 
 def _line(content: Mapping[str, Any], place: str, digest: int) -> Line:
     if "doc_id" not in content:
-        raise HarnessError(f"{place} has no 'doc_id': it is not a document that lm-eval logged")
+        raise HarnessError(
+            f"{place}: expected a document that lm-eval logged, got one without 'doc_id'"
+        )
     doc_id = content["doc_id"]
     if isinstance(doc_id, str) and doc_id.isascii() and doc_id.isdigit() and len(doc_id) < 16:
         doc_id = int(doc_id)
@@ -228,7 +260,8 @@ def _text_lines(file: Path) -> Iterator[str]:
                 number += 1
                 if len(line) > _LONGEST_LINE:
                     raise HarnessError(
-                        f"{file}: line {number}: expected {_LONGEST_LINE:,} bytes at most"
+                        f"{file}: line {number}: expected at most {_LONGEST_LINE:,} bytes, got more; "
+                        "leave this document out (--samples)"
                     )
                 yield line.decode("utf-8")
     except UnicodeDecodeError:
@@ -245,12 +278,16 @@ def _reason(error: Exception) -> str:
 
 
 def _cut(place: str) -> HarnessError:
-    return HarnessError(f"{place} is cut off or is not JSON of lm-eval; run it again")
+    return HarnessError(
+        f"{place} is cut off, or is not JSON that lm-eval wrote; copy the file again, or run lm-eval again"
+    )
 
 
 def _empty(file: Path) -> HarnessError:
-    return HarnessError(f"{file} is empty; run it again")
+    return HarnessError(f"{file} is empty; copy it again, or run lm-eval again")
 
 
 def _not_utf8(file: Path, line: int) -> HarnessError:
-    return HarnessError(f"{file}: line {line} is not UTF-8; copy the file again or run it again")
+    return HarnessError(
+        f"{file}: line {line} is not UTF-8; copy the file again, or run lm-eval again"
+    )

@@ -31,12 +31,15 @@ _FINISHED = "success"
 
 @dataclass(frozen=True)
 class Judgement:
-    """One sample's scores by one scorer.
+    """The scores that one scorer gave to one sample.
 
     Attributes:
-        number: Place of the sample in the data set.
-        content: What lm-eval logs of a document: ``doc``, ``target``, ``arguments`` and so on.
-        metrics: Name -> score; one that the scorer did not give is missing.
+        sample: Inspect's id of the sample.
+        number: Index of the sample in the data set.
+        scorer: Name of the scorer.
+        content: The sample as lm-eval logs a document: ``doc``, ``target``, ``arguments`` and so
+            on.
+        metrics: Name -> score; a score that the scorer did not give is missing.
     """
 
     sample: str
@@ -47,18 +50,20 @@ class Judgement:
 
 
 def is_inspect_log(file: Path, head: bytes) -> bool:
-    """Whether a file is a log of Inspect, by its name and first bytes."""
+    """Whether a file is a log of Inspect, judging by its name and its first bytes, ``head``."""
     return file.name.endswith(SUFFIX) or _FIRST_KEYS.match(head) is not None
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """What lm-eval's results hold of a run: its model, its task's version and the limit.
+    """Read the header of a log of Inspect, in the form of lm-eval's results.
 
-    ``inspect`` has what they lack: the ``task``, the ``status`` and ``notes``.
+    It has the model, the version of the task, the number of samples and the limit. The entry
+    ``inspect`` has what lm-eval's results lack: the task, the status, the date, and notes on
+    samples that ended in an error.
 
     Raises:
         MissingExtraError: inspect_ai is not installed.
-        HarnessError: It cannot read the log.
+        HarnessError: inspect_ai cannot read the log.
     """
     log = _read(file, header_only=True)
     spec = log.eval
@@ -70,7 +75,7 @@ def read_header(file: Path) -> dict[str, Any]:
     if results is not None and results.completed_samples < results.total_samples:
         missing = results.total_samples - results.completed_samples
         notes.append(
-            f"{missing} of {results.total_samples} answers were not completed (errors) and are left out"
+            f"{missing} of {results.total_samples} samples ended in an error and are left out"
         )
     samples = spec.dataset.sample_ids
     return {
@@ -96,10 +101,14 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
-    """The logs of evaluations that came to their end; one that was tried again to its end counts once.
+    """Return the headers of the evaluations that came to their end.
+
+    Args:
+        headers: File -> header, from :func:`read_header`.
 
     Raises:
-        HarnessError: An evaluation was cancelled, failed or is still running.
+        HarnessError: An evaluation was cancelled, failed or is still running, and no other log has
+            the same task finished by the same model.
     """
     done = {}
     retried = set()
@@ -118,7 +127,7 @@ def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any
 
 
 def read_judgements(file: Path) -> Iterator[Judgement]:
-    """Each sample's scores, scorer by scorer, in the order of the data set.
+    """Yield the scores of each sample, in the order of the data set, one scorer after the other.
 
     Raises:
         MissingExtraError: inspect_ai is not installed.
@@ -127,7 +136,7 @@ def read_judgements(file: Path) -> Iterator[Judgement]:
     log = _read(file, header_only=False)
     samples = _by_id(log)
     if not samples:
-        raise HarnessError(f"{file} has no samples; run it again with log_samples")
+        raise HarnessError(f"{file} has no samples; run the evaluation again with log_samples")
     scores = _scores(log, samples)
     if not scores:
         raise HarnessError(f"{file} has no scores; run: inspect score {shlex.quote(str(file))}")
@@ -169,11 +178,21 @@ def _check_size(file: Path) -> None:
                 sizes = [part.file_size for part in parts.infolist()]
         except (OSError, zipfile.BadZipFile) as error:
             raise HarnessError(f"{file} cannot be read ({error}); copy it again") from None
-    if max(sizes, default=0) > _LARGEST or len(sizes) > _MOST_PARTS:
+    if len(sizes) > _MOST_PARTS:
         raise HarnessError(
-            f"{file}: expected {_LARGEST:,} bytes and {_MOST_PARTS:,} samples at most; convert a JSON log: "
-            "`inspect log convert --to eval`"
+            f"{file}: expected at most {_MOST_PARTS:,} parts, got {len(sizes):,}; log fewer samples"
         )
+    largest = max(sizes, default=0)
+    if largest <= _LARGEST:
+        return
+    if file.name.endswith(SUFFIX):
+        raise HarnessError(
+            f"{file}: expected parts of at most {_LARGEST:,} bytes, got one of {largest:,}; log fewer samples"
+        )
+    raise HarnessError(
+        f"{file}: expected at most {_LARGEST:,} bytes of JSON, got {largest:,}; convert the log: "
+        "`inspect log convert --to eval`"
+    )
 
 
 def _seconds(created: str) -> float:

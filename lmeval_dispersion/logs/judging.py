@@ -32,11 +32,12 @@ Numeric = Mapping[str, bool]
 
 @dataclass(frozen=True)
 class NamedMetrics:
-    """What ``--metric`` names: ``[TASK=][FILTER/]METRIC``, several with commas.
+    """The metrics that ``--metric`` names: ``[TASK=][FILTER/]METRIC``, several separated by commas.
 
     Attributes:
-        default: ``[FILTER/]METRIC`` of the tasks without their own; None: the first known of each.
-        own: Task or group -> its ``[FILTER/]METRIC``.
+        default: ``[FILTER/]METRIC`` for all tasks without one of their own; None for the first
+            known metric of each task.
+        own: Task or group -> its own ``[FILTER/]METRIC``.
     """
 
     default: str | None = None
@@ -44,60 +45,72 @@ class NamedMetrics:
 
     @classmethod
     def of(cls, text: str | None) -> NamedMetrics:
-        """Parse the text of ``--metric``; None and an empty one name nothing.
+        """Parse the text of ``--metric``; None or an empty text names no metric.
 
         >>> NamedMetrics.of("acc, gsm8k=strict-match/exact_match")
         NamedMetrics(default='acc', own={'gsm8k': 'strict-match/exact_match'})
 
         Raises:
-            UsageError: A part is empty, or a task, or all tasks, get two metrics.
+            UsageError: A part is empty, or two metrics are named for one task or for all tasks.
         """
         if not text:
             return cls()
         own = dict[str | None, str]()
         for part in text.split(","):
             before, equals, after = part.partition("=")
-            task = before.strip() if equals else None
-            judge = after.strip() if equals else before.strip()
+            task = None
+            judge = before.strip()
+            if equals:
+                task = judge
+                judge = after.strip()
             if not judge or task == "":
                 raise UsageError(
-                    f"expected [TASK=][FILTER/]METRIC, several with commas, got {text!r}",
+                    f"expected [TASK=][FILTER/]METRIC, several separated by commas, got {text!r}",
                     argument="metric",
                 )
             known = own.setdefault(task, judge)
             if known != judge:
                 raise UsageError(
                     f"expected one metric for {task or 'all tasks'}, got {known} and {judge}; "
-                    "TASK=METRIC names one task's, FILTER/METRIC one of a filter",
+                    "write TASK=METRIC to name one for a single task",
                     argument="metric",
                 )
         default = own.pop(None, None)
         return cls(default, {str(task): judge for task, judge in own.items()})
 
     def judge(self, *names: str) -> str | None:
-        """What scores a task of these ``names``, its groups' among them: the first that has its own."""
+        """Return the ``[FILTER/]METRIC`` that scores a task; None if none is named for it.
+
+        ``names`` are the task's and its groups': the first of them with a metric of its own
+        decides. If no name has one, the default is returned, which may be None.
+        """
         for name in names:
             if name in self.own:
                 return self.own[name]
         return self.default
 
     def has_own(self, *names: str) -> bool:
-        """Whether a task of these names has a metric of its own."""
+        """Whether a metric is named for one of these tasks or groups."""
         return any(name in self.own for name in names)
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise UsageError for a metric of a task or group that is none of ``names``."""
+        """Check that all metrics are named for tasks or groups that there are, which are ``names``.
+
+        Raises:
+            UsageError: A metric is named for another task or group.
+        """
         for name, judge in self.own.items():
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=3) or names
                 raise UsageError(
-                    f"{name}={judge} names no task that is scored; there are {listed_names(near)}",
+                    f"expected the metric of a task that is scored, got {name}={judge}; tasks are "
+                    f"{listed_names(near)}",
                     argument="metric",
                 )
 
 
 def split_judge(named: str | None) -> tuple[str | None, str | None]:
-    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for a missing part."""
+    """Split ``FILTER/METRIC`` or ``METRIC`` into filter and metric; a missing part is None."""
     chosen, _, metric = (named or "").rpartition("/")
     return chosen or None, metric or None
 
@@ -105,7 +118,17 @@ def split_judge(named: str | None) -> tuple[str | None, str | None]:
 def check_judge(
     task: str, named: str | None, filters: Sequence[str], metrics: Iterable[str]
 ) -> None:
-    """Raise HarnessError unless the task has the filter and metric in ``named``."""
+    """Check that a task has the filter and the metric that are named for it.
+
+    Args:
+        task: Name of the task, with which the message begins.
+        named: ``[FILTER/]METRIC``; None if nothing is named.
+        filters: Names of the task's filters.
+        metrics: Names of the task's metrics.
+
+    Raises:
+        HarnessError: The task does not have them.
+    """
     chosen, metric = split_judge(named)
     metrics = list(metrics)
     has_filter = chosen is None or chosen in filters
@@ -120,11 +143,18 @@ def _no_judge(
     names = list(metrics)
     if len(filters) > 1:
         names = [f"{name}/{metric}" for name in filters for metric in metrics]
-    return HarnessError(f"{task} has no {named!r} to judge answers by; it has {', '.join(names)}")
+    return HarnessError(
+        f"expected a metric of {task}, got {named!r}; name one of {', '.join(names)}"
+    )
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
-    """Name and value of the metric that scores an answer: ``named``, else the first known; or (None, NaN)."""
+    """Return name and value of the metric that scores a document; None and NaN if there is none.
+
+    Args:
+        metrics: Name -> logged value of each metric of the document.
+        named: Name of the metric; None for the first known one that is a number.
+    """
     for name in (named,) if named else JUDGES:
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])
@@ -132,7 +162,10 @@ def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | No
 
 
 def numeric_metrics(documents: Iterable[Mapping[str, Any]]) -> Numeric:
-    """Of the documents' metrics, whether any document has each as a number."""
+    """Return for each metric whether at least one document has a number for it.
+
+    ``documents`` are the metrics of each document: name -> logged value.
+    """
     numeric: dict[str, bool] = {}
     for metrics in documents:
         for name, value in metrics.items():
@@ -141,7 +174,12 @@ def numeric_metrics(documents: Iterable[Mapping[str, Any]]) -> Numeric:
 
 
 def filter_with(filters: Mapping[str, Numeric], judge: str | None) -> str | None:
-    """The first of a task's filters that ``judge`` means and that has its metric; None without one."""
+    """Return the name of the first filter that has the named metric; None if there is none.
+
+    Args:
+        filters: Filter -> for each metric whether it is a number of single documents.
+        judge: ``[FILTER/]METRIC``; None for the first filter.
+    """
     named_filter, metric = split_judge(judge)
     for name, numeric in filters.items():
         if named_filter in (None, name) and (metric is None or metric in numeric):
@@ -152,10 +190,18 @@ def filter_with(filters: Mapping[str, Numeric], judge: str | None) -> str | None
 def chosen_metric(
     task: str, filters: Mapping[str, Numeric], judge: str | None
 ) -> tuple[str, str | None]:
-    """The filter and the metric that score a task; no metric if none is known and none is named.
+    """Return the filter and the metric that score a task.
+
+    The metric is None if none is named and no known metric is a number of single documents.
+
+    Args:
+        task: Name of the task, with which messages begin.
+        filters: Filter -> for each metric whether it is a number of single documents.
+        judge: ``[FILTER/]METRIC``; None for the first known metric of the first filter.
 
     Raises:
-        HarnessError: The task has no such filter or metric, or the metric is not a number of a document.
+        HarnessError: The task has no such filter or metric, or the metric is not a number of single
+            documents.
     """
     chosen = filter_with(filters, judge)
     if chosen is None:
@@ -166,7 +212,7 @@ def chosen_metric(
     if named is None:
         return chosen, _first_known(numeric)
     if not numeric[named]:
-        raise HarnessError(f"{task}: {named} scores no single document: {unscored(numeric)}")
+        raise HarnessError(f"{task}: {named} does not score single documents: {unscored(numeric)}")
     return chosen, named
 
 
@@ -181,9 +227,16 @@ def _first_known(numeric: Numeric) -> str | None:
 def results_metric(
     results: Mapping[str, Any], task: str, keys: Sequence[str], judge: str | None
 ) -> str | None:
-    """The key ``METRIC,FILTER`` of a task's score in lm-eval's results, among ``keys``; None if none is.
+    """Return the key ``METRIC,FILTER`` of a task's score in lm-eval's results; None if it has none.
 
-    By the same order as for samples: the task's first filter, and of its metrics the first known.
+    Filter and metric are chosen as for samples: the task's first filter, and the first known one of
+    its metrics.
+
+    Args:
+        results: Content of the results file.
+        task: Name of the task.
+        keys: The keys to choose from.
+        judge: ``[FILTER/]METRIC``; None for the first known metric of the first filter.
     """
     filters: dict[str, dict[str, bool]] = {}
     if config_of(results, task).get("filter_list"):
@@ -202,12 +255,15 @@ def results_metric(
 
 
 def unscored(numeric: Numeric) -> str:
-    """Why documents with these metrics have no score by default, and which metrics there are."""
+    """Return why documents have no score by default, and which metrics they have.
+
+    ``numeric`` tells for each metric whether it is a number of single documents.
+    """
     numbers = [name for name in numeric if numeric[name]]
     if numbers:
         return (
-            f"none of {', '.join(JUDGES[:3])}, … is a number of a document; `--metric` names what scores it: "
-            f"{listed_names(numbers)}"
+            f"none of the known metrics ({', '.join(JUDGES[:3])}, …) is a number for single documents; name "
+            f"one that is by `--metric`: {listed_names(numbers)}"
         )
     if not numeric:
         return "no metric is logged, so the documents have no label"

@@ -37,27 +37,31 @@ _Layout = TypedDict(
 
 
 def read_results(file: Path) -> Results:
-    """The content of a results file; HarnessError for any other."""
+    """Return the content of a results file of lm-eval.
+
+    Raises:
+        HarnessError: The file cannot be read, or is not one of lm-eval's results.
+    """
     content = json_object(whole_text(file), str(file))
     if not isinstance(content.get("results"), dict):
-        raise HarnessError(f"{file} has no `results`; name lm-eval's results_DATE.json")
+        raise HarnessError(f"{file} has no `results`; name a file results_DATE.json of lm-eval")
     checked(_Layout, content, file, "copy it again or run it again", HarnessError)
     return content
 
 
 def section(results: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A part of the results that is an object; empty if it is missing or is something else."""
+    """Return the object under a key; empty if the key is missing or holds something else."""
     part = results.get(key)
     return part if isinstance(part, dict) else {}
 
 
 def config_of(results: Mapping[str, Any], task: str) -> Mapping[str, Any]:
-    """The configuration of a task; empty if the results have none."""
+    """Return lm-eval's configuration of a task; empty if the results have none."""
     return section(section(results, "configs"), task)
 
 
 def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
-    """The names of a task's filters, in the order in which lm-eval applied them; empty if unknown."""
+    """Return the names of a task's filters in the order of their use; empty if they are unknown."""
     names = []
     for entry in config_of(results, task).get("filter_list") or ():
         if isinstance(entry, dict) and "name" in entry:
@@ -69,7 +73,7 @@ def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
 
 
 def model_arguments(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of the evaluated model, such as ``pretrained``; empty if the results have none."""
+    """Return the arguments of the evaluated model, such as ``pretrained``; empty if unknown."""
     arguments = section(results, "config").get("model_args")
     if isinstance(arguments, str):
         return key_values(arguments, check=False)
@@ -77,7 +81,7 @@ def model_arguments(results: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def model_of(results: Mapping[str, Any]) -> str:
-    """The evaluated model's name; empty if the results have none."""
+    """Return the name of the evaluated model; empty if the results have none."""
     arguments = model_arguments(results)
     for name in (results.get("model_name"), arguments.get("pretrained"), arguments.get("model")):
         if name:

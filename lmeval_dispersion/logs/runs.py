@@ -26,13 +26,14 @@ _DATED = re.compile(rf"(?P<name>.*)_(?P<date>{_DATE})")
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One evaluation of one model: its results, and by task the file of its samples.
+    """The evaluation of one model: its results, and the file of samples of each task.
 
     Attributes:
         file: The results file; without results, the folder or file that was named.
-        results: Its content; empty without results.
-        samples: Task -> file.
-        apart: Task -> results of that task, where other tasks of the model were evaluated at another time.
+        results: Content of the results file; empty without results.
+        samples: Task -> file of its samples.
+        apart: Task -> content of its own results file, for tasks that were evaluated at another
+            time than the rest.
     """
 
     file: Path
@@ -41,66 +42,72 @@ class LoggedRun:
     apart: Mapping[str, Results] = field(default_factory=dict)
 
     def results_of(self, task: str) -> Results:
-        """The results that belong to a task's samples."""
+        """Return the results that belong to the samples of a task."""
         return self.apart.get(task, self.results)
 
     @property
     def by_inspect(self) -> bool:
-        """Whether Inspect wrote it: the results have no scores then."""
+        """Whether the run is a log of Inspect, in which case the results have no scores."""
         return "inspect" in self.results
 
     @property
     def model(self) -> str:
-        """The model's name, by the results, else by the path."""
+        """Name of the model: from the results, or from the path if they do not name it."""
         return model_of(self.results) or _name_of(self.file, self.samples.values())
 
     @property
     def date(self) -> str:
-        """When the run was written, by its files' names; empty if they do not say."""
+        """Date of the run, from its files' names or its log of Inspect; empty if it is unknown."""
         if self.by_inspect:
             return str(self.results["inspect"]["created"])
         return max(map(_date, (self.file, *self.samples.values())))
 
 
 def is_log(path: Path) -> bool:
-    """Whether a path holds results or samples of lm-eval, or logs of Inspect."""
+    """Whether a file or folder holds results or samples of lm-eval, or logs of Inspect."""
     if path.is_file():
         return bool(kind_of(path))
     return path.is_dir() and bool(_sample_files(path))
 
 
 def find_run(place: str | Path) -> LoggedRun:
-    """The run in a folder, or of this file of results or samples.
+    """Return the run in a folder, or the run of a file of results or samples.
 
-    Tasks that one model answered at several times are one run.
+    Tasks that one model answered at different times are one run.
 
     Raises:
-        HarnessError: There is no run, or the folder holds several of the same task or of several models.
+        HarnessError: There is no run, or the folder holds several of one task or of several models.
     """
     path = Path(place).expanduser()
     if not path.exists():
         raise HarnessError(
-            f"{path} does not exist; name the folder that lm-eval wrote (output_path)"
+            f"{path} does not exist; name the folder that lm-eval wrote (--output_path)"
         )
     runs = find_runs(path)
     if not runs:
         raise HarnessError(
-            f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run it with log_samples and "
-            "output_path"
+            f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run lm-eval with --log_samples "
+            "and --output_path"
         )
     if len(runs) == 1:
         return runs[0]
     tasks = [task for run in runs for task in run.samples]
     if len(set(tasks)) == len(tasks) and len({run.model for run in runs}) == 1:
         return _together(runs)
-    files = [str(run.file if run.results else next(iter(run.samples.values()))) for run in runs]
+    files = list[str]()
+    for run in runs:
+        file = run.file if run.results else next(iter(run.samples.values()))
+        files.append(str(file))
     raise HarnessError(
         f"{path} holds the samples of {len(runs)} runs; name one of them: {listed_names(files)}"
     )
 
 
 def find_runs(path: Path) -> list[LoggedRun]:
-    """All runs with samples in a folder, or the one of a file; empty if there is none."""
+    """Return all runs with samples in a folder, or the one to which a file belongs.
+
+    The list is empty if there is no run.
+    """
     if not path.is_file():
         return _runs_of(_sample_files(path), path)
     if kind_of(path) in ("samples", "inspect"):
@@ -110,14 +117,17 @@ def find_runs(path: Path) -> list[LoggedRun]:
 
 
 def results_files(folder: Path) -> list[Path]:
-    """The files with results in a folder and all below it, sorted by path."""
+    """Return the results files in a folder and in all folders below it, sorted by path."""
     return [file for file in _files(folder, SUFFIXES) if kind_of(file) == "results"]
 
 
 def _files(folder: Path, suffixes: tuple[str, ...], pattern: str = "**/*") -> list[Path]:
     """The files with one of the suffixes, sorted by path: in a folder and all below it, or by a pattern."""
-    files = (file for file in folder.glob(pattern) if file.name.endswith(suffixes))
-    return sorted(filter(Path.is_file, files))
+    files = list[Path]()
+    for file in folder.glob(pattern):
+        if file.name.endswith(suffixes) and file.is_file():
+            files.append(file)
+    return sorted(files)
 
 
 def _sample_files(folder: Path, pattern: str = "**/*") -> list[Path]:
@@ -140,7 +150,9 @@ def _stem(file: Path) -> str:
 
 def _date(file: Path) -> str:
     match = _DATED.fullmatch(_stem(file))
-    return match["date"] if match else ""
+    if match is None:
+        return ""
+    return match["date"]
 
 
 def _name_of(place: Path, files: Iterable[Path]) -> str:
@@ -234,7 +246,9 @@ def _task_of(file: Path, results: Results) -> str | None:
         if not isinstance(arguments, str) or not arguments:
             return task
         begin = re.sub("/|=", "__", arguments)
-        return task if stem in (task, f"{begin}_{task}") else None
+        if stem in (task, f"{begin}_{task}"):
+            return task
+        return None
     if results:
         return None
     # MODEL_TASK, where the model's arguments have `__` for `=` and `/`.

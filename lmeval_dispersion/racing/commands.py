@@ -19,7 +19,7 @@ from lmeval_dispersion.racing.rule import SHARED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``dispersion race``."""
+    """Add the arguments of ``dispersion race`` to a parser."""
     add_options(parser, Racing, "checkpoints")
     add_options(parser.add_argument_group("which race"), Which)
     add_options(parser.add_argument_group("how"), How)
@@ -32,16 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replay",
         nargs="+",
         metavar="RESULTS",
-        help="finished evaluations, one a model: lm-eval's with --log_samples; stores; a race's folder; "
-        "after --emit's folder, by its list (default: none)",
+        help="race finished evaluations: results of `lm_eval --log_samples` or stores, one for each model, "
+        "or a race's folder; with a folder that --emit wrote, those of its list (default: none)",
     )
     recorded.add_argument(
         "--demo",
         nargs="?",
         const="family",
         choices=("family", "released"),
-        help="race recorded answers: of the bundled tiny models, or of 43 released ones to GSM8K "
-        "(default: family)",
+        help="race recorded answers: of the bundled tiny models (family), or of 43 released models to "
+        "GSM8K (released) (default: family)",
     )
     add_output(parser)
     add_examples(
@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "myruns --tasks gsm8k --batch_size auto --budget 10%",
         "'runs/*' --tasks my_task --include_path tasks -o race.html",
         "--replay results/MODEL_A results/MODEL_B",
-        more="\nexit status: 0 raced, 1 none, 2 wrong usage, 3 some failed, 130 interrupted (run it again)\n",
+        more="\nexit status: 0 the race ran, 1 no checkpoint could be raced, 2 wrong usage,\n"
+        "3 some checkpoints failed, 130 interrupted (run the same command to go on)\n",
     )
 
 
@@ -60,7 +61,14 @@ _LIVE = ("family", "domain", "base", "tasks", "limit", "engine", "output_path", 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion race``; returns 0, 3 if a checkpoint failed, 130 if interrupted."""
+    """Run ``dispersion race`` and return its exit status.
+
+    It is 0 after a race, 3 if a checkpoint failed, and 130 if the user interrupted the race.
+
+    Raises:
+        UsageError: The arguments do not fit together, or one has a wrong value.
+        DispersionError: No checkpoint could be raced.
+    """
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)
@@ -96,12 +104,14 @@ def _judged(args: argparse.Namespace) -> Race | None:
         return None
     for name, default in (("metric", None), ("by", None), ("budget", None), ("weigh", "units")):
         if getattr(args, name) != default:
-            raise UsageError(f"a race's folder is judged by the race's own; leave out --{name}")
+            raise UsageError(
+                f"a race's folder is judged by the settings of that race; leave out --{name}"
+            )
     return race
 
 
 def _recorded(name: str) -> UsageError:
-    return UsageError(f"--demo and --replay race what is recorded; leave out {name}")
+    return UsageError(f"--demo and --replay race recorded answers; leave out {name}")
 
 
 def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
@@ -115,7 +125,10 @@ def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
         names = listed_results(args.checkpoints, [*answers, *recorded.failed])
         listed = [name for name in names if name in answers]
         if not listed:
-            raise UsageError("expected a listed checkpoint whose answers are finite, got none")
+            raise UsageError(
+                "expected finite answers of at least one checkpoint on the list, got none; evaluate "
+                "them again with model_args dtype=float32"
+            )
     by = args.by or ("rows" if listed else "block")
     is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)
     shuffled = by == "rows" and not listed and is_sorted
@@ -135,12 +148,12 @@ def _race(args: argparse.Namespace, output: Output) -> int:
             result, stopped = ended_race(options_from(Racing, args))
     except KeyboardInterrupt:
         output.say(
-            "dispersion race: interrupted before a question was asked; nothing was written, and "
-            "the same command begins again"
+            "dispersion race: interrupted before a question was asked, so nothing was written; run "
+            "the same command to begin again"
         )
         return 130
     if isinstance(stopped, KeyboardInterrupt):
-        output.say("dispersion race: interrupted; the same command goes on")
+        output.say("dispersion race: interrupted; run the same command to go on")
     output.write(result.document())
     if isinstance(stopped, KeyboardInterrupt):
         return 130

@@ -59,25 +59,29 @@ _DEEPER = 0.9  # questions of a phase: the number of its checkpoints to this pow
 
 
 class Scores(NamedTuple):
-    """Answers to n questions.
+    """The scores of a checkpoint's answers to n questions.
 
     Attributes:
-        score: The task's own metric, in [0, 1]. Shape (n,).
-        probability: The right answer's, in [0, 1]; NaN where it is not known. Shape (n,).
+        score: What the task's metric gives to each answer, in [0, 1]. Shape (n,).
+        probability: The probability that the checkpoint gave to the right answer, in [0, 1]; NaN
+            where it is unknown. Shape (n,).
     """
 
     score: Array
     probability: Array
 
     def __add__(self, later: Scores) -> Scores:  # type: ignore[override]
-        return Scores(*(np.concatenate(parts) for parts in zip(self, later, strict=True)))
+        return Scores(
+            np.concatenate([self.score, later.score]),
+            np.concatenate([self.probability, later.probability]),
+        )
 
     def at(self, places: NDArray[np.int64]) -> Scores:
-        """The scores of the questions at ``places``."""
-        return Scores(*(part[places] for part in self))
+        """Return the scores at ``places``, which are indices of shape (k,)."""
+        return Scores(self.score[places], self.probability[places])
 
     def first(self, count: int) -> Scores:
-        """The scores of the first ``count`` questions."""
+        """Return the scores of the first ``count`` answers."""
         return Scores(self.score[:count], self.probability[:count])
 
 
@@ -85,12 +89,14 @@ NOTHING = Scores(np.empty(0), np.empty(0))
 
 
 class Shown(NamedTuple):
-    """The best so far, and what is shown of all others.
+    """The best checkpoints so far, and by how much another one may still be better.
 
     Attributes:
-        labels: Those named, the best first; fewer than wanted where too few can be named yet.
-        margin: No other is better than the last of those named by more than this; None without them.
-        error: Chance, at most, that this is wrong or ever was, at all moments together.
+        labels: Labels of the best checkpoints, the best first. There are fewer than wanted as long
+            as too few can be named.
+        margin: No other checkpoint is better than the last one in ``labels`` by more than this;
+            None if nothing can be shown yet.
+        error: The chance, at most, that a margin shown at any moment of the race is too small.
     """
 
     labels: list[str]
@@ -99,12 +105,13 @@ class Shown(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A phase of shared questions: so many checkpoints are asked on, up to so many questions.
+    """A phase of shared questions, in which the best checkpoints so far are asked on.
 
     Attributes:
-        checkpoints: Number of checkpoints, the best so far.
-        questions: Number of shared questions of each when the phase ends.
-        after: Number of shared questions by which they are chosen.
+        checkpoints: Number of checkpoints that are asked in this phase.
+        questions: Number of shared questions that each of them has been asked when the phase ends.
+        after: Number of shared questions whose answers decide which checkpoints these are; 0 in the
+            first phase, which asks all.
     """
 
     checkpoints: int
@@ -114,33 +121,43 @@ class Phase(NamedTuple):
 
 @dataclass
 class Contest:
-    """All answers so far, and the checkpoints still in the race.
+    """The answers given so far, and the checkpoints that are still in the race.
+
+    Checkpoints take turns: each is asked, batch by batch, until it is dropped or was asked
+    everything. Shared questions come before the turns. Side by side, there are no turns.
 
     Args:
-        questions: Most questions for each checkpoint, N.
-        error: Chance, at most, that the best of those raced (over all N questions) is dropped and another is
-            named that is worse by more than ``margin``; and that a margin shown is too small.
-        margin: Smallest difference in score that counts.
-        seed: Seed of the questions' orders.
-        side_by_side: Number of checkpoints where several race at once, 0 where they come one after the other.
-        sharing: Number of first questions that all are asked before the turns, 0 where each has its own
-            order from the start.
-        reference: A checkpoint that is asked everything and cannot be the best, as the base is.
-        top: Number of best checkpoints wanted; each is compared with the last of them, with its part of the
-            error.
-        step: Number of questions of a bet's step.
-        split: Number of checkpoints among which half of the error is split, so that a margin may be shown for a
-            best one that was not asked everything; 0 where it is not. Fixed before the first question.
-        weights: The questions' weights in the mean score, by question; None for equal ones. Shape (N,).
-        shared: Label -> number of first questions that it shares, where that is not ``sharing``.
-        may_stop: Whether the answers to shared questions may have ended the training that made the
-            checkpoints. Who is the best of those that there are then depends on these answers, so the bets
-            on them do not count.
+        questions: Number of questions in all, N; no checkpoint is asked more.
+        error: Largest probability of a wrong outcome: that the best checkpoint (over all N
+            questions) is dropped and one is named that is worse by more than ``margin``, or that a
+            margin is reported too small.
+        margin: The smallest difference in score that counts.
+        seed: Seed of the orders in which the questions are asked.
+        side_by_side: Number of checkpoints, if several race at the same time; 0 if they take turns.
+        sharing: Number of shared questions, which every checkpoint is asked first; 0 if each has
+            its own order from the start.
+        reference: Label of a checkpoint that is asked everything and cannot be the best, such as
+            the base; empty without one.
+        top: Number of best checkpoints wanted. Each of the others is compared with the last of
+            them, at 1 / ``top`` of ``error``.
+        step: Number of questions between two updates of the predictions that the bets use (see
+            :class:`~lmeval_dispersion.racing.rule.Bets`).
+        split: Number of checkpoints that share half of ``error``, so that a margin can be reported
+            for a best one that was not asked everything; 0 for no such margin. Set it before the
+            first question.
+        weights: Weight of each question in the mean score; None if all are equal. Shape (N,).
+        shared: Label -> number of shared questions of this checkpoint, where it is not ``sharing``.
+        may_stop: Whether answers to shared questions may have stopped the training run that makes
+            the checkpoints. Which checkpoints exist then depends on these answers, so bets on them
+            do not count.
 
     Attributes:
-        answered: Label -> answers, in the checkpoint's own order.
-        levels: Label -> the mean that it had to reach when it was last compared with one.
-        against: Label -> labels asked everything before its turn began; in the order of the turns.
+        answered: Label -> scores of the answers so far, in the order in which this checkpoint is
+            asked.
+        standing: Label -> the checkpoint's state in the race, one of :data:`Standing`.
+        levels: Label -> the mean score that this checkpoint had to reach in its last comparison.
+        against: Label -> labels of the checkpoints that had been asked everything when its turn
+            began. The keys are in the order of the turns.
     """
 
     questions: int
@@ -171,45 +188,49 @@ class Contest:
             self.weights = self.weights * (self.questions / self.weights.sum())
 
     def order(self, label: str) -> NDArray[np.int64]:
-        """Indices of the questions, (N,), in a checkpoint's order; the first ones are those that it shares.
+        """Return the order in which a checkpoint is asked the questions.
 
-        With weights each next question is one of those left with a chance proportional to its weight.
+        The order is an array of indices, shape (N,), int64. The questions that the checkpoint
+        shares with others come first. If questions have weights, each next one is drawn from those
+        left with a chance proportional to its weight.
         """
         count = self.questions if self.side_by_side else self.sharing_of(label)
-        own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big")
+        digest = hashlib.sha256(label.encode()).digest()
+        own = int.from_bytes(digest[:8], "big")
         if self.weights is None:
             common = np.arange(self.questions)  # drawn at random before
-            order = np.random.default_rng([self.seed, own]).permutation(self.questions)
+            rng = np.random.default_rng([self.seed, own])
+            order = rng.permutation(self.questions)
         else:
             common = self._drawn(self.seed, 0, 0)
             order = self._drawn(self.seed, own)
+        first = common[:count]
         is_shared = np.zeros(self.questions, bool)
-        is_shared[common[:count]] = True
-        return np.concatenate([common[:count], order[~is_shared[order]]])
+        is_shared[first] = True
+        rest = order[~is_shared[order]]
+        return np.concatenate([first, rest])
 
     def _drawn(self, *seeds: int) -> NDArray[np.int64]:
         """All questions, each drawn of those left with a chance proportional to its weight."""
         assert self.weights is not None
-        times = np.random.default_rng(seeds).exponential(size=self.questions)
+        rng = np.random.default_rng(seeds)
+        times = rng.exponential(size=self.questions)
         return np.argsort(times / self.weights, kind="stable")
 
     def sharing_of(self, label: str) -> int:
-        """Number of first questions that a checkpoint shares with others."""
+        """Return how many of a checkpoint's first questions are shared with other checkpoints."""
         return self.shared.get(label, self.sharing)
 
     def share(self, phase: Phase, labels: Sequence[str]) -> list[str]:
-        """Begin a phase of shared questions; returns the labels to ask on, up to ``phase.questions``.
+        """Begin a phase of shared questions, and return the labels of the checkpoints to ask.
 
-        They are the best by the questions that the phase before had; the reference is in the first phase
-        alone. Failed ones have no phase, and those whose turn began share no more questions.
+        Each of these is then asked until it has ``phase.questions`` answers. They are the best of
+        ``labels`` by the answers in the phase before. Checkpoints that failed, or whose turn has
+        begun, are not asked; the reference is asked in the first phase only.
         """
-        going = [label for label in labels if self.standing.get(label) != "failed"]
-        if phase.after:
-            others = [label for label in going if label != self.reference]
-            going = [label for label in others if self._count(label) >= phase.after]
-            going.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
-            going = going[: phase.checkpoints]
-        going = [label for label in going if label not in self.against]
+        sound = [label for label in labels if self.standing.get(label) != "failed"]
+        chosen = self._best_after(phase, sound) if phase.after else sound
+        going = [label for label in chosen if label not in self.against]
         for label in going:
             before = 0
             if label in self.shared or self._count(label):
@@ -217,20 +238,30 @@ class Contest:
             self.shared[label] = max(before, phase.questions)
         return going
 
+    def _best_after(self, phase: Phase, labels: Sequence[str]) -> list[str]:
+        """The best by the questions of the phases before, without the reference."""
+        asked = list[str]()
+        for label in labels:
+            if label != self.reference and self._count(label) >= phase.after:
+                asked.append(label)
+        asked.sort(key=lambda label: self._worth(label, phase.after), reverse=True)
+        return asked[: phase.checkpoints]
+
     def hold(self, label: str, answers: Scores) -> None:
-        """Take all of a checkpoint's answers so far, before its turn."""
+        """Set the answers that a checkpoint has given so far, before its turn begins."""
         self.answered[label] = answers
         is_whole = self._count(label) == self.questions
         self.standing[label] = "complete" if is_whole else "running"
 
     def delete(self, label: str) -> None:
-        """Leave out a checkpoint whose files are gone, unless it was asked everything."""
+        """Mark a checkpoint whose files are gone as deleted, unless it was asked everything."""
         if self.standing.get(label) != "complete":
             self.standing[label] = "deleted"
 
     def add(self, label: str, batch: Scores) -> Standing:
-        """Take a checkpoint's answers to its next questions; returns its standing."""
-        self.answered[label] = self.answered.get(label, NOTHING) + batch
+        """Add a checkpoint's answers to its next questions, and return its new standing."""
+        before = self.answered.get(label, NOTHING)
+        self.answered[label] = before + batch
         if self._count(label) == self.questions:
             standing: Standing = "complete"
         elif self.side_by_side:
@@ -241,16 +272,19 @@ class Contest:
         return standing
 
     def turns(self, labels: Sequence[str], *, cut: bool = False) -> list[str]:
-        """Labels in the order of their turns: those that began before, the reference, then the others.
+        """Return the labels of the checkpoints that have a turn, in the order of their turns.
 
-        After shared questions the others follow by these: those that share most, and the highest mean
-        probability of the right answer (else the score); who shares none comes last. Failed ones have no
-        turn, and those that are to share questions and have no answer yet.
+        Checkpoints whose turn has begun come first, then the reference, then the others. After
+        shared questions, the others are ordered by how many of these they have, then by the mean
+        probability of the right answer (or the score, where probabilities are unknown); checkpoints
+        without shared questions come last. A checkpoint has no turn if it failed, or if it has no
+        answer to its shared questions yet.
 
         Args:
-            labels: All that race.
-            cut: Whether the worst two thirds of a long list may be left out. They are where all shared
-                answers have probabilities, as few that are right or wrong do not tell who is best.
+            labels: Labels of all checkpoints in the race, in the order of the list.
+            cut: Whether the worst two thirds of a long list may be left out. This happens only if
+                all shared answers have probabilities: a few answers that are right or wrong do not
+                show which checkpoints are the best.
         """
         going = list[str]()
         for label in labels:
@@ -260,7 +294,8 @@ class Contest:
         others = [label for label in going if label != self.reference]
         if self.sharing or self.shared:
             unasked = [label for label in others if not self._count(label)]
-            others = [*self._by_shared(others, self._worth), *unasked]
+            others = self._by_shared(others, self._worth)
+            others += unasked
             is_known = not unasked and all(map(self._has_probabilities, others))
             if cut and len(others) >= LONG and is_known:
                 others = self._cut(others)
@@ -273,11 +308,15 @@ class Contest:
         """Leave out all but the first third by the questions that all share; those that began stay."""
         count = min(map(self._count, labels))
         best = sorted(labels, key=lambda label: self._worth(label, count), reverse=True)
-        going = {*best[: max(LEAST, math.ceil(len(labels) / 3))], *self.against}
+        third = math.ceil(len(labels) / 3)
+        staying = {*best[: max(LEAST, third)], *self.against}
+        going = list[str]()
         for label in labels:
-            if label not in going:
+            if label in staying:
+                going.append(label)
+            else:
                 self.standing[label] = "left out"
-        return [label for label in labels if label in going]
+        return going
 
     def _has_probabilities(self, label: str) -> bool:
         shared = self.answered[label].first(self.sharing_of(label))
@@ -285,11 +324,14 @@ class Contest:
 
     @property
     def left_out(self) -> list[str]:
-        """Labels that were left out after the shared questions."""
+        """Labels of the checkpoints that were left out after the shared questions."""
         return [label for label, standing in self.standing.items() if standing == "left out"]
 
     def begin(self, label: str) -> None:
-        """Begin a checkpoint's turn: its rivals are those asked everything by now, and none later."""
+        """Begin a checkpoint's turn, and fix the checkpoints that it is compared with.
+
+        These are the ones that have been asked everything by now. A second call changes nothing.
+        """
         if label in self.against:
             return
         self.against[label] = []
@@ -298,19 +340,28 @@ class Contest:
                 self.against[label].append(other)
 
     def fail(self, label: str) -> None:
-        """Take out a checkpoint that failed; side by side, those that it alone dropped run again."""
+        """Take a failed checkpoint out of the race.
+
+        Side by side, checkpoints that were dropped because of this one alone race on.
+        """
         self.standing[label] = "failed"
         if self.side_by_side:  # in turns it dropped nobody
             self.judge_again()
 
     def judge_again(self) -> None:
-        """Set every standing but ``failed`` anew from all answers, whatever the order in which they came."""
+        """Judge all checkpoints anew by their answers, except for those that failed.
+
+        The outcome does not depend on the order in which the answers came.
+        """
         for label, standing in self.standing.items():
             if standing != "failed":
                 self.add(label, NOTHING)
 
     def shown(self, labels: Iterable[str]) -> Shown:
-        """The best of ``labels``, all that race, and the smallest margin that is shown by now."""
+        """Return the best checkpoints so far, and the smallest margin that can be shown by now.
+
+        ``labels`` are the labels of all checkpoints in the race, asked or not.
+        """
         named = self.named
         others = list[str]()
         for label in dict.fromkeys([*labels, *self.answered]):
@@ -320,7 +371,8 @@ class Contest:
             return Shown(named, None, self.error)
         least = min(map(self._at_least, named))
         most = max(map(self._at_most, others), default=0.0)
-        return Shown(named, max(0.0, most - least), self.error)
+        margin = max(0.0, most - least)
+        return Shown(named, margin, self.error)
 
     def _counts(self, label: str) -> bool:
         """Whether a checkpoint may be the best of those that the error is about."""
@@ -330,11 +382,18 @@ class Contest:
 
     @property
     def named(self) -> list[str]:
-        """Labels of the best so far, up to ``top``: of those asked everything, else by shared questions."""
+        """Labels of the best checkpoints so far, the best first; at most ``top``.
+
+        They are the best of those that were asked everything. If these are fewer than ``top`` and
+        the error is split, the best by the shared questions follow.
+        """
         ranked = self.ranked
         if self.split and len(ranked) < self.top:
-            rest = [label for label in self.answered if self._counts(label)]
-            ranked += [label for label in self._by_shared(rest, self._score) if label not in ranked]
+            rest = list[str]()
+            for label in self.answered:
+                if label not in ranked and self._counts(label):
+                    rest.append(label)
+            ranked += self._by_shared(rest, self._score)
         return ranked[: self.top]
 
     @property
@@ -345,9 +404,10 @@ class Contest:
 
     def _at_most(self, label: str) -> float:
         """A checkpoint's mean is at most this, but for its part of the error."""
-        if self._count(label) == self.questions:
+        count = self._count(label)
+        if count == self.questions:
             return self.mean(label)
-        if not self._count(label):
+        if not count:
             return 1.0
         highest = self._bets_of(label).lowest(self._part)
         if self.standing[label] == "not better":
@@ -359,26 +419,37 @@ class Contest:
         if self._count(label) == self.questions:
             return self.mean(label)
         bets = self._bets_of(label)
-        columns = None if bets.columns is None else 1 - bets.columns
-        below = Bets(self.questions, columns, bets.shared, self._weights_of(label), self.step)
+        below = Bets(
+            self.questions,
+            columns=None if bets.columns is None else 1 - bets.columns,
+            shared=bets.shared,
+            weights=self._weights_of(label),
+            step=self.step,
+        )
         below.take(1 - self.answered[label].score)
-        return 1 - below.lowest(self.error / 2 / max(self.split, len(self.standing)))
+        sharers = max(self.split, len(self.standing))
+        return 1 - below.lowest(self.error / 2 / sharers)
 
     def _bets_of(self, label: str) -> Bets:
         """A checkpoint's bets, on all of its answers."""
         if label not in self._bets:
-            weights = self._weights_of(label)
-            self._bets[label] = Bets(self.questions, weights=weights, step=self.step)
+            self._bets[label] = self._new_bets(label)
         bets = self._bets[label]
         if bets.columns is None and not self.side_by_side:
             bets.shared = self.sharing_of(label)
         is_chosen = self.may_stop or self.left_out or "deleted" in self.standing.values()
         bets.begin = bets.shared if is_chosen else 0
-        bets.take(self.answered[label].score[bets.taken :])
+        scores = self.answered[label].score
+        bets.take(scores[bets.taken :])
         return bets
 
+    def _new_bets(self, label: str) -> Bets:
+        return Bets(self.questions, weights=self._weights_of(label), step=self.step)
+
     def _weights_of(self, label: str) -> Array | None:
-        return None if self.weights is None else self.weights[self.order(label)]
+        if self.weights is None:
+            return None
+        return self.weights[self.order(label)]
 
     def _at_its_turn(self, label: str) -> Standing:
         self.begin(label)
@@ -398,15 +469,18 @@ class Contest:
         rivals = [other for other in whole if other != self.reference]
         rivals.sort(key=self.mean, reverse=True)
         if len(rivals) >= self.top:
-            self.levels[label] = self.mean(rivals[self.top - 1]) + self.margin
-        if whole and label not in self._bets:
-            self._bets[label] = Bets(
-                self.questions, weights=self._weights_of(label), step=self.step
-            )
-        if whole and self._bets[label].columns is None:
-            bets = self._bets[label]
+            last = rivals[self.top - 1]
+            self.levels[label] = self.mean(last) + self.margin
+        if not whole:
+            return
+        if label not in self._bets:
+            self._bets[label] = self._new_bets(label)
+        bets = self._bets[label]
+        if bets.columns is None:
+            best = rivals[0] if rivals else whole[0]
+            columns = self._columns(best, whole)
             bets.shared = self.sharing_of(label)
-            bets.columns = self._columns([*rivals, *whole][0], whole)[self.order(label)]
+            bets.columns = columns[self.order(label)]
 
     def _columns(self, best: str, whole: Sequence[str]) -> Array:
         """Answers to each question by checkpoints asked everything: the best one's, and the mean."""
@@ -414,11 +488,13 @@ class Contest:
             if label not in self._by_question:
                 mine = self.answered[label]
                 columns = np.stack([mine.score, _likely(mine)], axis=1)
-                self._by_question[label] = columns[np.argsort(self.order(label))]
+                places = np.argsort(self.order(label))
+                self._by_question[label] = columns[places]
         first = self._by_question[best]
         if len(whole) == 1:
             return first
-        return np.hstack([first, np.mean([self._by_question[label] for label in whole], axis=0)])
+        of_all = [self._by_question[label] for label in whole]
+        return np.hstack([first, np.mean(of_all, axis=0)])
 
     def _beside(self, label: str) -> Standing:
         others = list[str]()
@@ -429,38 +505,49 @@ class Contest:
             return "running"  # two that drop each other are not both lost
         mine = self.answered[label].score
         if self.best is not None:
-            self.levels[label] = level = self.mean(self.best) + self.margin
+            level = self.mean(self.best) + self.margin
+            self.levels[label] = level
             if self._bets_of(label).refutes(level, self._part):
                 return "not better"
-        part = self.error / 2 / max(1, self.side_by_side - 1)
+        rivals = max(1, self.side_by_side - 1)
+        part = self.error / 2 / rivals
         for other in sorted(others, key=self.mean, reverse=True):
             theirs = self.answered[other].score
             count = min(len(mine), len(theirs))
-            bets = Bets(self.questions, weights=self._weights_of(label), step=self.step)
+            bets = self._new_bets(label)
             bets.take(mine[:count] - theirs[:count])
             if bets.refutes(0.0, part):
                 return "behind"
         return "running"
 
     def _count(self, label: str) -> int:
-        return len(self.answered.get(label, NOTHING).score)
+        answers = self.answered.get(label, NOTHING)
+        return len(answers.score)
 
     def mean(self, label: str) -> float:
-        """A checkpoint's mean score so far; with weights an estimate, exact of all questions."""
+        """Return a checkpoint's mean score over the questions that it was asked so far.
+
+        If questions have weights, this is an estimate of the weighted mean over all questions; it
+        is exact once all were asked.
+        """
         return self._score(label, self._count(label))
 
     def _score(self, label: str, count: int) -> float:
-        return self._estimate(label, self.answered[label].score[:count])
+        scores = self.answered[label].score
+        return self._estimate(label, scores[:count])
 
     def _worth(self, label: str, count: int) -> float:
         """The mean probability of the right answer, or else the score, in the first ``count`` answers."""
-        return self._estimate(label, _likely(self.answered[label].first(count)))
+        answers = self.answered[label].first(count)
+        return self._estimate(label, _likely(answers))
 
     def _estimate(self, label: str, values: Array) -> float:
         """The mean over all questions, by the ``values`` of the first ones in a checkpoint's order."""
         if self.weights is None:
             return float(values.mean())
-        factors = self._factors_of(len(values))[self.order(label)[: len(values)]]
+        count = len(values)
+        asked = self.order(label)[:count]
+        factors = self._factors_of(count)[asked]
         return float(factors @ values / factors.sum())
 
     def _factors_of(self, count: int) -> Array:
@@ -472,19 +559,21 @@ class Contest:
         assert self.weights is not None
         if count == self.questions:
             return self.weights
-        if count not in self._factors:
-            low = 0.0
-            high = 1.0
-            while -np.expm1(-self.weights * high).sum() < count:
-                high *= 2
-            for _ in range(60):
-                middle = (low + high) / 2
-                if -np.expm1(-self.weights * middle).sum() < count:
-                    low = middle
-                else:
-                    high = middle
-            self._factors[count] = self.weights / -np.expm1(-self.weights * high)
-        return self._factors[count]
+        if count in self._factors:
+            return self._factors[count]
+        low = 0.0
+        high = 1.0
+        while _chances(self.weights, high).sum() < count:
+            high *= 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            if _chances(self.weights, middle).sum() < count:
+                low = middle
+            else:
+                high = middle
+        factors = self.weights / _chances(self.weights, high)
+        self._factors[count] = factors
+        return factors
 
     def _by_shared(self, labels: Sequence[str], value: Callable[[str, int], float]) -> list[str]:
         """Labels with an answer: those that share most questions first, then by the ``value`` in these."""
@@ -494,26 +583,33 @@ class Contest:
                 by_number.setdefault(self.sharing_of(label), []).append(label)
         ordered = list[str]()
         for number, alike in sorted(by_number.items(), reverse=True):
-            values = dict[str, float]()
             shared = min(number, *map(self._count, alike))
+            values = dict[str, float]()
             for label in alike:
-                values[label] = value(label, shared or self._count(label))
-            ordered += sorted(alike, key=lambda label: -values[label])
+                count = shared or self._count(label)
+                values[label] = -value(label, count)
+            ordered += sorted(alike, key=values.__getitem__)
         return ordered
 
     @property
     def asked(self) -> int:
-        """Number of questions asked so far, over all checkpoints."""
+        """Number of questions asked so far, summed over the checkpoints."""
         return sum(len(scores.score) for scores in self.answered.values())
 
     @property
     def best(self) -> str | None:
-        """Label of the highest score among those asked everything, the first of equal ones; else None."""
+        """Label of the best checkpoint of those that were asked everything; None without any.
+
+        Of checkpoints with equal scores it is the first.
+        """
         return next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[str]:
-        """Labels of those asked everything, the best first."""
+        """Labels of the checkpoints that were asked everything, the best first.
+
+        The reference is not among them.
+        """
         whole = list[str]()
         for label, standing in self.standing.items():
             if standing == "complete" and label != self.reference:
@@ -523,7 +619,13 @@ class Contest:
 
 def _likely(scores: Scores) -> Array:
     """The probabilities of the right answers, or the scores where there are none."""
-    return np.where(np.isnan(scores.probability), scores.score, scores.probability)
+    is_unknown = np.isnan(scores.probability)
+    return np.where(is_unknown, scores.score, scores.probability)
+
+
+def _chances(weights: Array, time: float) -> Array:
+    """The chance that each question comes before a time, by its weight as rate. Shape (N,)."""
+    return np.asarray(-np.expm1(-weights * time))
 
 
 def phases(
@@ -535,38 +637,45 @@ def phases(
     kept: bool = False,
     reference: bool = False,
 ) -> list[Phase]:
-    """Plan shared questions for a budget: phases after each of which the worst leave.
+    """Plan how a budget is spent on phases of shared questions, and return the phases in order.
 
-    A third stays each time, and each checkpoint is loaded 1.5 times in the mean at most; where all are
-    ``kept`` loaded two thirds stay, in as many phases as that takes. The fewer are left, the more questions
-    each one has been asked.
+    After each phase the best third of the checkpoints stays, as long as the phases load each
+    checkpoint 1.5 times at most on average. If all stay loaded, the best two thirds stay, in as
+    many phases as that takes. The fewer checkpoints are left, the more questions each of them has
+    been asked.
 
     Args:
-        checkpoints: Number of checkpoints, K, without the reference.
-        questions: Number of questions in all, N.
-        budget: The most questions over all checkpoints, the reference included.
-        top: Number of best checkpoints wanted; one more is left at the end.
-        kept: Whether all stay loaded.
-        reference: Whether a reference is asked as well; it is in the first phase alone.
+        checkpoints: Number of checkpoints, without the reference.
+        questions: Number of questions in all.
+        budget: The most questions that may be asked, summed over the checkpoints and the reference.
+        top: How many of the best checkpoints are wanted; one more than these is asked in the last
+            phase.
+        kept: Whether all checkpoints stay loaded from phase to phase.
+        reference: Whether a reference is asked too. It is asked in the first phase only.
 
     Raises:
-        UsageError: The budget has no question for each.
+        UsageError: The budget is less than one question for each checkpoint.
     """
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
         raise UsageError(
-            f"expected at least {first}, a question of each checkpoint, got {budget}",
+            f"expected at least {first}, one question for each checkpoint, got {budget}",
             argument="budget",
         )
     sizes = _sizes(checkpoints, top + 1, kept)
     shares = [(checkpoints / size) ** _DEEPER for size in sizes]
 
     def planned(unit: float) -> list[int]:
-        return [min(questions, max(1, int(unit * share))) for share in shares]
+        counts = list[int]()
+        for share in shares:
+            count = max(1, int(unit * share))
+            counts.append(min(questions, count))
+        return counts
 
     def cost(counts: Sequence[int]) -> int:
         more = np.diff(counts, prepend=0)
-        return int(np.array([first, *sizes[1:]]) @ more)
+        asked = np.array([first, *sizes[1:]])
+        return int(asked @ more)
 
     low = 0.0
     high = float(questions)
@@ -607,15 +716,25 @@ Ask = Callable[[int, int], Scores]
 def run(
     contest: Contest, label: str, ask: Ask, batch: int = STEP, known: Scores = NOTHING
 ) -> Standing:
-    """Ask a checkpoint, after its ``known`` answers, until it is dropped or done; returns its standing.
+    """Ask a checkpoint until it is dropped or was asked everything, and return its standing.
 
-    ``batch`` questions are asked at once. The bets do not depend on it, only when they are looked at.
+    Args:
+        contest: The race so far.
+        label: Label of the checkpoint.
+        ask: Called with ``begin`` and ``end``; returns the answers to the questions from ``begin``
+            up to, not including, ``end`` in the checkpoint's order.
+        batch: Number of questions asked at once. It changes how often the bets are looked at, and
+            not the bets.
+        known: Answers that the checkpoint gave before; they are added first.
     """
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))
     contest.begin(label)
-    standing = contest.add(label, more) if begin or len(more.score) else "running"
+    standing: Standing = "running"
+    if begin or len(more.score):
+        standing = contest.add(label, more)
     while standing == "running":
         begin = len(contest.answered.get(label, NOTHING).score)
-        standing = contest.add(label, ask(begin, min(begin + batch, contest.questions)))
+        end = min(begin + batch, contest.questions)
+        standing = contest.add(label, ask(begin, end))
     return standing

@@ -101,10 +101,10 @@ def _without_metadata_advice() -> Iterator[None]:
 
 
 def batch_of(asking: LmEval, requests: int) -> int:
-    """Number of questions asked at once, where each has so many ``requests``.
+    """Return how many questions to ask at once, if each of them has ``requests`` requests.
 
-    It is the step of a bet, or what fills a batch of the device, if that is more; with ``auto`` as
-    many as its batches are made for.
+    It is the number that fills one of lm-eval's batches, and at least the step of a bet. For the
+    batch size ``auto`` it is the number of questions for which lm-eval's batches are sized.
     """
     size = str(asking.batch_size or 1)
     if size.startswith("auto"):
@@ -113,42 +113,50 @@ def batch_of(asking: LmEval, requests: int) -> int:
 
 
 class CheckpointError(DispersionError):
-    """One checkpoint could not be loaded or asked; the race goes on without it.
+    """A checkpoint could not be loaded or asked; the race goes on without it.
 
-    ``asked``: whether it was loaded.
+    Attributes:
+        asked: Whether the checkpoint had been loaded before the error.
     """
 
     asked = False
 
 
 class Evaluation:
-    """Questions of one or several tasks, drawn at random.
+    """The questions of a race, drawn at random from one or several tasks.
 
-    A *unit* is a task, or a group with one figure in lm-eval; a tag, or another group, counts as its
-    members. The score is the mean over units, inside of a group as in lm-eval; ``weigh`` ``questions``
-    makes it the mean over questions. A limit takes as many questions of each unit.
+    A *unit* is a task, or a group of tasks for which lm-eval gives one figure. The tasks of a tag,
+    or of a group without a figure, are units each. A checkpoint's score is the mean over the units,
+    where a group's own score is computed as lm-eval does. With ``weigh`` ``questions`` the score is
+    the mean over the questions instead. A limit is a number of questions of each unit.
 
     Attributes:
-        asking: What is asked, and how.
-        questions: (task, document) of each, as drawn; N of them.
-        available: Number of questions in the tasks.
-        weights: Of the questions, shape (N,), with mean 1: a checkpoint's score is the weighted mean of its
-            scores. None where all are equal.
-        units: Name -> places of its questions, ascending; in the order named.
-        groups: The units that are groups, by name.
-        weighing: ``units`` where the questions or the score are others than with ``weigh`` ``questions``;
+        asking: The options that say what is asked, and how.
+        tasks: Name -> lm-eval's task.
+        questions: The task and the document of each question, in the order drawn; N of them.
+        available: Number of questions that the tasks have in all.
+        weights: Weight of each question in a checkpoint's score, with a mean of 1; None if all are
+            equal. Shape (N,).
+        units: Name of a unit -> indices of its questions, ascending; the units in the order named.
+        groups: Name -> the tasks of a unit that is a group, and how they weigh.
+        weighing: ``units`` if that changes the questions or the score, as against ``questions``;
             else None.
-        places: Task -> places of its questions, ascending.
-        own_rules: The tasks of choices that score by a function of their own.
-        judges: Filter and metric of each task that was asked.
-        recorded: The dispersion tasks, whose hidden states are kept.
-        blocks: Label -> question -> the first block's probabilities, by :func:`shared.complete`.
-        not_finite: Label -> questions whose log-probabilities are not finite; it fails by one.
-        others: Label -> questions that the chat template gave another prompt than an earlier checkpoint had.
-        models: The loaded model; adapters share their base.
+        places: Task -> indices of its questions, ascending.
+        own_rules: Names of the multiple-choice tasks that score answers by a function of their own.
+        judges: Task -> the filter and the metric that score it; only tasks that were asked are in
+            it.
+        recorded: Name -> dispersion task. The hidden states of these tasks are kept.
+        blocks: Label -> question -> the probabilities that :func:`shared.complete` added to the
+            answer.
+        not_finite: Label -> questions whose log-probabilities are not finite; one of them fails the
+            checkpoint.
+        others: Label -> questions for which the chat template gave another prompt than for an
+            earlier checkpoint.
+        models: The loaded model; adapters of one base share it.
 
     Raises:
-        UsageError: lm-eval has no such task, the task no metric to race by, or a limit leaves a unit out.
+        UsageError: lm-eval does not know a task, a task has no metric to race by, or the limit
+            leaves a unit without questions.
     """
 
     def __init__(self, asking: Asking) -> None:
@@ -195,9 +203,11 @@ class Evaluation:
         named = NamedMetrics.of(text)
         names = dict[str, list[str]]()
         for task in self.tasks:
-            each = [task, stock_name(task), *above.get(task, ())]
-            names[task] = [*each, *(name.removesuffix(SUFFIX) for name in each)]
-        named.check([*dict.fromkeys(chain.from_iterable(names.values()))])
+            given = [task, stock_name(task), *above.get(task, ())]
+            plain = [name.removesuffix(SUFFIX) for name in given]
+            names[task] = [*given, *plain]
+        every_name = dict.fromkeys(chain.from_iterable(names.values()))
+        named.check([*every_name])
         return {task: named.judge(*each) for task, each in names.items()}
 
     def _draw(self, limit: int | None, weigh: str) -> None:
@@ -209,42 +219,56 @@ class Evaluation:
         else:
             drawn, self.available = seams.drawn_questions(self.tasks, limit, self.seed)
             self.weights = None
-        is_apart = weigh == "units" and len(units) > 1 and len(drawn) < self.available
+        is_part = len(drawn) < self.available
+        is_apart = weigh == "units" and len(units) > 1 and is_part
         self.weighing = "units" if is_apart or self.weights is not None else None
         self.questions = drawn
         tasks = np.array([task for task, _ in drawn])
-        self.places = {task: np.flatnonzero(tasks == task) for task in dict(drawn)}
+        self.places = dict[str, NDArray[np.int64]]()
+        for task in dict(drawn):
+            self.places[task] = np.flatnonzero(tasks == task)
         self.units = dict[str, NDArray[np.int64]]()
         for unit, members in units.items():
             self.units[unit] = np.flatnonzero(np.isin(tasks, members))
 
     def mean(self, scores: NDArray[np.float64], places: NDArray[np.int64] | None = None) -> float:
-        """The score by those ``scores`` (N,), at ``places`` alone where given, that are not NaN.
+        """Return the score by the questions that have one: lm-eval's of these documents.
 
-        It is lm-eval's of the documents that were asked: the mean over units, NaN without any.
+        Args:
+            scores: Score of each question, NaN where there is none. Shape (N,).
+            places: Indices of the questions to count, shape (k,); None for all.
+
+        Returns:
+            The mean over units; NaN without a score.
         """
         if places is None:
             places = np.arange(len(self.questions))
         places = places[~np.isnan(scores[places])]
-        if not len(places):
+        known = scores[places]
+        if not len(known):
             return math.nan
         if self.weights is None:
-            return float(scores[places].mean())
+            return float(known.mean())
         tasks = [self.questions[place][0] for place in places]
-        return mean_score(tasks, scores[places], self.groups)
+        return mean_score(tasks, known, self.groups)
 
     def by_unit(self, scores: NDArray[np.float64]) -> dict[str, tuple[int, float]]:
-        """Unit -> number of its questions with a score in ``scores`` (N,), NaN elsewhere, and their mean."""
+        """Return how many questions of each unit (task or group) have a score, and their mean.
+
+        ``scores`` is the score of each question, shape (N,); NaN where the question was not asked.
+        """
         means = dict[str, tuple[int, float]]()
         for unit, places in self.units.items():
-            asked = int((~np.isnan(scores[places])).sum())
-            means[unit] = (asked, self.mean(scores, places))
+            is_known = ~np.isnan(scores[places])
+            count = int(is_known.sum())
+            means[unit] = (count, self.mean(scores, places))
         return means
 
     def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """lm-eval's results and numbers of samples, by ``scores`` (N,) that are not NaN.
+        """Return the entries ``results`` and ``n-samples`` of lm-eval's results.
 
-        A unit that is a group has its figure, without an error, where one metric scores all its tasks.
+        A group has a figure, without a standard error, if one metric scores all its tasks.
+        ``scores`` is the score of each question, NaN where there is none. Shape (N,).
         """
         figures = dict[str, Any]()
         counts = dict[str, Any]()
@@ -265,21 +289,27 @@ class Evaluation:
         for name, (alias, _) in self._group_entries.items():
             figures[name] = {"alias": alias}
         for name, group in self.groups.items():
-            judges = {self.judges[task] for task in group["tasks"] if task in self.judges}
+            judges = set[tuple[str, str]]()
+            for task in group["tasks"]:
+                if task in self.judges:
+                    judges.add(self.judges[task])
             mean = self.mean(scores, self.units[name])
             if len(judges) == 1 and not math.isnan(mean):
-                chosen, metric = next(iter(judges))
+                chosen, metric = judges.pop()
                 figures[name][f"{metric},{chosen}"] = mean
         return figures, counts
 
     @property
     def group_members(self) -> dict[str, list[str]]:
-        """lm-eval's groups, and the names of their members."""
+        """Names of the members of each of lm-eval's groups, by the group's name."""
         return {name: members for name, (_, members) in self._group_entries.items()}
 
     @property
     def metric(self) -> str:
-        """The metrics that scored, by audits' names: with the filter where a task has several."""
+        """The metrics that score the tasks, joined by commas.
+
+        They are named as in audits: ``FILTER/METRIC`` for a task with several filters.
+        """
         names = dict[str, None]()
         for name, task in self.tasks.items():
             if name in self.judges:
@@ -290,9 +320,11 @@ class Evaluation:
         return ", ".join(names)
 
     def identity(self) -> dict[str, dict[str, str]]:
-        """Each task's version, and hashes of its requests (examples included), documents and scoring.
+        """Return the version and hashes of each task, by which equal questions are recognised.
 
-        Chat requests are hashed without the template, which is each model's own.
+        The hashes are of its requests (with their examples), its documents and its rules of
+        scoring. The requests of a chat are hashed without the template, since each model has its
+        own.
         """
         identity = dict[str, dict[str, str]]()
         asked = dict(self.questions)
@@ -313,7 +345,12 @@ class Evaluation:
         return identity
 
     def prompts(self, name: str, chat_template: str | None) -> dict[str, Any]:
-        """The manifest's keys on a task's prompts; ``chat_template`` is the template's hash."""
+        """Return the entries of a store's manifest that describe the prompts of a task.
+
+        Args:
+            name: Name of the task.
+            chat_template: Hash of the model's chat template; None without one.
+        """
         return prompt_manifest(
             vars(self.tasks[name].config),
             fewshot_seed=seams.DEFAULT_OTHER_SEED,
@@ -323,16 +360,25 @@ class Evaluation:
         )
 
     def ask(self, lm: Any, places: Sequence[int]) -> dict[str, Any]:
-        """lm-eval's results, with samples, for a model on the questions at ``places``."""
+        """Ask a model some of the questions, and return lm-eval's results with samples.
+
+        Args:
+            lm: lm-eval's model.
+            places: Indices of the questions.
+        """
         if self._built_for() is not lm:
             self._built_for = weakref.ref(lm)
             if self.chat or not self._requests:
                 self._requests = {name: self._built(name, lm) for name in dict(self.questions)}
-            documents = chain.from_iterable(each.values() for each in self._requests.values())
-            seams.settle_batch(lm, chain.from_iterable(documents), SHARED * self._most_requests)
+            every_request = list[Any]()
+            for built in self._requests.values():
+                every_request += chain.from_iterable(built.values())
+            seams.settle_batch(lm, every_request, SHARED * self._most_requests)
         requests = dict[str, dict[int, list[Any]]]()
-        for name, i in sorted(self.questions[place] for place in places):
-            requests.setdefault(name, {})[i] = self._requests[name][i]
+        questions = sorted(self.questions[place] for place in places)
+        for name, i in questions:
+            of_task = requests.setdefault(name, {})
+            of_task[i] = self._requests[name][i]
         for task in self.recorded.values():
             task.take()  # records of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
@@ -343,7 +389,8 @@ class Evaluation:
         most = 1
         for documents in self._requests.values():
             for requests in documents.values():
-                most = max(most, sum(request.repeats for request in requests))
+                count = sum(request.repeats for request in requests)
+                most = max(most, count)
         return most
 
     @property
@@ -352,12 +399,12 @@ class Evaluation:
         return batch_of(self.asking, self._most_requests)
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
-        """A question's task, and its requests as the last model got them."""
+        """Return the task of a question, and the requests that the latest model got for it."""
         name, i = question
         return self.tasks[name], self._requests[name][i]
 
     def template_of(self, lm: Any) -> str | None:
-        """Hash of the chat template in a model's prompts; None without one."""
+        """Return a hash of the chat template that is applied for a model; None without one."""
         template = lm.chat_template(self.chat) if self.chat else None
         return hashed(template) if template else None
 
@@ -371,14 +418,21 @@ class Evaluation:
     def scores(
         self, label: str, template: str | None, texts: Mapping[str, str], configs: Mapping[str, Any]
     ) -> Scores:
-        """Scores of all questions, NaN without an answer, from the text of each task's file of samples.
+        """Return the scores of all N questions from logged samples, NaN where there is no answer.
 
-        ``template`` is the hash of the checkpoint's chat template. A question in ``not_finite`` has a score
-        that counts for nothing: its checkpoint fails.
+        A question whose log-probabilities are not finite is entered in ``not_finite``, and fails
+        its checkpoint; its score of 0 counts for nothing.
+
+        Args:
+            label: Label of the checkpoint.
+            template: Hash of its chat template; None without one.
+            texts: Task -> content of the file with its samples.
+            configs: Task -> lm-eval's configuration of it.
 
         Raises:
-            UsageError: The metric gives no number from 0 to 1 for a question, or a lower one is better.
-            HarnessError: The task has no such metric, a line is broken, or a prompt differs from the others'.
+            UsageError: A score is not from 0 to 1, or lower scores are better.
+            HarnessError: A task has no such metric, a line is broken, or a prompt differs from the
+                one that earlier checkpoints had.
         """
         scores = self.unasked()
         for task, text in texts.items():
@@ -403,18 +457,18 @@ class Evaluation:
         is_own = task in self.own_rules
         is_mass = is_own and any(0 < value < 1 for value in values.values())
         log_probabilities = [sample.columns["logprobs"] for sample in samples.values()]
-        finite = dict(zip(samples, finite_answer(log_probabilities).tolist(), strict=True))
-        for i, sample in samples.items():
+        finite = finite_answer(log_probabilities)
+        for (i, sample), is_finite in zip(samples.items(), finite, strict=True):
             place = self._place[task, i]
             value = values[i]
-            if not finite[i]:
+            if not is_finite:
                 self.not_finite[label].add((task, i))
                 scores.score[place] = 0.0  # asked; it fails the checkpoint
                 continue
             if not 0 <= value <= 1:
                 raise UsageError(
-                    f"{task}: expected scores from 0 to 1, got {metric} {value:g} of document {i}; name "
-                    f"another metric of {', '.join(sample.metrics)}"
+                    f"{task}: expected scores from 0 to 1, got {metric} {value:g} for document {i}; name "
+                    f"another metric: {', '.join(sample.metrics)}"
                 )
             scores.score[place] = value
             if not is_own:
@@ -424,25 +478,28 @@ class Evaluation:
                 scores.probability[place] = value
             self.blocks[label][task, i] = sample.block
             prompt = sample.columns["prompt_hash"]
-            if self._prompts[template].setdefault((task, i), prompt) != prompt:
+            first_prompt = self._prompts[template].setdefault((task, i), prompt)
+            if first_prompt != prompt:
                 if not self.chat:
                     raise HarnessError(
-                        f"{label} was asked document {i} of {task} in another prompt than the "
-                        "checkpoints before it; remove its folder there, and it is asked anew"
+                        f"{label} was asked document {i} of {task} in another prompt than earlier "
+                        "checkpoints; remove its folder in the race's folder, and the same command "
+                        "asks it again"
                     )
                 self.others[label].add((task, i))  # a template may hold the date
 
     def unasked(self) -> Scores:
-        """Scores without any answer: NaN for every question."""
-        return Scores(*np.full((2, len(self.questions)), np.nan))
+        """Return scores without any answer: NaN for all N questions."""
+        count = len(self.questions)
+        return Scores(np.full(count, np.nan), np.full(count, np.nan))
 
     def notes(self) -> list[str]:
-        """Sentences on answers that may not be comparable."""
+        """Return a sentence for each checkpoint that had other prompts than those before it."""
         notes = list[str]()
         for label, questions in self.others.items():
             notes.append(
-                f"{label}: the chat template gave {len(questions)} questions other prompts than the "
-                "checkpoints before it had, as one with the date does."
+                f"{label}: its chat template gave {len(questions)} questions other prompts than earlier "
+                "checkpoints had, as a template that contains the date does."
             )
         return notes
 
@@ -463,15 +520,17 @@ class Evaluation:
         raise self._unusable(task, usable)
 
     def _unusable(self, task: str, metrics: Iterable[str]) -> UsageError:
+        named = split_judge(self._named[task])[1]
         return UsageError(
-            f"{task}: expected a score from 0 to 1 for each question, the higher the better, "
-            f"got {split_judge(self._named[task])[1] or 'none'}; it has {', '.join(metrics)}",
+            f"{task}: expected a metric that scores each question from 0 to 1, where higher is better, "
+            f"got {named or 'none'}; the task has {', '.join(metrics)}",
             argument="metric",
         )
 
     def _judge(self, task: str, filters: Mapping[str, Mapping[int, Sample]]) -> tuple[str, str]:
         """The filter and metric that score a task."""
-        metrics = next(iter(next(iter(filters.values())).values())).metrics
+        of_first_filter = next(iter(filters.values()))
+        metrics = next(iter(of_first_filter.values())).metrics
         check_judge(task, self._named[task], list(filters), metrics)
         chosen, named = split_judge(self._named[task])
         metric = correctness(metrics, named)[0]
@@ -484,8 +543,9 @@ def _commits(given: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
     """The commits in the ``earlier`` arguments of the same repositories; nothing else is taken of them."""
     adapter = str(given.get("peft", ""))
     before = str(earlier.get("peft", ""))
-    is_same = earlier.get("pretrained") == given.get("pretrained")
-    if not is_same or before.partition("@")[0] != adapter.partition("@")[0]:
+    if earlier.get("pretrained") != given.get("pretrained"):
+        return {}
+    if before.partition("@")[0] != adapter.partition("@")[0]:
         return {}
     commits = {}
     if isinstance(earlier.get("revision"), str):
@@ -500,26 +560,38 @@ def _stamps(given: Mapping[str, Any]) -> list[Any]:
     stamps = list[Any]()
     for key in ("pretrained", "peft", "delta"):
         if given.get(key):
-            stamps.append(weights_stamp(given[key], given.get("gguf_file"), adapter=key == "peft"))
+            is_adapter = key == "peft"
+            stamp = weights_stamp(given[key], given.get("gguf_file"), adapter=is_adapter)
+            stamps.append(stamp)
     return stamps
 
 
 class Entrant:
-    """One checkpoint in a race, loaded when a question is new, and its folder, which keeps all answers.
+    """A checkpoint in a race, and the folder that keeps its answers.
 
-    The backend's ``arguments``, such as ``pretrained``, come before the command's ``model_args``; ``date`` is
-    in the files' names; ``order`` (N,) has the places of the questions in its order. ``pinned``: whether the
-    commit that gave the earlier answers is loaded again; else the present one, which has to be the same.
+    The checkpoint is loaded as soon as a question has no answer yet.
+
+    Args:
+        evaluation: The questions of the race.
+        label: Label of the checkpoint.
+        folder: The folder for its answers; it need not exist.
+        date: Date in the names of the folder's files.
+        arguments: lm-eval's arguments for loading it, such as ``pretrained``. The command's
+            ``model_args`` come on top.
+        order: Indices of the questions in the order in which it is asked. Shape (N,).
+        pinned: Whether the commit that gave the earlier answers is loaded. If not, the present one
+            is loaded, and it has to be the same.
 
     Attributes:
-        seconds: Time to load and ask it, earlier runs included.
-        loading: Seconds of the latest loading.
-        as_base: Whether it is an adapter that changes no answer of its base.
-        live: lm-eval's model of a training that is asked in place of the saved files; None to load them.
+        seconds: Seconds that loading and asking took, earlier commands included.
+        loading: Seconds that the latest loading took.
+        as_base: Whether this is an adapter that changes no answer of its base.
+        live: lm-eval's model of a running training, which is asked in place of the saved files;
+            None to load these.
 
     Raises:
-        HarnessError: The folder's answers were changed.
-        DispersionError: The folder could not be read or written.
+        HarnessError: Answers in the folder were changed after they were written.
+        DispersionError: The folder cannot be read or written.
     """
 
     def __init__(
@@ -564,14 +636,18 @@ class Entrant:
         self._read()
 
     def ask(self, begin: int, end: int, more: More | None = None) -> Scores:
-        """The answers to the questions ``begin`` to ``end`` in its order; new ones are asked and kept.
+        """Return the answers to some of the questions; those without an answer are asked and kept.
 
-        ``more`` adds to lm-eval's samples, as :func:`shared.complete` does.
+        Args:
+            begin: First question, counted in the order of this checkpoint.
+            end: The question after the last one.
+            more: Called to add probabilities to lm-eval's samples, as :func:`shared.complete` does.
 
         Raises:
-            CheckpointError: It could not be loaded or asked, or its answers are not finite.
-            UsageError: For the whole race: no such backend, or a metric that cannot be raced by.
-            DispersionError: A block could not be written.
+            CheckpointError: The checkpoint cannot be loaded or asked, or an answer is not finite.
+            UsageError: The whole race cannot go on: lm-eval has no such backend, or a task's metric
+                cannot be raced by.
+            DispersionError: The answers cannot be written.
         """
         self._check_finite()
         places = self._order[begin:end]
@@ -588,16 +664,21 @@ class Entrant:
 
     @property
     def known(self) -> Scores:
-        """The kept answers in its order, up to the first question without one; none if it fails by them."""
+        """The kept answers in the checkpoint's order, up to the first question without one.
+
+        There are none if an answer is not finite, as it fails the checkpoint.
+        """
         if self.evaluation.not_finite.get(self.label):
             return NOTHING
-        asked = ~np.isnan(self._answers.score[self._order])
-        return self._answers.at(self._order[: np.append(asked, False).argmin()])
+        unknown = np.isnan(self._answers.score[self._order])
+        end = np.append(unknown, True).argmax()
+        return self._answers.at(self._order[:end])
 
     @property
     def _count(self) -> int:
         """Number of questions that it was asked."""
-        return int((~np.isnan(self._answers.score)).sum())
+        is_known = ~np.isnan(self._answers.score)
+        return int(is_known.sum())
 
     def _scores(self, *given: Any) -> Scores:
         return self.evaluation.scores(self.label, self._template, *given)
@@ -609,7 +690,7 @@ class Entrant:
             raise CheckpointError(not_finite_sentence(len(questions)))
 
     def close(self) -> None:
-        """Let the model go, whose memory the next one takes."""
+        """Release the model, so that the next one can have its memory."""
         self._lm = None
 
     def _asked(self, places: NDArray[np.int64], more: More | None) -> dict[str, Any]:
@@ -622,8 +703,9 @@ class Entrant:
             if more:
                 more(self.evaluation, self._lm, results)
             if not self._count:
-                asked = next(iter(results["samples"].values()))
-                self.as_base = answers_as_base(self._lm, asked[0]["arguments"][0][0])
+                of_first_task = next(iter(results["samples"].values()))
+                prompt = of_first_task[0]["arguments"][0][0]
+                self.as_base = answers_as_base(self._lm, prompt)
             return results
         except UsageError:
             raise
@@ -631,8 +713,9 @@ class Entrant:
             if self._lm is None:
                 raise CheckpointError(checkpoint_failure(error)) from error
             raise UsageError(
-                f"a task of choices needs log-likelihoods, which {type(self._lm).__name__} does not give; "
-                "use hf or vllm, or a task that generates"
+                "the task's answers are scored by log-likelihoods, which "
+                f"{type(self._lm).__name__} does not give; use the model hf or vllm, or a task with "
+                "generated answers"
             ) from error
         except Exception as error:
             is_full = (failure_sentence(error) or "").startswith("out of memory")
@@ -657,8 +740,8 @@ class Entrant:
         if self._count and weights != self._weights:
             raise CheckpointError(
                 "the files of its weights have other sizes or times than those that gave the "
-                f"{self._count} answers in {self._folder}; remove that folder, and the checkpoint "
-                "is asked anew"
+                f"{self._count} answers in {self._folder}; remove that folder, and the same command "
+                "asks the checkpoint again"
             )
         named = ",".join(self.evaluation.recorded)
 
@@ -677,8 +760,8 @@ class Entrant:
         if self._count and not self._pinned and earlier not in (None, commit):
             raise CheckpointError(
                 f"expected commit {earlier}, which gave the {self._count} answers in {self._folder}, got "
-                f"{commit}, and with trust_remote_code no commit of the folder is loaded; remove that "
-                "folder, and the checkpoint is asked anew"
+                f"{commit}; with trust_remote_code only the latest commit is loaded, so remove that "
+                "folder, and the same command asks the checkpoint again"
             )
         if commit:
             self._given["revision"] = commit
@@ -697,7 +780,7 @@ class Entrant:
 
     @property
     def is_stale(self) -> bool:
-        """Whether its answers came from other files than those that lie there now."""
+        """Whether the files of the weights have changed since they gave the kept answers."""
         return bool(self._count) and _stamps(self._with_base()) != self._weights
 
     # --- on disk --------------------------------------------------------------------------------------
@@ -708,7 +791,10 @@ class Entrant:
     def _keep(self, scores: Scores, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
         """Append a block's samples, then replace the results, which make it count; it is known last."""
         is_old = np.isnan(scores.score)
-        known = Scores(*np.where(is_old, self._answers, scores))
+        known = Scores(
+            np.where(is_old, self._answers.score, scores.score),
+            np.where(is_old, self._answers.probability, scores.probability),
+        )
         sizes = dict(self._sizes)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -740,37 +826,30 @@ class Entrant:
         states = list[tuple[Any, Any]]()
         for name, task in sorted(self.evaluation.recorded.items()):
             records, by = task.take()
-            for r in records:
-                states.append((r.state, (name, by, r.doc_id, r.correct, r.filter, r.columns)))
+            for record in records:
+                entry = (name, by, record.doc_id, record.correct, record.filter, record.columns)
+                states.append((record.state, entry))
         if self.evaluation.recorded:
             self._states(begin).parent.mkdir(exist_ok=True)
             save_states(self._states(begin), states)
 
     def store(self) -> None:
-        """Write dispersion tasks' stores of the documents asked so far; after the last, remove kept states.
+        """Write the store of each dispersion task, with the documents that were asked so far.
+
+        After the last question, the hidden states that were kept for the stores are removed.
 
         Raises:
-            HarnessError: The kept states were changed, or all of a task's texts are empty.
-            DispersionError: The states could not be read, or a store not be written.
+            HarnessError: The kept states were changed, or all texts of a task are empty.
+            DispersionError: The states cannot be read, or a store cannot be written.
         """
-        n = self._count
-        records = defaultdict[tuple[str, str | None], list[DocRecord]](list)
-        if not self.evaluation.recorded or not n:
+        if not self.evaluation.recorded or not self._count:
             return
-        if self._results["race"].get("stored") == n:
+        if self._results["race"].get("stored") == self._count:
             self._drop_states()
             return
-        try:
-            for file in sorted(self._states(0).parent.iterdir()):
-                if int(file.stem) >= n:
-                    continue
-                for state, (name, by, *rest) in load_states(file):
-                    records[name, by].append(DocRecord(state, *rest))
-        except (OSError, SafetensorError, *WRONG_CONTENT) as error:
-            raise self._changed(error) from error
-        for (name, by), of_task in records.items():
+        for (name, by), records in self._kept_records().items():
             task = self.evaluation.tasks[name]
-            metrics = TaskMetrics(task.task_name, of_task)
+            metrics = TaskMetrics(task.task_name, records)
             prompts = self.evaluation.prompts(name, self._results["chat_template_sha"])
             manifest = {**self._manifest, **prompts, "tasks": {task.task_name: task.VERSION}}
             manifest["identity"] = {**self._manifest["identity"], **prompts["identity"]}
@@ -780,9 +859,22 @@ class Entrant:
                 write(place, metrics, task.category, manifest)
             except (OSError, SafetensorError) as error:
                 raise self._unwritten(error) from error
-        self._results["race"]["stored"] = n
+        self._results["race"]["stored"] = self._count
         self._write()
         self._drop_states()
+
+    def _kept_records(self) -> dict[tuple[str, str | None], list[DocRecord]]:
+        """The records of the blocks that count, by dispersion task and what decides right answers."""
+        records = defaultdict[tuple[str, str | None], list[DocRecord]](list)
+        try:
+            for file in sorted(self._states(0).parent.iterdir()):
+                if int(file.stem) >= self._count:
+                    continue
+                for state, (name, by, *rest) in load_states(file):
+                    records[name, by].append(DocRecord(state, *rest))
+        except (OSError, SafetensorError, *WRONG_CONTENT) as error:
+            raise self._changed(error) from error
+        return records
 
     def _drop_states(self) -> None:
         """Remove the kept states of a checkpoint that was asked everything; its stores have them."""
@@ -792,10 +884,11 @@ class Entrant:
     def _described(self, known: Scores) -> dict[str, Any]:
         """lm-eval's results entries of the run, each task's figures so far, and the race's own."""
         figures, counts = self.evaluation.figures(known.score)
+        is_asked = ~np.isnan(known.score)
         given = self._given
         race = {
             "label": self.label,
-            "questions": int((~np.isnan(known.score)).sum()),
+            "questions": int(is_asked.sum()),
             "of": len(self.evaluation.questions),
             "score": self.evaluation.mean(known.score),
             "seconds": round(self.seconds, 3),
@@ -843,29 +936,40 @@ class Entrant:
                 self._manifest = race["manifest"]
                 self.as_base = race.get("as_base", False)
                 self.seconds = race["seconds"]
-            unknown = sorted({*self._sizes} - {*self.evaluation.tasks})
-            if unknown:
-                raise ValueError(f"it has samples of another task, {unknown[0]}")
-            counted = {self._place(task): size for task, size in self._sizes.items()}
-            for place in {*counted, *self._folder.glob(f"samples_*_{escape(self._date)}.jsonl")}:
-                size = counted.get(place, 0)
-                if place.stat().st_size < size:
-                    raise ValueError(f"{place.name} is shorter than it was")
-                if size:
-                    os.truncate(place, size)
-                else:
-                    place.unlink()
+            self._cut_off_unfinished()
             if self._sizes:
-                texts = {task: self._place(task).read_text("utf-8") for task in self._sizes}
-                self._template = self._results["chat_template_sha"]
-                self._answers = self._scores(texts, self._results["configs"])
-                self._check_blocks()
-                if self._count != self._results["race"]["questions"]:
-                    raise ValueError(f"it has answers to {self._count} questions")
-            if self._sizes and self.evaluation.recorded and "identity" not in self._manifest:
-                raise ValueError("its manifest has no identity")
+                self._read_answers()
         except (OSError, *WRONG_CONTENT) as error:
             raise self._changed(error) from error
+
+    def _cut_off_unfinished(self) -> None:
+        """Remove what a killed run wrote after the last block; ValueError if a file lacks something."""
+        sizes = dict[Path, int]()
+        for task, size in self._sizes.items():
+            if task not in self.evaluation.tasks:
+                raise ValueError(f"it has samples of {task}, which is no task of this race")
+            sizes[self._place(task)] = size
+        written = self._folder.glob(f"samples_*_{escape(self._date)}.jsonl")
+        for place in {*sizes, *written}:
+            size = sizes.get(place, 0)
+            if place.stat().st_size < size:
+                raise ValueError(f"{place.name} is shorter than the race left it")
+            if size:
+                os.truncate(place, size)
+            else:
+                place.unlink()
+
+    def _read_answers(self) -> None:
+        """Read the answers in the files of samples; ValueError for those of another race."""
+        texts = {task: self._place(task).read_text("utf-8") for task in self._sizes}
+        self._template = self._results["chat_template_sha"]
+        self._answers = self._scores(texts, self._results["configs"])
+        self._check_blocks()
+        expected = self._results["race"]["questions"]
+        if self._count != expected:
+            raise ValueError(f"it has answers to {self._count} questions in place of {expected}")
+        if self.evaluation.recorded and "identity" not in self._manifest:
+            raise ValueError("its manifest has no identity")
 
     def _kept_results(self) -> RaceResults:
         """The results in the folder; ValueError for damaged ones."""
@@ -879,7 +983,7 @@ class Entrant:
         for block in self.evaluation.blocks[self.label].values():
             numbers = [block.get("probability", 0.0), *block.get("tokens", ())]
             if not all(isinstance(number, int | float) for number in numbers):
-                raise ValueError("a probability of its first block is not a number")
+                raise ValueError("a probability that the race added is not a number")
 
     def _check_links(self) -> None:
         """Raise ValueError for a link in the folder, through which writing would go elsewhere."""
@@ -889,10 +993,13 @@ class Entrant:
                 raise ValueError(f"{place.name} is a link")
 
     def _changed(self, error: Exception) -> DispersionError:
-        return not_as_left(self._folder, error, "remove it, and the checkpoint is asked anew")
+        return not_as_left(
+            self._folder, error, "remove it, and the same command asks the checkpoint again"
+        )
 
     def _unwritten(self, error: Exception) -> DispersionError:
         why = getattr(error, "strerror", None) or error
         return DispersionError(
-            f"could not write to {self._folder}: {why}; free some space, and the same command goes on"
+            f"could not write to {self._folder}: {why}; check its disk and its permissions, then run the "
+            "same command to go on"
         )

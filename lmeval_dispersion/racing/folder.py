@@ -57,13 +57,20 @@ _PARTS = {"prompts": "prompts or examples"}
 _SETTINGS = {
     "questions": "another number of questions",
     "lm_eval": "another lm-eval",
-    "weighing": "several tasks that count otherwise (weigh)",
+    "weighing": "another weighing of the tasks",
 }
 
 
 @dataclass
 class Limits:
-    """A race's allowance for this call: new questions over all checkpoints, and hours."""
+    """How much one command may still ask: new questions over all checkpoints, and hours.
+
+    Attributes:
+        questions: The most questions; None for no limit.
+        hours: The most hours; None for no limit.
+        asked: Number of questions asked so far.
+        start: When the command began, in seconds of the monotonic clock.
+    """
 
     questions: int | None = None
     hours: float | None = None
@@ -90,12 +97,12 @@ class _Asking(NamedTuple):
 
 
 class Spent(Exception):
-    """The next question has no answer yet, and is not asked: nothing is left, or the model is not named."""
+    """A question is not asked: a limit is reached, or the command does not name the checkpoint."""
 
 
 @dataclass
 class RaceFolder:
-    """A race and the folder that keeps it."""
+    """A race, and the folder that keeps its checkpoints, its questions and its answers."""
 
     asking: Asking  # its tasks are names, `NAME,NAME`
     path: Path
@@ -124,24 +131,24 @@ class RaceFolder:
 
     @classmethod
     def opened(cls, asking: Asking) -> RaceFolder:
-        """Open the folder that is asked for, new or with its answers to these tasks.
+        """Open the folder of a race: a new one, or one with answers to the same questions.
 
         Raises:
-            UsageError: No task is named, the arguments cannot be used as given, or the answers belong to
-                other tasks or settings.
-            HarnessError: The backend gives no hidden states, which a dispersion task needs.
+            UsageError: No task is named, an argument cannot be used as given, or the folder has
+                answers to other tasks or by other settings.
+            HarnessError: A dispersion task needs hidden states, and the backend does not give them.
         """
         tasks = ",".join(tasks_in(asking.tasks or ""))
         if not tasks:
             raise UsageError(
-                "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks",
+                "expected the names of tasks, got none; `dispersion run ls tasks` lists them",
                 argument="tasks",
             )
         for key in key_values(asking.model_args):
             if key in _OWN:
                 raise UsageError(
-                    f"expected what all checkpoints share, got {key}, which is each one's own; name the "
-                    "checkpoints instead",
+                    f"expected arguments that all checkpoints share, got {key}, which differs between "
+                    "them; name the checkpoints instead",
                     argument="model_args",
                 )
         path = Path(asking.output_path or race_name(tasks)).expanduser()
@@ -160,12 +167,16 @@ class RaceFolder:
 
     @property
     def tasks(self) -> str:
-        """The names of the tasks, `NAME,NAME`."""
+        """The names of the tasks, ``NAME,NAME``."""
         return self.asking.tasks or ""
 
     @cached_property
     def kind(self) -> type:
-        """lm-eval's class of the backend; UsageError for an unknown one."""
+        """lm-eval's class of the backend.
+
+        Raises:
+            UsageError: lm-eval has no backend of this name.
+        """
         from lmeval_dispersion.harness.seams import backend
 
         return backend(self.asking.model)
@@ -179,7 +190,7 @@ class RaceFolder:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Everything on which the answers depend."""
+        """The settings on which the answers depend, as ``race.json`` keeps them."""
         return {
             "tasks": self.tasks,
             "questions": len(self.evaluation.questions),
@@ -194,7 +205,11 @@ class RaceFolder:
 
     @property
     def entries(self) -> list[Entry]:
-        """The list; a checkpoint that the command does not name, and that has no answers, does not race."""
+        """The checkpoints of the list.
+
+        One that the command does not name, and that has no answers, does not race: its ``chosen``
+        is None.
+        """
         entries = list[Entry]()
         for entry in self.lineup.entries:
             if entry.chosen and not self.may_load(entry) and not self._has_answers(entry):
@@ -206,11 +221,11 @@ class RaceFolder:
 
     @property
     def raced(self) -> list[Entry]:
-        """The checkpoints that race, in order."""
+        """The checkpoints that race, in the order of the list."""
         return [entry for entry in self.entries if entry.chosen]
 
     def going(self, contest: Contest) -> list[str]:
-        """Labels of the checkpoints that are still to be asked and may be loaded."""
+        """Return the labels of the checkpoints that are still to be asked and may be loaded."""
         going = list[str]()
         for entry in self.raced:
             is_running = contest.standing.get(entry.label, "running") == "running"
@@ -219,12 +234,16 @@ class RaceFolder:
         return going
 
     def name(self, arguments: Sequence[Mapping[str, str]], patterns: Sequence[str] = ()) -> None:
-        """Add to the checkpoints that the command names, by lm-eval's arguments; only these are loaded.
+        """Add checkpoints to those that the command names; only these are loaded.
 
-        ``patterns`` are words that could not be listed, such as ``ORG/*``.
+        Args:
+            arguments: lm-eval's arguments for loading each of them.
+            patterns: Words of the command that could not be resolved to checkpoints, such as
+                ``ORG/*``.
 
         Raises:
-            UsageError: The folder gives one of them an argument that only the command line may give.
+            UsageError: ``race.json`` gives one of them an argument that only the command line may
+                give.
         """
         self.named = dict(self.named or {})
         for given in arguments:
@@ -241,18 +260,18 @@ class RaceFolder:
             if missing and self.may_load(entry):
                 pair = f"{missing[0]}={entry.arguments[missing[0]][:60]}"
                 raise UsageError(
-                    f"expected {pair}, which {self.path / SETTINGS} has for {entry.label} and only a command "
-                    "may give, got none; add it, or remove it from the file",
+                    f"expected {pair}, as {self.path / SETTINGS} has it for {entry.label}, got none; only "
+                    "the command may give this argument, so add it, or remove it from the file",
                     argument="model_args",
                 )
 
     def lacks(self, arguments: Sequence[Mapping[str, str]]) -> bool:
-        """Whether the list has none of the entries for some named checkpoint."""
+        """Whether the list lacks a checkpoint that is loaded by one of these ``arguments``."""
         there = {what_loads(entry.arguments) for entry in self.lineup.entries}
         return any(what_loads(given) not in there for given in arguments)
 
     def may_load(self, entry: Entry) -> bool:
-        """Whether the command names this entry's checkpoint, or adapters whose base it is."""
+        """Whether the command names this entry's checkpoint, or an adapter whose base it is."""
         if self.named is None:
             return True
         name, file = what_loads(entry.arguments)
@@ -279,7 +298,7 @@ class RaceFolder:
 
     @property
     def runs_code(self) -> bool:
-        """Whether the command lets checkpoints run code of their own."""
+        """Whether the command lets checkpoints run code of their own (``trust_remote_code``)."""
         given = self._model_args.get("trust_remote_code", "")
         return given.lower() not in ("", "false", "0", "no", "none")
 
@@ -307,7 +326,7 @@ class RaceFolder:
 
     @property
     def answered(self) -> dict[str, int]:
-        """Label -> number of questions that the folder has answers to."""
+        """Number of questions to which the folder has answers, by the checkpoint's label."""
         counts = dict[str, int]()
         for entry in self.raced:
             if not self._has_answers(entry):
@@ -321,7 +340,7 @@ class RaceFolder:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """The race's questions; another process loads the tasks itself."""
+        """The questions of the race. Each process loads their tasks itself."""
         from lmeval_dispersion.racing.evaluation import Evaluation
 
         return Evaluation(self.asking)
@@ -330,7 +349,7 @@ class RaceFolder:
         return {key: value for key, value in vars(self).items() if key != "evaluation"}
 
     def entrant(self, entry: Entry, contest: Contest) -> Entrant:
-        """The Entrant for a list's entry, with its answers in the folder."""
+        """Return the checkpoint of an entry, ready to be asked, with its answers in the folder."""
         from lmeval_dispersion.racing.evaluation import Entrant
 
         place = self.path / self._names[entry.label]
@@ -360,17 +379,24 @@ class RaceFolder:
         return names
 
     def contest(self, *, error: float, margin: float, top: int, engine: bool) -> Contest:
-        """The contest that judges the folder's answers, with what is kept of its turns."""
+        """Return the contest of this race; it knows whose turn has begun, and no answers yet.
+
+        Args:
+            error: Largest probability of a wrong outcome.
+            margin: The smallest difference in score that counts.
+            top: Number of best checkpoints wanted.
+            engine: Whether the checkpoints race side by side.
+        """
         raced = len(self.raced) if engine else 0
         return contest_of(self.kept, error=error, margin=margin, top=top, side_by_side=raced)
 
     def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
-        """Race one checkpoint after the other; shared questions are asked of all before.
+        """Race the checkpoints one after the other; shared questions are asked of all before.
 
-        Where the plan has phases of a budget, they are all that is asked.
+        If ``plan`` has the phases of a budget, nothing else is asked.
 
         Raises:
-            DispersionError: All fail alike, or the disk refuses.
+            DispersionError: Checkpoints fail in the same way, or an answer cannot be written.
         """
         self.forecast_said = quiet
         self._plan = plan
@@ -505,14 +531,18 @@ class RaceFolder:
         add_margin(self.margins, contest, [entry.label for entry in self.raced])
 
     def ended(self, entrant: Entrant) -> None:
-        """Record an entrant's time, and whether it answers as its base, once it is asked no more."""
+        """Record the time that a checkpoint took, and whether it answers exactly like its base."""
         self.seconds[entrant.label] = entrant.seconds
         if entrant.as_base and entrant.label not in self.as_base:
             self.as_base.append(entrant.label)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Create the folder, and lock it; UsageError if it cannot be, or if another race runs in it."""
+        """Create the folder, and keep other races out of it while the context lasts.
+
+        Raises:
+            UsageError: The folder cannot be created, or another race runs in it.
+        """
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -541,23 +571,33 @@ class RaceFolder:
             before = self.kept.get(key)
             if before != now:
                 raise UsageError(
-                    f"{self.path} has answers to {_difference(key, before, now)}; name another "
-                    "folder",
+                    f"{self.path} has the answers of a race with {_difference(key, before, now)}; name "
+                    "another folder",
                     argument="output_path",
                 )
 
     def write(self, **more: Any) -> None:
-        """Add entries to the folder's settings file; DispersionError if it cannot be written."""
+        """Add entries to the folder's ``race.json``.
+
+        Raises:
+            DispersionError: The file cannot be written.
+        """
         self.kept |= {"schema": SCHEMA, **more}
         write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
 
     def take(self, lineup: Lineup) -> None:
-        """Race this list from now on."""
+        """Race the checkpoints of this list from now on."""
         self.lineup = lineup
         vars(self).pop("_names", None)  # of the list before
 
     def keep(self, lineup: Lineup, **more: Any) -> None:
-        """Write the list, its manifest and the drawn questions to the folder; raises as :meth:`write`."""
+        """Race the checkpoints of a list, and write list, manifest and questions to the folder.
+
+        ``more`` are further entries of ``race.json``.
+
+        Raises:
+            DispersionError: A file cannot be written.
+        """
         self.take(lineup)
         if lineup.manifest is not None:
             write_whole(self.path / MANIFEST, json.dumps(lineup.manifest, indent=1).encode())
@@ -580,8 +620,9 @@ class RaceFolder:
         if there <= MANY or len(self.evaluation.questions) < there:
             return []
         return [
-            f"Each may be asked {there:,} questions; a limit of 1,500 asks {150_000 / there:.0f} % of them, "
-            "drawn at random, which lost at most 0.001 in our studies."
+            f"Each checkpoint may be asked {there:,} questions. `--limit 1500` asks "
+            f"{150_000 / there:.0f} % of them, drawn at random; in our studies this cost at most 0.001 of "
+            "accuracy."
         ]
 
     def _unnamed(self) -> list[str]:
@@ -592,7 +633,7 @@ class RaceFolder:
         places = shlex.join([*self.left_out.values()])
         folder = shlex.quote(str(self.path))
         return [
-            f"Left out and not loaded, as this command does not name it: {labels}; to add it, name it too: "
+            f"Not loaded, because this command does not name them: {labels}; to race them too, run "
             f"`dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
         ]
 
@@ -603,7 +644,14 @@ class RaceFolder:
         plan: str = "",
         agreed: Mapping[str, Agreed] | None = None,
     ) -> Race:
-        """The race so far; ``plan`` is a dry run's forecast, ``agreed`` an order without labels."""
+        """Return the result of the race so far.
+
+        Args:
+            contest: The contest with all answers.
+            wall: Seconds that this command has taken.
+            plan: The sentence of a dry run; empty for a race.
+            agreed: Label -> agreement, in a race without labels; None in any other.
+        """
         entries = self.entries
         failed = dict(self.failed)
         labels = {entry.label for entry in entries}
@@ -642,7 +690,15 @@ class RaceFolder:
 def contest_of(
     kept: Mapping[str, Any], *, error: float, margin: float, top: int = 1, side_by_side: int = 0
 ) -> Contest:
-    """The contest of the race that a folder keeps, with its turns and without answers."""
+    """Return the contest of the race that ``race.json`` describes, without any answers.
+
+    Args:
+        kept: Content of ``race.json``.
+        error: Largest probability of a wrong outcome.
+        margin: The smallest difference in score that counts.
+        top: Number of best checkpoints wanted.
+        side_by_side: Number of checkpoints, if several race at the same time; 0 if they take turns.
+    """
     count = len(kept["drawn"])
     weights = kept.get("weights")
     contest = Contest(
@@ -666,13 +722,13 @@ def contest_of(
 
 
 def is_deleted(entry: Entry) -> bool:
-    """Whether an entry's checkpoint was a folder that is not there any more."""
+    """Whether an entry's checkpoint was a local folder that no longer exists."""
     name = what_loads(entry.arguments)[0]
     return os.path.isabs(name) and not os.path.exists(name)
 
 
 def deleted_note(contest: Contest) -> list[str]:
-    """A note on checkpoints that were deleted."""
+    """Return a list with one note on the deleted checkpoints; empty if none of them was asked."""
     labels = list[str]()
     for label, standing in contest.standing.items():
         if standing == "deleted" and len(contest.answered[label].score):
@@ -682,19 +738,28 @@ def deleted_note(contest: Contest) -> list[str]:
     best = max(labels, key=contest.mean)
     count = len(contest.answered[best].score)
     return [
-        f"Deleted, so not judged any more: {listed(labels)}; the best of them had {contest.mean(best):.3f} of "
-        f"{count:,} questions."
+        f"Not judged any more, because their files were deleted: {listed(labels)}; the best of them had "
+        f"a mean score of {contest.mean(best):.3f} over {count:,} questions."
     ]
 
 
 def race_name(tasks: str) -> str:
-    """The name of the folder of a race on tasks, ``NAME,NAME``."""
+    """Return the name of the folder of a race: ``race-`` and the tasks, ``NAME,NAME``.
+
+    Characters other than letters, digits, ``_``, ``.`` and ``-`` become ``-``.
+    """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", tasks)
     return f"race-{plain}"
 
 
 def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
-    """The folder in a run's, if that alone is named, where its saves raced while it trained; else None."""
+    """Return the folder of a race that began during a training; None without one.
+
+    Args:
+        words: The checkpoints that a command names. Only a single one, the folder of a training
+            run, can have such a race.
+        tasks: The race's tasks, ``NAME,NAME``.
+    """
     if len(words) != 1:
         return None
     folder = Path(words[0]).expanduser() / race_name(",".join(tasks_in(tasks)))
@@ -702,7 +767,10 @@ def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
 
 
 def margins_of(kept: Mapping[str, Any], contest: Contest) -> list[MarginAt]:
-    """The margins that a folder keeps; none for another error or top than those that they are of."""
+    """Return the margins that ``race.json`` keeps: one for each time that it became smaller.
+
+    There are none if they are for another ``error`` or ``top`` than the contest's.
+    """
     if not _is_as_begun(kept, contest):
         return []
     return [MarginAt(*pair) for pair in kept.get("margins", ())]
@@ -714,27 +782,40 @@ def _is_as_begun(kept: Mapping[str, Any], contest: Contest) -> bool:
 
 
 def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
-    """Notes on what changed since the race began: checkpoints that joined, the error, the top."""
+    """Return notes on what has changed since the race began.
+
+    They are on checkpoints that joined, on another error, and on another number of best ones
+    wanted.
+    """
     notes = list[str]()
     if kept.get("times", 1) > 1:
-        notes.append("Checkpoints joined this race later; the error holds for each time by itself.")
+        notes.append(
+            "Checkpoints joined this race after it had begun; the error holds separately before and "
+            "after that."
+        )
     error = kept.get("error", contest.error)
     if error != contest.error:
         notes.append(
-            f"The error of {contest.error:g} was chosen after the answers were seen (first "
-            f"{error:g})."
+            f"The error of {contest.error:g} was chosen after answers were seen; the race began with "
+            f"{error:g}."
         )
     top = kept.get("top", contest.top)
     if top != contest.top:
         notes.append(
-            f"The best {contest.top} were asked for after the answers were seen (first the best "
-            f"{top})."
+            f"That the best {contest.top} are wanted was decided after answers were seen; the race "
+            f"began with the best {top}."
         )
     return notes
 
 
 def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
-    """Questions asked, the most that there may be by now, and the current checkpoint in words."""
+    """Return the questions asked, the most that there may be, and a text on what happens now.
+
+    Args:
+        contest: The race so far.
+        raced: Number of checkpoints in the race.
+        label: Label of the checkpoint that is asked now.
+    """
     out = list[str]()
     for name, standing in contest.standing.items():
         if standing not in ("running", "complete"):
@@ -751,22 +832,30 @@ def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
 
 
 def take_out(failed: dict[str, str], contest: Contest, label: str, error: CheckpointError) -> None:
-    """Take out a checkpoint that could not be loaded or asked; end the race if the task is at fault.
+    """Take a checkpoint that could not be loaded or asked out of the race.
+
+    Args:
+        failed: Label -> why a checkpoint failed; this one is added.
+        contest: The race so far.
+        label: Label of the checkpoint.
+        error: What happened.
 
     Raises:
-        DispersionError: All that were asked so far failed, and one before it in the same way.
+        DispersionError: All checkpoints that were asked failed, and two of them alike, so the fault
+            lies with the task.
     """
     alike = [name for name, reason in failed.items() if reason == str(error)]
     failed[label] = str(error)
     contest.fail(label)
     if error.asked and alike and {*contest.standing.values()} == {"failed"}:
         raise DispersionError(
-            f"{error} ({alike[-1]} and {label} failed alike, so no other was loaded)"
+            f"{error} ({alike[-1]} and {label} failed in the same way, so no other checkpoint was "
+            "loaded; check the task and the arguments of the model)"
         )
 
 
 def _difference(key: str, before: Any, now: Any) -> str:
-    """The setting that the kept answers differ in, in a few words."""
+    """What a race with the kept answers has that differs, in a few words."""
     if key == "identity":
         task = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         if task not in before or task not in now:
@@ -775,12 +864,18 @@ def _difference(key: str, before: Any, now: Any) -> str:
         for part, value in now[task].items():
             if before[task].get(part) != value:
                 parts.append(_PARTS.get(part, part))
-        return f"{task} with other {listed(parts)}"
-    return f"{_SETTINGS.get(key, f'another {key}')} ({before}, now {now})"
+        return f"other {listed(parts)} of {task}"
+    setting = _SETTINGS.get(key, f"another {key}")
+    old = "none" if before is None else before
+    new = "none" if now is None else now
+    return f"{setting} ({old}, now {new})"
 
 
 def what_loads(arguments: Mapping[str, str]) -> tuple[str, str]:
-    """The folder, repository or server's model that is loaded, without its commit, and its GGUF file."""
+    """Return the name that a checkpoint is loaded by, and its GGUF file (empty without one).
+
+    The name is a folder, a repository without the commit, or a server's name of the model.
+    """
     adapter = arguments.get("peft", "")
     if adapter and not os.path.isabs(adapter):
         adapter = adapter.partition("@")[0]

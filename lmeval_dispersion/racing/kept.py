@@ -26,7 +26,7 @@ _FORMER = "dispersion-race-folder/1"
 WRONG_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: Errors of the system for a file that is not there any more, or is of another kind.
 _OTHER_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_REPAIR = "name another folder, or begin the race anew"
+_REPAIR = "name another folder, or remove this one and begin the race again"
 
 
 class _NeededKeys(TypedDict):
@@ -68,10 +68,14 @@ class _OlderFile(TypedDict):
 
 
 def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
-    """Read a folder's race, also an ``older`` version's; empty without one.
+    """Read ``race.json`` in a race's folder; the result is empty if there is no such file.
+
+    Args:
+        path: The folder.
+        older: Whether a file of version 0.2 is accepted as well.
 
     Raises:
-        UsageError: The folder holds something else, or the file is damaged.
+        UsageError: The file is damaged, or was written by another program or another version.
     """
     file = path / SETTINGS
     try:
@@ -81,7 +85,10 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UsageError(f"expected a race in {path}, got {error}; name another folder") from error
+        raise UsageError(
+            f"expected the folder of a race, but {path} cannot be read as one ({error}); name another "
+            "folder"
+        ) from error
     if content.get("schema") in (SCHEMA, _FORMER):
         kept: dict[str, Any] = {**checked(_RaceFile, content, file, _REPAIR)}
         labels = Counter(entry.label for entry in kept["checkpoints"])
@@ -95,7 +102,7 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
         return kept
     if not older or "schema" in content:
         raise UsageError(
-            f"expected a race of this version in {path}, got an older one; name another folder"
+            f"expected a race by this version in {path}, got one by an older version; name another folder"
         )
     return dict(checked(_OlderFile, content, file, _REPAIR))
 
@@ -128,7 +135,7 @@ class _Asked(TypedDict):
 
 
 class OlderResults(TypedDict):
-    """What is read of ``results_DATE.json`` by version 0.2."""
+    """The part of a checkpoint's results that is read from a race of version 0.2."""
 
     race: _Asked
 
@@ -151,7 +158,7 @@ class _Config(TypedDict):
 
 
 class RaceResults(TypedDict):
-    """The layout of a race's ``results_DATE.json``: what a race reads of it."""
+    """The part of a checkpoint's ``results_DATE.json`` that a race reads."""
 
     race: _Race
     config: _Config
@@ -160,8 +167,17 @@ class RaceResults(TypedDict):
 
 
 def race_results(file: Path, layout: type[T]) -> T:
-    """Read a checkpoint's results in a race's folder; UsageError for damaged ones, OSError."""
-    repair = "remove its folder, and the checkpoint is asked anew"
+    """Read a checkpoint's results in a race's folder.
+
+    Args:
+        file: The results file.
+        layout: The layout that its content must have.
+
+    Raises:
+        UsageError: The file is damaged.
+        OSError: The file cannot be read.
+    """
+    repair = "remove its folder, and the same command asks the checkpoint again"
     try:
         content = json_in(file)
     except ValueError as error:
@@ -170,16 +186,17 @@ def race_results(file: Path, layout: type[T]) -> T:
 
 
 def not_as_left(folder: Path, error: Exception, step: str) -> DispersionError:
-    """The error of a checkpoint's folder that could not be read or written.
+    """Return the error for a checkpoint's folder that cannot be read or written.
 
     Args:
         folder: The folder.
         error: What happened.
-        step: What to do if the files were changed. Where the disk or rights fail, the files are to be kept.
+        step: What to do next if files were changed. It is left out if the disk or the permissions
+            are to blame, since the files are good then.
     """
     if isinstance(error, OSError) and not isinstance(error, _OTHER_FILES):
         return DispersionError(
             f"could not read or write {error.filename or folder}: {error.strerror or error}; check its "
-            "permissions and its disk, and the same command goes on"
+            "permissions and its disk, then run the same command to go on"
         )
     return HarnessError(f"{folder} is not as the race left it ({error}); {step}")

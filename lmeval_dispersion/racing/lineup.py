@@ -48,7 +48,8 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 _CHEAP = 2e9  # bytes of a checkpoint that loads in seconds
 _BLOCK_IS_BETTER = (
-    "Where loading is cheap, as here, a first block of all is the better screen (by block)."
+    "Loading is cheap here, so that the same first questions to all checkpoints (`--by block`) "
+    "would order them better than the screen does."
 )
 
 
@@ -57,10 +58,15 @@ Why = Annotated[str, Form(lambda why: why in _CHOSEN, f"one of {', '.join(_CHOSE
 
 
 class Entry(NamedTuple):
-    """One checkpoint in a race's list.
+    """One checkpoint in the list of a race.
 
-    ``chosen`` says why it races: by ``rank``, as ``audit``, as ``named``, for a ``block``; the
-    ``base`` cannot be the best.
+    Attributes:
+        label: Name of the checkpoint in reports.
+        arguments: lm-eval's arguments for loading it.
+        rank: Rank by the screen, from 1; None if it was not screened.
+        chosen: Why it races: for its ``rank``, in the ``audit`` sample, as ``named`` by the
+            command, or for a ``block`` of shared questions. The ``base`` is asked as well, and
+            cannot be the best. None: it does not race.
     """
 
     label: Label
@@ -70,16 +76,25 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> tuple[str, ...]:
-        """The weights' identity, whatever their label: folder or name, adapter, revision, file."""
-        keys = ("pretrained", "model", "peft", "revision", "gguf_file")
-        return tuple(self.arguments[key] for key in keys if key in self.arguments)
+        """What identifies the weights, whatever their label: name, adapter, revision and file."""
+        parts = list[str]()
+        for key in ("pretrained", "model", "peft", "revision", "gguf_file"):
+            if key in self.arguments:
+                parts.append(self.arguments[key])
+        return tuple(parts)
 
 
 class Lineup(NamedTuple):
-    """A race's checkpoints in its order, then the others; those not screened; the manifest.
+    """The list of a race: the checkpoints that race, in their order, and then the others.
 
-    ``by`` orders those that race: ``rows``, or a first ``block`` of questions. ``bytes`` is the
-    approximate size of their weights, 0 where the screen does not know it.
+    Attributes:
+        entries: The checkpoints.
+        notes: Sentences for the report.
+        manifest: The manifest of the short list; None without a screen.
+        by: How the checkpoints that race are ordered: ``rows``, by the screen's ranking, or
+            ``block``, by their answers to the shared questions.
+        failed: Checkpoints that could not be screened.
+        bytes: Approximate bytes of the weights of those that race; 0 if unknown.
     """
 
     entries: Sequence[Entry]
@@ -91,11 +106,17 @@ class Lineup(NamedTuple):
 
     @property
     def reference(self) -> str:
-        """The label of the base; empty without one."""
-        return next((entry.label for entry in self.entries if entry.chosen == "base"), "")
+        """Label of the base; empty without one."""
+        for entry in self.entries:
+            if entry.chosen == "base":
+                return entry.label
+        return ""
 
     def joined(self, later: Lineup) -> Lineup:
-        """This list with a ``later`` one's checkpoints; those that raced before keep their labels."""
+        """Return this list with the checkpoints of a ``later`` one added.
+
+        Checkpoints that are in both lists keep the label that they have in this one.
+        """
         entries = {entry.place: entry for entry in self.entries}
         labels = {entry.label for entry in self.entries}
         for entry in later.entries:
@@ -116,15 +137,17 @@ class Lineup(NamedTuple):
         )
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
-        """The list with its order: ``by``, else a block where all were named or rows give no order.
+        """Return the list with ``by`` set: the order in which its checkpoints race.
 
-        Adapters that race by a block get their ``shared`` base as an entry.
+        Args:
+            by: ``rows``, for the screen's ranking, or ``block``, for the answers to shared
+                questions. None for a block if all checkpoints were named or the ranking cannot tell
+                them apart, and for rows otherwise.
+            shared: Whether the base that adapters have in common may be added to the list, if they
+                race by a block; it is asked as well.
         """
         raced = [entry for entry in self.entries if entry.chosen not in (None, "base")]
-        reasons = {entry.chosen for entry in self.entries}
-        order = by
-        if order is None:
-            order = "block" if reasons <= {"named", "base"} or "block" in reasons else "rows"
+        order = by or self._own_order()
         bases = [base_of(entry.arguments) for entry in raced]
         adapters = [base for base in bases if base]  # merges and other whole models have none
         is_one_base = len(adapters) > 1 and all(base == adapters[0] for base in adapters)
@@ -132,11 +155,21 @@ class Lineup(NamedTuple):
             base = adapters[0]
             names = {entry.arguments.get("pretrained") for entry in self.entries}
             if base["pretrained"] not in names:
-                return self._replace(entries=[_base_entry(base), *self.entries], by=order)
-        is_cheap = 0 < self.bytes <= _CHEAP * len(raced) or (is_one_base and bases == adapters)
+                entries = [_base_entry(base), *self.entries]
+                return self._replace(entries=entries, by=order)
+        is_small = 0 < self.bytes <= _CHEAP * len(raced)
+        is_cheap = is_small or (is_one_base and bases == adapters)
         if order == "rows" and by is None and shared and is_cheap and len(raced) > 1:
-            return self._replace(by=order, notes=[*self.notes, _BLOCK_IS_BETTER])
+            notes = [*self.notes, _BLOCK_IS_BETTER]
+            return self._replace(by=order, notes=notes)
         return self._replace(by=order)
+
+    def _own_order(self) -> str:
+        """The order where the command names none."""
+        reasons = {entry.chosen for entry in self.entries}
+        if "block" in reasons or reasons <= {"named", "base"}:
+            return "block"
+        return "rows"
 
 
 def _base_entry(base: Mapping[str, str]) -> Entry:
@@ -146,9 +179,12 @@ def _base_entry(base: Mapping[str, str]) -> Entry:
 
 
 class Named(NamedTuple):
-    """The checkpoints that a command names: words, a screening, or a folder with a manifest.
+    """The checkpoints that a command names.
 
-    ``words`` are the labels where they are a screening's; ``manifest`` is empty without one.
+    Attributes:
+        words: The names as given, or the labels of the screening.
+        screened: The screening, if one was given in place of names.
+        manifest: Content of the manifest in the folder that was named; empty without one.
     """
 
     words: Sequence[str]
@@ -157,7 +193,11 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, checkpoints: str | Path | Iterable[str | Path] | Result) -> Named:
-        """What is named; UsageError for a manifest that cannot be read."""
+        """Return what ``checkpoints`` names.
+
+        Raises:
+            UsageError: The manifest in the named folder cannot be read.
+        """
         if isinstance(checkpoints, Result):
             return cls([c.label for c in checkpoints.checkpoints], checkpoints)
         if isinstance(checkpoints, str | os.PathLike):
@@ -167,36 +207,48 @@ class Named(NamedTuple):
 
     @property
     def candidates(self) -> list[Candidate]:
-        """The candidates of the manifest: the best of its groups first, its random sample last."""
+        """The candidates of the manifest; empty without one.
+
+        Candidates chosen for their rank come first, then the random sample, then those not chosen.
+        """
         return _in_order(self.manifest) if self.manifest else []
 
     @property
     def tasks(self) -> Sequence[str]:
-        """The tasks in the manifest; none without one."""
+        """The tasks that the manifest names; empty without a manifest."""
         return shortlist_manifest(self.manifest, self.words[0]).tasks if self.manifest else ()
 
     def arguments(self, family: str | None, *, taken: bool) -> dict[str, dict[str, str]]:
-        """lm-eval's arguments of all checkpoints by name, before a screen.
+        """Return lm-eval's arguments for loading each named checkpoint, by name, before any screen.
 
-        ``taken``: the words are a server's names, as they are.
+        Args:
+            family: Name of a family of checkpoints to add; None for none.
+            taken: Whether the words are names that a server knows, and are taken as they are.
         """
         if self.screened is not None:
             screened = dict[str, dict[str, str]]()
             for c in self.screened.checkpoints:
-                target = c.target if c.target.local else replace(c.target, repo=c.repo)
+                target = c.target
+                if not target.local:
+                    target = replace(target, repo=c.repo)
                 screened[c.target.name] = target.arguments(c.revision)
             return screened
         if self.manifest:
             return {c.target.name: self.arguments_of(c) for c in self.candidates}
         if taken:
             return {name: {"model": name} for name in self.words}
-        targets = select(ScreenArguments(self.words, family=family)).targets
-        return {str(target.name): target.arguments() for target in targets}
+        selection = select(ScreenArguments(self.words, family=family))
+        return {str(target.name): target.arguments() for target in selection.targets}
 
     def check_there(self, *, all_of_them: bool) -> None:
-        """Raise UsageError for folders that do not exist, before anything is loaded for them.
+        """Check that the named folders exist, before anything is loaded for them.
 
-        One that is missing among others fails alone, unless ``all_of_them`` are needed.
+        Args:
+            all_of_them: Whether each of them has to exist. If not, a missing one next to others is
+                left to fail by itself.
+
+        Raises:
+            UsageError: A folder that is needed does not exist.
         """
         if self.screened is not None or self.manifest or "-" in self.words:
             return
@@ -212,7 +264,10 @@ class Named(NamedTuple):
             raise UsageError(reasons[0])
 
     def arguments_of(self, candidate: Candidate) -> dict[str, str]:
-        """lm-eval's arguments of a candidate; an adapter that a list's script downloaded is a folder."""
+        """Return lm-eval's arguments for loading a candidate.
+
+        An adapter that a short list's script has downloaded is loaded from its folder.
+        """
         if self.manifest:
             place = Path(self.words[0]).expanduser()
             folder = place.parent if place.name == FILE else place
@@ -232,7 +287,8 @@ def _manifest_in(words: Sequence[str]) -> dict[str, Any]:
         content = json_in(file) if file.is_file() else {}
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"expected a manifest, but {file} cannot be read ({error}); remove or mend it"
+            f"expected the manifest of a short list, but {file} cannot be read ({error}); remove it, or "
+            "write the short list again"
         ) from error
     return content if isinstance(content, dict) else {}  # another program's
 
@@ -245,15 +301,23 @@ def lineup(
     api: bool,
     count: Callable[[], tuple[Counter[str], int]],
 ) -> Lineup:
-    """Screen the named checkpoints and take the short list; or take a manifest's list, or all.
+    """Return the list of a race.
 
-    Of checkpoints with equal rows, and of those that a block will order, all are taken.
+    If a manifest is named, the list is the manifest's. With ``which.all`` all named checkpoints
+    race. Otherwise they are screened, and the short list races; checkpoints with equal rows all
+    race, as do those that a block of questions is to order.
 
-    With ``api``, a server knows all by their names. ``count`` gives the tasks' answers, and the number of
-    their documents.
+    Args:
+        named: The named checkpoints.
+        tasks: The race's tasks, ``NAME,NAME``.
+        which: Which of the checkpoints race.
+        api: Whether the backend is a server, which knows all of them by their names.
+        count: Called to count the answers in the tasks' documents; returns the counts and the
+            number of documents.
 
     Raises:
-        UsageError: Nothing is named, or the tasks' answers have no tokens to screen by.
+        UsageError: No checkpoint can be screened, the tasks' answers have no tokens to screen by,
+            or an option needs a screen and there is none.
     """
     if named.manifest:
         _check_unscreened(which)
@@ -268,12 +332,15 @@ def lineup(
     failed = screened.failed
     if not screened.checkpoints and screened.of_base:
         # Adapters whose rows say nothing, even if their base cannot be read here: all are asked.
-        taken = all_named([f.target.name for f in screened.of_base], None, api=api)
+        names = [failure.target.name for failure in screened.of_base]
+        taken = all_named(names, None, api=api)
         return taken._replace(failed=failed)
     # Next to others, an adapter whose base cannot be read fails as any that cannot be screened.
     failed = (*failed, *screened.of_base)
     if not screened.checkpoints:
-        raise UsageError([*map(_not_screened, failed), *_set_aside(screened)][0])
+        reasons = [_not_screened(failure) for failure in failed]
+        reasons += _set_aside(screened)
+        raise UsageError(reasons[0])
     notes += _set_aside(screened)
     chosen = screened.chosen or shortlist(screened.groups, audit_sample=which.audit_sample)
     content = manifest_dict(
@@ -288,7 +355,7 @@ def _check_unscreened(which: Which) -> None:
     for name in ("base", "domain", "audit_sample"):
         if getattr(which, name):
             raise UsageError(
-                "needs a screen, which a list and all checkpoints go without; leave it out",
+                "needs a screen, and there is none for a short list or with --all; leave it out",
                 argument=name,
             )
 
@@ -312,14 +379,15 @@ def _screened(
         screened = run.result(select(arguments))
     if answers is None or not screened.checkpoints:
         return screened, []
-    tokens = [token.text.strip() for token in screened.checkpoints[0].resolution.of_ratio]
+    resolution = screened.checkpoints[0].resolution
+    tokens = [token.text.strip() for token in resolution.of_ratio]
     return screened, [
-        f"Screened by the {len(tokens)} tokens of {answers.about}: {' '.join(tokens)}."
+        f"Screened by {len(tokens)} tokens, from {answers.about}: {' '.join(tokens)}."
     ]
 
 
 def _not_screened(failed: Failed) -> str:
-    return f"Not screened, so not raced: {failed.label} ({failed.message})."
+    return f"Not raced, because it could not be screened: {failed.label} ({failed.message})."
 
 
 def _set_aside(screened: Result) -> list[str]:
@@ -328,7 +396,7 @@ def _set_aside(screened: Result) -> list[str]:
     for group in screened.groups:
         for c in group.set_aside:
             notes.append(
-                f"Set aside by the screen, so not raced: {c.label} (no ratio: {c.no_ratio})."
+                f"Not raced, because the screen gives it no rank: {c.label} (no ratio: {c.no_ratio})."
             )
     return notes
 
@@ -351,43 +419,60 @@ def _bytes(entries: Sequence[Entry], screened: Result) -> int:
     """Approximate bytes of weights that the race loads, adapters of one base once; 0 if not known."""
     sizes = dict[str, int]()
     for c in screened.checkpoints:
-        sizes[c.label] = (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8
+        bits = DTYPE_BITS.get(c.dtype, 0)
+        sizes[c.label] = (c.parameters or 0) * bits // 8
     loads = dict[str, int]()
     for entry in entries:
         if entry.chosen:
             weights = base_of(entry.arguments) or entry.arguments
-            loads[json.dumps(weights, sort_keys=True)] = sizes.get(entry.label, 0)
-    return sum(loads.values()) if all(loads.values()) else 0
+            key = json.dumps(weights, sort_keys=True)
+            loads[key] = sizes.get(entry.label, 0)
+    if not all(loads.values()):
+        return 0
+    return sum(loads.values())
 
 
 def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
-    """The arguments of an adapter's base; empty of a whole model, or where its base is not known."""
+    """Return the arguments for loading an adapter's base.
+
+    They are empty if the checkpoint is a whole model, or if its base is not known.
+    """
     if "pretrained" not in arguments:
         return {}
     try:
         base = with_base(arguments)
     except DispersionError:  # loading it says why
         return {}
-    return base if base.pop("peft", None) is not None else {}
+    is_adapter = base.pop("peft", None) is not None
+    return base if is_adapter else {}
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
-    """The ``models`` (of finished evaluations) that a manifest lists: by rank, its random sample last.
+    """Return those of the evaluated ``models`` that a short list names.
+
+    They are in the order of their ranks; those of the list's random sample come last.
+
+    Args:
+        named: The words of a command, which name the folder of the short list's manifest.
+        models: Names of the models whose evaluations are finished.
 
     Raises:
-        UsageError: No manifest is named, a model is not in it, or a listed one was not evaluated.
+        UsageError: No manifest is named, it lacks one of the models, or a listed checkpoint was not
+            evaluated.
     """
     candidates = Named.of(named).candidates
     if not candidates:
         raise UsageError(
-            f"expected a short list's folder or a race's to replay, got {', '.join(named)}"
+            "expected the folder of a short list or of a race, whose checkpoints are replayed, got "
+            f"{', '.join(named)}; leave it out to replay all results"
         )
     # Matched like supplied accuracies; the number in place of an accuracy is the model's position.
     rated = list[Rated]()
     for position, model in enumerate(models):
         label = model.rpartition(f"{DOWNLOADED}/")[2]
         rated.append(Rated(model, None, position, FILE, label=label))
-    targets = Accuracies(tuple(rated), "").of([c.target for c in candidates])
+    positions = Accuracies(tuple(rated), "")
+    targets = positions.of([c.target for c in candidates])
     raced = list[str]()
     missing = list[str]()
     for target, candidate in zip(targets, candidates, strict=True):
@@ -399,8 +484,8 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
             raced.append(models[int(target.accuracy)])
     if missing:
         raise UsageError(
-            f"expected results of all that the screen of {named[0]} lists, got none of "
-            f"{listed(missing)}; evaluate them"
+            f"expected results of all checkpoints that the short list in {named[0]} names, got none of "
+            f"{listed(missing)}; evaluate these too"
         )
     return raced
 
@@ -420,7 +505,7 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
         check_answers(name, answers)
     except DispersionError as error:
         raise UsageError(
-            f"expected the token set to screen by: {error}; or race all, in the order given",
+            f"expected a token set to screen by: {error}; or race all checkpoints, without a screen",
             argument="domain",
         ) from error
     about = f"the answers of {name} ({documents:,} documents)"
@@ -430,7 +515,17 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
 def all_named(
     names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named"
 ) -> Lineup:
-    """All named checkpoints in that order (``api``: a server's names); UsageError for a refused one."""
+    """Return a list of all named checkpoints, in the order named.
+
+    Args:
+        names: The names.
+        family: Name of a family of checkpoints to add; None for none.
+        api: Whether the names are a server's.
+        chosen: Why they race, as in :class:`Entry`.
+
+    Raises:
+        UsageError: A name is no checkpoint, such as a folder that does not exist.
+    """
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
         return Lineup(entries, by="block")
@@ -448,10 +543,14 @@ def all_named(
 
 
 def questions_of(budget: int | str, everything: int) -> int:
-    """A budget, as a number or as ``N%`` of the number of questions of all together.
+    """Return a budget as a number of questions.
+
+    Args:
+        budget: A number, or a share ``N%`` of ``everything``.
+        everything: Number of questions, summed over the checkpoints.
 
     Raises:
-        UsageError: It is neither, negative, or a part that is not above 0 and at most 100 %.
+        UsageError: The budget is neither a number from 1 on, nor a share above 0 % and up to 100 %.
     """
     text = str(budget).strip()
     try:
@@ -465,28 +564,34 @@ def questions_of(budget: int | str, everything: int) -> int:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"expected a number of questions, or a part such as 10%, got {text}", argument="budget"
+            f"expected a number of questions, or a share such as 10%, got {text}", argument="budget"
         ) from None
     return number
 
 
 def may_cut(entries: Sequence[Entry]) -> bool:
-    """Whether a list is so long that its first third by the shared questions may go on alone."""
+    """Whether a list is so long that only its best third may go on after the shared questions.
+
+    A list with checkpoints that were named, or with a random sample, is never cut.
+    """
     reasons = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
-    return len(reasons) >= LONG and "named" not in reasons and "audit" not in reasons
+    if "named" in reasons or "audit" in reasons:
+        return False
+    return len(reasons) >= LONG
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The checkpoints that race and the questions that each may be asked.
+    """Which checkpoints race, and how many questions each of them may be asked.
 
     Attributes:
-        entries: Those that race, the base included.
-        questions: Most questions of each.
-        phases: Those of a budget; none for a race to its end.
-        by: What orders them: rows, or a block of questions that all share.
-        resident: Whether all stay loaded, as adapters of one base and a server's models do.
-        answered: Label -> number of questions that the folder has answers to.
+        entries: The checkpoints that race, and the base.
+        questions: The most questions that one checkpoint is asked.
+        phases: The phases of a budget; empty for a race to its end.
+        by: How the checkpoints are ordered: ``rows``, by the screen's ranking, or ``block``, by
+            their answers to the shared questions.
+        resident: Whether all stay loaded, as adapters of one base do, and the models of a server.
+        answered: Label -> number of questions to which the folder has answers.
     """
 
     entries: Sequence[Entry]
@@ -508,43 +613,65 @@ class Plan:
         top: int = 1,
         answered: Mapping[str, int] = MappingProxyType({}),
     ) -> Plan:
-        """The plan of a list, for a ``budget`` of shared questions or to its end.
+        """Plan the race of a list.
+
+        Args:
+            lineup: The list.
+            entries: The checkpoints that race, and the base.
+            questions: The most questions that one checkpoint is asked.
+            budget: The most questions in all, which are spent on shared ones; None for a race to
+                its end.
+            api: Whether the backend is a server.
+            top: How many of the best checkpoints are wanted.
+            answered: Label -> number of questions to which the folder has answers.
 
         Raises:
-            UsageError: The budget has no question for each.
+            UsageError: The budget is less than one question for each checkpoint.
         """
         others = [entry for entry in entries if entry.chosen != "base"]
-        resident = api or (bool(lineup.reference) and all(base_of(e.arguments) for e in others))
+        are_adapters = all(base_of(entry.arguments) for entry in others)
+        resident = api or (bool(lineup.reference) and are_adapters)
         planned: Sequence[Phase] = ()
         if budget is not None:
-            has_base = len(others) < len(entries)
             planned = phases(
-                len(others), questions, budget, top=top, kept=resident, reference=has_base
+                len(others),
+                questions,
+                budget,
+                top=top,
+                kept=resident,
+                reference=len(others) < len(entries),
             )
         return cls(entries, questions, planned, lineup.by, resident, answered)
 
     def _counts(self, *, base: bool) -> list[int]:
         """Questions answered by each checkpoint, or by the base alone; the most first."""
-        labels = [entry.label for entry in self.entries if (entry.chosen == "base") == base]
-        return sorted((self.answered.get(label, 0) for label in labels), reverse=True)
+        counts = list[int]()
+        for entry in self.entries:
+            is_base = entry.chosen == "base"
+            if is_base == base:
+                counts.append(self.answered.get(entry.label, 0))
+        return sorted(counts, reverse=True)
 
     @property
     def checkpoints(self) -> int:
-        """Number of checkpoints, without the base."""
+        """Number of checkpoints that race, without the base."""
         return len(self._counts(base=False))
 
     @property
     def expected(self) -> tuple[int, int]:
-        """Fewest and most questions that are still to be asked, of all together."""
+        """The fewest and the most questions still to be asked, summed over checkpoints and base."""
         counts = self._counts(base=False)
         bases = self._counts(base=True)
         if not self.phases:
-            first = min(SHARED if self.by == "block" else STEP, self.questions)
-            most = _missing(counts, self.questions) + _missing(bases, self.questions)
+            begin = SHARED if self.by == "block" else STEP
+            first = min(begin, self.questions)
+            of_bases = _missing(bases, self.questions)
             # At best the one that was asked most is the best, and the others are soon dropped.
             fewest = _missing(counts[:1], self.questions) + _missing(counts[1:], first)
-            return fewest + _missing(bases, self.questions), most
-        fewest = most = _missing(bases, self.phases[0].questions)
+            most = _missing(counts, self.questions)
+            return fewest + of_bases, most + of_bases
+        most = _missing(bases, self.phases[0].questions)
+        fewest = most
         for phase in self.phases:
             # At best those that were asked most stay.
             fewest += _missing(counts[: phase.checkpoints], phase.questions)
@@ -554,51 +681,65 @@ class Plan:
 
     @property
     def loads(self) -> int:
-        """Most times that weights are loaded."""
+        """The most times that weights are loaded, summed over checkpoints and base."""
         if self.resident:
             return 1
-        last = self.questions
         if self.phases:
             counts = self._counts(base=False)
             loads = _asked_on(self._counts(base=True), self.phases[0].questions)
             for phase in self.phases:
                 loads += min(phase.checkpoints, _asked_on(counts, phase.questions))
             return loads
-        unfinished = [e for e in self.entries if self.answered.get(e.label, 0) < last]
+        unfinished = list[Entry]()
+        for entry in self.entries:
+            if self.answered.get(entry.label, 0) < self.questions:
+                unfinished.append(entry)
         if self.by != "block":
             return len(unfinished)
+        if self.checkpoints == len(self.entries):
+            return 2 * len(unfinished)
         # Adapters share their base; another one takes its place, and is loaded again at its turn.
-        has_base = self.checkpoints < len(self.entries)
-        whole = len(unfinished)
-        if has_base:
-            whole = sum(e.chosen != "base" and not base_of(e.arguments) for e in unfinished)
-        return 2 * whole * (1 + has_base) + has_base
+        whole = 0
+        for entry in unfinished:
+            if entry.chosen != "base" and not base_of(entry.arguments):
+                whole += 1
+        return 4 * whole + 1
 
     def words(self, size: str = "") -> str:
-        """A dry run's sentence; ``size`` is that of the weights."""
+        """Return the sentence of a dry run.
+
+        ``size`` is the size of the weights in words, such as ``3 GB``; empty if unknown.
+        """
         few, many = self.expected
         questions = f"{many:,}" if few == many else f"{few:,} to {many:,}"
         known = sum(self.answered.values())
         if known:
-            begin = f"{counted(known, 'question')} answered; at most {self.loads}"
-            asked = f"asked {questions} more"
+            loading = f"weights at most {counted(self.loads, 'time')}"
+            asking = f"{questions} more questions ({known:,} are answered)"
         else:
-            begin = f"{self.checkpoints} (about {size})" if size else f"{self.checkpoints}"
-            asked = f"asked {questions} questions"
-        begin = f"Nothing was loaded (dry run): {begin} would be"
+            loading = counted(self.checkpoints, "checkpoint")
+            if size:
+                loading = f"{loading} (about {size})"
+            asking = f"{questions} questions"
+        race = f"Dry run, nothing was loaded: the race would load {loading} and ask {asking}"
         if not self.phases:
-            return f"{begin}, and {asked}."
+            return f"{race}."
         steps = list[str]()
         for phase in self.phases:
             checkpoints = counted(phase.checkpoints, "checkpoint")
             steps.append(f"{checkpoints} up to {counted(phase.questions, 'shared question')}")
         return (
-            f"{begin}, with {counted(self.loads, 'load')}, and {asked} in "
-            f"{counted(len(steps), 'phase')}: {listed(steps)}."
+            f"{race}, with {counted(self.loads, 'load')} in {counted(len(steps), 'phase')}: "
+            f"{listed(steps)}."
         )
 
     def forecast(self, load: float, ask: float) -> str:
-        """Cost in words, by ``load`` seconds a load and ``ask`` seconds a question."""
+        """Return a sentence on what the race will cost: loads, questions and time.
+
+        Args:
+            load: Seconds that loading a checkpoint takes.
+            ask: Seconds that asking it a question takes.
+        """
         few, many = self.expected
         seconds = self.loads * load + many * ask
         time = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

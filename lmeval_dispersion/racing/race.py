@@ -20,19 +20,20 @@ from lmeval_dispersion.report.cells import shown
 
 @takes(Racing)
 def race(racing: Racing) -> Race:
-    """Find the best of many checkpoints, most of which are asked a part of lm-eval's questions.
+    """Find the best of many checkpoints while asking most of them only a few of the questions.
 
-    The checkpoints are screened, and as many of each group as hold the best with a chance of 90 %
-    are raced in the screen's order (`Group.first_for`; all where no chance is known). Each is loaded
-    once and asked the same questions, in a random order of its own; one that is clearly not better
-    than the best so far is dropped. Where rows give no order all answer 25 shared questions first,
-    and race in the order of their mean probability of the right answer. A budget is spent on shared
-    questions, after phases of which the worst leave. Every batch of answers is kept: the same call
-    goes on, and one without the budget goes on to the proof.
+    The checkpoints are screened first. Of each group as many race as hold the best one with a
+    chance of 90 % (`Group.first_for`; all of them if no chance is known), in the order of their
+    ranks. Each is loaded once, and is asked lm-eval's questions in a random order of its own. It is
+    dropped when it is clearly not better than the best so far. Where the screen cannot rank them,
+    all are first asked 25 shared questions, and then race in the order of their mean probability of
+    the right answer. A budget is spent on shared questions, in phases after which the worst leave.
+    Every batch of answers is kept: the same call goes on where it stopped, and without the budget
+    it goes on to the end.
 
     Raises:
-        UsageError: An argument cannot be used as given, or the folder is of another race.
-        DispersionError: No checkpoint could be asked, or a block could not be written.
+        UsageError: An argument cannot be used as given, or the folder holds another race.
+        DispersionError: No checkpoint can be asked, or an answer cannot be written.
         MissingExtraError: torch or lm-eval is not installed.
     """
     ended = ended_race(racing)
@@ -42,19 +43,32 @@ def race(racing: Racing) -> Race:
 
 
 class Ended(NamedTuple):
-    """A race's result, and what stopped it before its end: Ctrl-C, or a disk that is full."""
+    """The result of a race, and what stopped the race before its end.
+
+    Attributes:
+        result: The race so far.
+        stopped: ``KeyboardInterrupt``, or an error such as that of a full disk; None if nothing
+            stopped it.
+    """
 
     result: Race
     stopped: BaseException | None = None
 
 
 def ended_race(racing: Racing) -> Ended:
-    """Race, and keep the result of a race that was stopped; raises as :func:`race`."""
+    """Run :func:`race`, and return its result even if it is stopped before its end.
+
+    Raises:
+        UsageError: An argument cannot be used as given, or the folder holds another race.
+        DispersionError: No checkpoint can be asked.
+        MissingExtraError: torch or lm-eval is not installed.
+    """
     start = time.perf_counter()
     check_settings(racing)
     if racing.answers == "none" and racing.budget is None:
         raise UsageError(
-            "without answers nothing can be shown, and a budget alone orders; add a budget, such as 5%",
+            "without the right answers, checkpoints are ordered by a budget of questions; add a budget, "
+            "such as 5%",
             argument="answers",
         )
     if racing.demo:
@@ -67,7 +81,7 @@ def ended_race(racing: Racing) -> Ended:
     named = Named.of(racing.checkpoints)
     if not named.words and not racing.family:
         raise UsageError(
-            "expected checkpoints to race, got none: name a folder of them, ORG/NAME or a family"
+            "expected checkpoints to race, got none; name a folder of them, ORG/NAME or a family"
         )
     # With all, the names for another backend are its own.
     if not racing.family and (racing.model == "hf" or not racing.all):
@@ -107,7 +121,11 @@ def ended_race(racing: Racing) -> Ended:
 
 
 def check_settings(racing: Racing) -> None:
-    """Raise UsageError for a number that is out of its range, or a budget that is none."""
+    """Check those arguments of a race that need no folder and no model.
+
+    Raises:
+        UsageError: A number is out of its range, or the budget cannot be read.
+    """
     ranges = {
         "error": (0 < racing.error < 1, "above 0 and below 1"),
         "margin": (0 <= racing.margin < 1, "from 0 to below 1"),
@@ -127,13 +145,15 @@ def _check_engine(how: How) -> None:
     if how.engine is None:
         if how.gpus_per_checkpoint is not None:
             raise UsageError(
-                f"expected `--engine ray` with {how.gpus_per_checkpoint:g} GPUs for each checkpoint, "
-                "got none; add it, or leave out the GPUs",
+                f"{how.gpus_per_checkpoint:g} GPUs for each checkpoint need the engine ray, got no engine; "
+                "add `--engine ray`, or leave out the GPUs",
                 argument="gpus_per_checkpoint",
             )
         return
     if how.top > 1:
-        raise UsageError("needs a race one by one; leave out the engine", argument="top")
+        raise UsageError(
+            "needs checkpoints that race one after the other; leave out the engine", argument="top"
+        )
     require_extra("ray", "the engine ray")
 
 
@@ -144,8 +164,8 @@ def _opened(racing: Racing) -> RaceFolder:
     began_by = folder.lineup.by
     if folder.kept.get("turns") and racing.by not in (None, began_by):
         raise UsageError(
-            f"expected {began_by}, by which the race in {folder.path} began, got {racing.by}; leave it "
-            "out",
+            f"expected {began_by}, with which the race in {folder.path} began, got {racing.by}; leave "
+            "it out",
             argument="by",
         )
     return folder

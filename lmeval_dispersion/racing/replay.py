@@ -79,19 +79,31 @@ _NONE: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Replayed:
-    """One checkpoint: its score on all questions, and the share that the races asked it."""
+    """A checkpoint's row in a replay.
+
+    Attributes:
+        label: Name of the checkpoint.
+        score: Mean score over all questions.
+        named: Number of races in random orders that named it the best.
+        asked: Share of the questions that it was asked, mean over these races.
+    """
 
     label: Annotated[str, Col("Checkpoint")]
     score: Annotated[float, Col("Score", ".3f")]
-    named: Annotated[int, Col("Named best", "d", hint="in how many of the orders")]
+    named: Annotated[int, Col("Named best", "d", hint="number of random orders that named it")]
     asked: Annotated[
-        float, Col("Asked", ".0%", hint="share of the questions, mean over the orders")
+        float, Col("Asked", ".0%", hint="share of the questions asked of it, mean over the orders")
     ]
 
 
 @dataclass(frozen=True, repr=False)
 class Replay(Report):
-    """A race on finished evaluations, and its distribution over random orders; highest score first."""
+    """A race on finished evaluations, and how races in random orders of the questions would end.
+
+    The fields from ``best`` to ``seed`` are of the race with that seed; those from ``orders`` to
+    ``shuffled`` are of the races in random orders. ``checkpoints`` is sorted by score, the highest
+    first.
+    """
 
     template: ClassVar[str] = "replay.jinja"
     schema: ClassVar[str] = "dispersion-replay/1"
@@ -125,13 +137,13 @@ class Replay(Report):
     failed: Mapping[str, str]  # by name, why a checkpoint does not race
 
     def tables(self) -> dict[str, Table]:
-        """``checkpoints``: the highest score first."""
+        """Return the table ``checkpoints``, the highest score first."""
         caption = f"{self.questions_each:,} questions, {self.orders} orders"
         return {"checkpoints": Table.of(self.checkpoints, caption)}
 
     def context(self) -> dict[str, Any]:
-        """Template values: the sentences."""
-        loaded = "" if self.loaded < self.of else "; each checkpoint is loaded in it"
+        """Return the sentences that the report's template shows."""
+        loaded = "" if self.loaded < self.of else "; it counts every checkpoint as loaded"
         return {
             "first": self._first(),
             "orders": self._orders(),
@@ -160,38 +172,39 @@ class Replay(Report):
             loaded = f" and {self.loaded} of {self.of} loaded"
         sentence = (
             f"On your own {self.of} checkpoints the race would have named {best} in "
-            f"{self.same or self.orders} of {self.orders} orders, with {median:.0f} % of the "
-            f"questions (median; {low:.0f} to {high:.0f}){loaded}."
+            f"{self.same or self.orders} of {self.orders} random orders, with {median:.0f} % of the "
+            f"questions asked (median; in nine of ten orders {low:.0f} to {high:.0f} %){loaded}."
         )
         if self.same < self.orders:
-            sentence += f" Where it named another, that was worse by {self.lost:.3f} at most."
+            sentence += f" Where it named another one, that was worse by at most {self.lost:.3f}."
         return sentence
 
     def _way(self) -> str:
         """In which order the checkpoints were raced."""
         is_screened = self.loaded < self.of
-        way = "They were raced in the order given"
+        way = "The checkpoints were raced in the order given"
         if self.by == "block":
-            way = "They were raced in the order of their shared questions"
+            way = "The checkpoints were raced in the order of their answers to shared questions"
         elif self.shuffled:
             way = (
-                "The results came in alphabetical order, not a screen's: each race had a random "
-                "order of the checkpoints"
+                "The results were named in alphabetical order, which is not a screen's, so each race "
+                "had a random order of the checkpoints"
             )
         elif is_screened:
-            way = "They were raced in the screen's order"
+            way = "The checkpoints were raced in the screen's order"
         return f"{way}; the others count as not loaded." if is_screened else f"{way}."
 
 
 class Recorded(NamedTuple):
-    """Finished evaluations of several models.
+    """Finished evaluations of several models on the same questions.
 
     Attributes:
-        answers: Model -> answers, in one order of the questions.
+        answers: Model -> scores of its answers; all models have the questions in one order.
         tasks: Names of the tasks.
-        notes: Sentences on what was read, and left out.
+        notes: Sentences on what was read, and on what was left out.
         failed: Model -> why it does not race.
-        weights: Of the questions, so that the mean is that over tasks; None where all are equal. Shape (N,).
+        weights: Weight of each question, so that the weighted mean score is the mean over tasks;
+            None if all are equal. Shape (N,).
     """
 
     answers: Mapping[str, Scores]
@@ -201,18 +214,23 @@ class Recorded(NamedTuple):
     weights: Array | None = None
 
     def mean(self, label: str) -> float:
-        """A model's mean score over all questions."""
+        """Return a model's mean score over all questions."""
         return float(np.average(self.answers[label].score, weights=self.weights))
 
 
 def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
-    """Read results or stores, one per model, for the questions that all of them answered.
+    """Read finished evaluations, and keep the questions that all models answered.
 
-    ``metric`` is ``[FILTER/]METRIC`` (default: each task's first known). A model with an answer that is not
-    finite fails, and does not race.
+    A model with an answer that is not finite does not race; it is in ``failed``.
+
+    Args:
+        places: Results of lm-eval or stores, one for each model; or the folder of one race.
+        metric: ``[FILTER/]METRIC`` to judge by; None for the first known one of each task.
 
     Raises:
-        DispersionError: A result cannot be read, has no accuracy, or was prompted unlike the first.
+        DispersionError: A result cannot be read, has no score from 0 to 1, or is of other prompts
+            than the first.
+        MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "finished evaluations")
     raced = _asked_everything(places[0]) if len(places) == 1 else None
@@ -226,8 +244,8 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     most = max(map(len, known))
     if questions < 2 * SHARED:
         raise UsageError(
-            f"expected {2 * SHARED} or more questions with a score in all results, got "
-            f"{questions} of {most}; name results of the same tasks"
+            f"expected at least {2 * SHARED} questions with a score in all results, got {questions} of "
+            f"{most}; name results of the same tasks"
         )
     manifests = {store.model: store.manifest for store in stores}
     check_judges(manifests)
@@ -236,19 +254,24 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     _check_direction(manifests, tasks)
     answers = dict[str, Scores]()
     for store, documents in zip(stores, shared, strict=True):
-        values = documents.reindex(columns=["correct", "probability"])
-        scores = Scores(*values.to_numpy(float).T)
-        if not 0 <= scores.score.min() <= scores.score.max() <= 1:
+        values = documents.reindex(columns=["correct", "probability"]).to_numpy(float)
+        scores = Scores(values[:, 0], values[:, 1])
+        lowest = scores.score.min()
+        highest = scores.score.max()
+        if not 0 <= lowest <= highest <= 1:
             raise UsageError(
-                "expected scores from 0 to 1, as accuracy has; name another by `--metric`"
+                f"expected scores from 0 to 1, got {lowest:g} to {highest:g} from {store.model}; name "
+                "another metric (--metric)"
             )
         answers[store.model] = scores
     notes = _judged_by(manifests)
-    notes += [f"{note[0].upper()}{note[1:]}" for note in joined if "models differ" not in note]
+    for note in joined:
+        if "models differ" not in note:
+            notes.append(f"{note[0].upper()}{note[1:]}")
     for store in stores:
         notes += store.manifest.get("notes", ())
     if raced:
-        notes.append("Of the race, the checkpoints that were asked everything.")
+        notes.append("Only checkpoints that the race asked all questions are replayed.")
     notes += _doubts(stores, shared)
     if questions < most:
         notes.append(
@@ -278,7 +301,8 @@ def _stores(places: Sequence[str], metric: str | None) -> tuple[list[Store], dic
             stores.append(store)
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(
-            f"expected results of two or more models, each once, got {', '.join(names)}"
+            "expected results of two or more models, one for each model, got those of "
+            f"{', '.join(names)}"
         )
     if len(stores) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
@@ -295,8 +319,8 @@ def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence
         lower = sorted(plain.intersection(manifest.get("lower_is_better", ())))
         if lower:
             raise UsageError(
-                f"expected scores of which higher ones are better, got {', '.join(lower)} in "
-                f"{name}, of which lower ones are; name another",
+                f"expected a metric of which higher values are better, but lower ones are in "
+                f"{', '.join(lower)} of {name}; name another",
                 argument="metric",
             )
 
@@ -307,8 +331,10 @@ def _failure(store: Store) -> str:
     scores = documents["correct"].to_numpy(float)
     scored = ~np.isnan(scores)
     if not store.layers:  # a log; elsewhere a document without a score has no label
-        scored |= ~finite_score(scores, documents["task"].tolist())
-    return failure(documents["logprobs"][scored].tolist(), scores[scored])
+        tasks = documents["task"].tolist()
+        scored |= ~finite_score(scores, tasks)
+    log_probabilities = documents["logprobs"][scored].tolist()
+    return failure(log_probabilities, scores[scored])
 
 
 def _doubts(stores: Sequence[Store], shared: Sequence[pd.DataFrame]) -> list[str]:
@@ -324,7 +350,8 @@ def _doubts(stores: Sequence[Store], shared: Sequence[pd.DataFrame]) -> list[str
             targets=known["target"].tolist(),
             scores=known["correct"].to_numpy(float),
         )
-        notes += [f"{store.model}: {clause}." for clause in [*log.doubts(), *log.remarks()]]
+        clauses = log.doubts() + log.remarks()
+        notes += [f"{store.model}: {clause}." for clause in clauses]
         scores = documents["correct"].to_numpy(float)
         prints[store.model] = Fingerprints.of(documents["logprobs"].tolist(), scores)
     for one, other in combinations(prints, 2):
@@ -359,9 +386,22 @@ def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | None:
-    """Judge a race's folder anew from its answers; None for another folder, or an older version's.
+    """Judge a race by the answers in its folder; no model is loaded.
 
-    A checkpoint that would need more questions is undecided. UsageError for a broken ``race.json``.
+    A checkpoint that would have to be asked more is undecided.
+
+    Args:
+        place: The folder.
+        error: Error of the race.
+        margin: Margin of the race.
+        top: How many of the best checkpoints are wanted.
+
+    Returns:
+        The race; None if the folder has none, or one of an older version.
+
+    Raises:
+        UsageError: A file of the folder is damaged.
+        HarnessError: A checkpoint's samples were changed.
     """
     path = Path(place).expanduser()
     kept = kept_race(path, older=True) if (path / SETTINGS).is_file() else {}
@@ -370,32 +410,17 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     entries = kept["checkpoints"]
     contest = contest_of(kept, error=error, margin=margin, top=top)
     answers = _answers_in(path, contest, kept["drawn"])
-    known = answers.known
-    # A folder that came alone, without any checkpoint, tells nothing of deleted ones.
-    gone = {entry.label for entry in entries if entry.chosen and is_deleted(entry)}
-    if len(gone) == sum(bool(entry.chosen) for entry in entries):
-        gone = set()
-    labels = list[str]()
-    for entry in entries:
-        label = entry.label
-        if label not in known:
-            continue
-        if label in gone:
-            contest.hold(label, known[label])
-            contest.delete(label)
-            continue
-        labels.append(label)
-        if contest.sharing_of(label):
-            contest.hold(label, known[label].first(contest.sharing_of(label)))
+    labels = _held(contest, entries, answers.known)
     if kept["turns"]:
         for label in contest.turns(labels, cut=may_cut(entries)):
+            known = answers.known[label]
             begin = len(contest.answered.get(label, NOTHING).score)
-            contest.add(label, known[label].at(np.arange(begin, len(known[label].score))))
+            contest.add(label, known.at(np.arange(begin, len(known.score))))
     notes = [
         *kept["notes"],
         *deleted_note(contest),
         *changes_since_begun(kept, contest),
-        "Judged by the folder's answers; no model was loaded.",
+        "Judged by the answers in the folder; no model was loaded.",
     ]
     race = race_of(
         contest,
@@ -409,6 +434,29 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     return replace(race, margins=margins_of(kept, contest), units=units)
 
 
+def _held(contest: Contest, entries: Sequence[Entry], known: Mapping[str, Scores]) -> list[str]:
+    """Enter what was answered before the turns; returns the labels that may have a turn."""
+    raced = [entry for entry in entries if entry.chosen]
+    gone = {entry.label for entry in raced if is_deleted(entry)}
+    if len(gone) == len(raced):
+        # A folder that came alone, without any checkpoint, tells nothing of deleted ones.
+        gone = set()
+    labels = list[str]()
+    for entry in entries:
+        label = entry.label
+        if label not in known:
+            continue
+        if label in gone:
+            contest.hold(label, known[label])
+            contest.delete(label)
+            continue
+        labels.append(label)
+        shared = contest.sharing_of(label)
+        if shared:
+            contest.hold(label, known[label].first(shared))
+    return labels
+
+
 def _by_unit(
     kept: Mapping[str, Any], groups: Mapping[str, TaskGroup], scores: Array
 ) -> dict[str, tuple[int, float]]:
@@ -417,12 +465,14 @@ def _by_unit(
     tasks = np.array(names)
     means = dict[str, tuple[int, float]]()
     for unit, members in units_of(kept.get("identity", names), groups).items():
-        asked = np.flatnonzero(np.isin(tasks, members) & ~np.isnan(scores))
+        is_asked = np.isin(tasks, members) & ~np.isnan(scores)
+        asked = np.flatnonzero(is_asked)
         if not len(asked):
             continue
         mean = float(scores[asked].mean())
         if kept.get("weights"):
-            mean = mean_score([names[place] for place in asked], scores[asked], groups)
+            of_asked = [names[place] for place in asked]
+            mean = mean_score(of_asked, scores[asked], groups)
         means[unit] = (len(asked), mean)
     return means
 
@@ -454,28 +504,34 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
         content = race_results(file, RaceResults)
         race = content["race"]
         label = race["label"]
-        scores = np.full((2, len(places)), np.nan)
-        answers = list[tuple[Sequence[float], float]]()
+        scores = np.full(len(places), np.nan)
+        probabilities = np.full(len(places), np.nan)
+        log_probabilities = list[Sequence[float]]()
+        values = list[float]()
         for task, (chosen, metric) in race["judges"].items():
             try:
                 samples = _samples(file, task, chosen, content)
                 for i, sample in samples.items():
-                    score = correctness(sample.metrics, metric)[1]
-                    answers.append((sample.columns["logprobs"], score))
-                    scores[:, places[task, i]] = score, sample.likely(score)
+                    _, score = correctness(sample.metrics, metric)
+                    place = places[task, i]
+                    scores[place] = score
+                    probabilities[place] = sample.likely(score)
+                    log_probabilities.append(sample.columns["logprobs"])
+                    values.append(score)
             except (OSError, *WRONG_CONTENT) as error:
-                step = "remove it, and race the checkpoint anew"
+                step = "remove it, and race the checkpoint again"
                 raise not_as_left(file.parent, error, step) from error
             kept.metrics[metric] = None
-        reason = failure([logs for logs, _ in answers], np.array([score for _, score in answers]))
+        reason = failure(log_probabilities, np.array(values))
         if reason:
             kept.failed[label] = reason
             contest.fail(label)
             continue
         order = contest.order(label)
-        asked = order[: np.append(~np.isnan(scores[0, order]), False).argmin()]
+        is_unknown = np.isnan(scores[order])
+        asked = order[: np.append(is_unknown, True).argmax()]
         if len(asked):
-            kept.known[label] = Scores(*scores).at(asked)
+            kept.known[label] = Scores(scores, probabilities).at(asked)
             kept.seconds[label] = race["seconds"]
             kept.groups = kept.groups or groups_of(content)
     return kept
@@ -483,9 +539,12 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
 
 def _samples(file: Path, task: str, chosen: str, content: RaceResults) -> dict[int, Sample]:
     """A task's samples of the filter ``chosen``, by document, next to the results ``file``."""
-    text = (file.parent / file.name.replace("results_", f"samples_{task}_")).with_suffix(".jsonl")
-    lines = text.read_bytes()[: content["race"]["bytes"][task]].decode()
-    return known_probabilities(by_filter(text, content["configs"][task], lines)[chosen])
+    name = file.name.replace("results_", f"samples_{task}_")
+    logged = file.with_name(name).with_suffix(".jsonl")
+    size = content["race"]["bytes"][task]
+    lines = logged.read_bytes()[:size].decode()
+    filters = by_filter(logged, content["configs"][task], lines)
+    return known_probabilities(filters[chosen])
 
 
 def _asked_everything(place: str) -> list[str] | None:
@@ -499,12 +558,14 @@ def _asked_everything(place: str) -> list[str] | None:
         race = race_results(file, OlderResults)["race"]
         if race["questions"] == race["of"]:
             folders[race["label"]] = str(file.parent)
-    labels = [label for label, *_ in kept_race(path, older=True)["checkpoints"]]
-    whole = [folders[label] for label in labels if label in folders]
+    whole = list[str]()
+    for label, *_ in kept_race(path, older=True)["checkpoints"]:
+        if label in folders:
+            whole.append(folders[label])
     if len(whole) < 2:
         raise UsageError(
-            f"expected a race with two or more checkpoints that were asked everything in {place}, got "
-            f"{len(whole)} of {len(files)}; name finished evaluations"
+            f"expected a race in {place} in which two or more checkpoints were asked all questions, got "
+            f"{len(whole)} of {len(files)}; run the race to its end, or name finished evaluations"
         )
     return whole
 
@@ -519,10 +580,19 @@ def replay(
     quiet: bool = True,
     **settings: Any,
 ) -> Replay:
-    """Race on finished evaluations as the race of ``seed`` would, and over random orders.
+    """Race on finished evaluations, once as ``seed`` has it, and many times in random orders.
 
-    Checkpoints that a screen has ``listed`` race in its order, without the others; by default all race.
-    ``settings`` are :func:`raced`'s.
+    Args:
+        recorded: The evaluations.
+        orders: Number of races in random orders.
+        listed: Models that a screen has listed; they alone race, in this order. Empty for all.
+        shuffled: Whether the order of the models is random as well.
+        seed: Seed of the race, and of the random orders.
+        quiet: Whether no progress is shown.
+        settings: Further arguments of :func:`raced`.
+
+    Raises:
+        UsageError: The budget is less than one question for each checkpoint.
     """
     answers = recorded.answers
     labels = list(listed or answers)
@@ -594,20 +664,22 @@ def raced(
     watch: Callable[[Contest], object] = id,
     **settings: Any,
 ) -> Contest:
-    """A contest on recorded answers, one checkpoint after the other, as a race asks them.
+    """Run a race on recorded answers, one checkpoint after the other, and return its contest.
 
     Args:
-        answers: Label -> answers, in one order of the questions.
-        seed: The race's seed, which draws the questions and their orders.
-        cut: Whether a long list may be cut after shared questions.
-        budget: The most questions, asked as shared ones of fewer and fewer; None for the race to its end.
-        goes_on: Whether a race without a budget follows.
-        kept: Whether all checkpoints stay loaded, as the phases of a budget ask.
-        watch: Is called whenever something was answered.
-        settings: Those of :class:`Contest`; its ``weights`` are in the order of the answers.
+        answers: Label -> scores of the answers; all checkpoints have the questions in one order.
+        seed: Seed that draws the questions and their orders.
+        cut: Whether a long list may be cut after the shared questions.
+        budget: The most questions, which are spent on phases of shared ones; None for a race to its
+            end.
+        goes_on: Whether the race goes on to its end after the budget.
+        kept: Whether all checkpoints stay loaded from phase to phase.
+        watch: Called with the contest each time that answers have come in.
+        settings: Further arguments of :class:`Contest`; ``weights`` are in the order of the
+            answers.
 
     Raises:
-        UsageError: The budget has no question for each checkpoint.
+        UsageError: The budget is less than one question for each checkpoint.
     """
     labels = list(answers)
     count = len(answers[labels[0]].score)
@@ -625,9 +697,10 @@ def raced(
         others = [label for label in labels if label != contest.reference]
         has_reference = len(others) < len(labels)
         contest.split = len(others)
-        for phase in phases(
+        planned = phases(
             len(others), count, budget, top=contest.top, kept=kept, reference=has_reference
-        ):
+        )
+        for phase in planned:
             for label in contest.share(phase, labels):
                 hold(label)
         if not goes_on:
@@ -651,7 +724,10 @@ def raced(
 
 
 def demo(seed: int = 0, **settings: Any) -> Race:
-    """The race of the bundled models on recorded answers, in the screen's order; no model is loaded."""
+    """Race the bundled models on recorded answers, in the order of their ranks.
+
+    No model is loaded. ``settings`` are further arguments of :func:`raced`.
+    """
     with np.load(data_folder("demo") / "answers.npz") as file:
         labels = file["label"].tolist()
         score = file["score"].astype(float)
@@ -666,14 +742,23 @@ def demo(seed: int = 0, **settings: Any) -> Race:
             answers[label] = Scores(score[place], probability[place])
     race = _race_of_recorded(answers, entries, "sums", "acc", seed, settings)
     return replace(
-        race, notes=["The answers were recorded before; no model was loaded now.", *race.notes]
+        race, notes=["The answers were recorded before; no model was loaded.", *race.notes]
     )
 
 
 def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any) -> Race:
-    """The race of 43 released models on their recorded answers to GSM8K, by shared questions.
+    """Race 43 released models on their recorded answers to GSM8K, after shared questions.
 
-    ``budget`` is the most questions of all together, a number or ``N%`` of those that there are.
+    No model is loaded.
+
+    Args:
+        seed: Seed that draws the questions and their orders.
+        budget: The most questions, summed over the models: a number, or a share ``N%`` of all; None
+            for a race to its end.
+        settings: Further arguments of :func:`raced`.
+
+    Raises:
+        UsageError: The budget is neither, or is less than one question for each model.
     """
     with np.load(data_folder("released") / "gsm8k.npz") as file:
         labels = file["names"].tolist()
@@ -689,7 +774,7 @@ def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any)
     race = _race_of_recorded(answers, entries, "gsm8k", "exact_match", seed, settings)
     note = (
         "The answers were recorded by ZeroEval (github.com/WildEval/ZeroEval, Apache-2.0); no model "
-        "was loaded now."
+        "was loaded."
     )
     return replace(race, budget=settings.get("budget"), notes=[note, *race.notes])
 

@@ -52,7 +52,12 @@ _NAMED = 3  # undecided checkpoints that the first sentence names
 
 @dataclass(frozen=True)
 class Agreed:
-    """A checkpoint's mean agreement over the questions, in [0, 1], and its standard error."""
+    """How well a checkpoint's answers match the mean answer of all checkpoints.
+
+    Attributes:
+        mean: Mean agreement over the questions, in [0, 1].
+        se: Standard error of this mean.
+    """
 
     mean: float
     se: float
@@ -60,13 +65,14 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known of the checkpoints of a race besides their answers, by label.
+    """What is known of the checkpoints in a race, besides their answers.
 
     Attributes:
-        seconds: Time to load and ask it.
-        failed: Why it could not be loaded or asked, a sentence.
-        as_base: Adapters that answer as their base.
-        agreed: The agreement that orders them without labels.
+        seconds: Label -> seconds that loading and asking the checkpoint took.
+        failed: Label -> a sentence on why it could not be loaded or asked.
+        as_base: Labels of the adapters that answer exactly as their base.
+        agreed: Label -> agreement, which orders the checkpoints in a race without labels; else
+            empty.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -77,7 +83,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Raced:
-    """One checkpoint in a race; the score is the mean over the questions that it was asked."""
+    """A checkpoint's row in a race; its score is the mean over the questions that it was asked."""
 
     rank: Annotated[
         int | None, Col("Screen", "d", short="#", drop=1)
@@ -102,14 +108,24 @@ class Raced:
     message: str  # why it failed
     agreement: Annotated[
         float | None,
-        Col("Agreement", ".3f", error="agreement_se", hint="with the mean answer of all; no label"),
+        Col(
+            "Agreement",
+            ".3f",
+            error="agreement_se",
+            hint="with the mean answer of all; needs no labels",
+        ),
     ] = None
     agreement_se: float | None = None
 
 
 @dataclass(frozen=True)
 class MarginAt:
-    """The margin that was shown when so many questions were asked, of all together."""
+    """A margin that was shown, and the number of questions asked by then.
+
+    Attributes:
+        questions: Questions asked, summed over the checkpoints.
+        margin: No other checkpoint was better than the best so far by more than this.
+    """
 
     questions: int
     margin: float
@@ -117,7 +133,7 @@ class MarginAt:
 
 @dataclass(frozen=True)
 class UnitScore:
-    """A checkpoint's mean score over the questions of one unit that it was asked."""
+    """A checkpoint's mean score on one unit (a task or a group), over the questions asked of it."""
 
     unit: Annotated[str, Col("Task")]
     label: Annotated[str, Col("Checkpoint")]
@@ -127,7 +143,11 @@ class UnitScore:
 
 @dataclass(frozen=True, repr=False)
 class Race(Report):
-    """A race's best checkpoint; and all: it, the others asked by falling score, failed, not loaded ones."""
+    """The result of a race: the best checkpoint, and what became of each of the others.
+
+    ``checkpoints`` starts with the best; then come the others that were asked, by falling score,
+    those that failed, and those that were not loaded.
+    """
 
     template: ClassVar[str] = "race.jinja"
     schema: ClassVar[str] = "dispersion-race/1"
@@ -165,9 +185,13 @@ class Race(Report):
     _racing: int = 0  # those that race, the base included
 
     def tables(self) -> dict[str, Table]:
-        """``race``: the checkpoints; a terminal shows those asked or failed, and others up to a dozen."""
+        """Return the tables ``race``, the checkpoints, and ``units``, their scores by task.
+
+        A terminal shows the rows of the checkpoints that were asked or failed, and at least twelve.
+        """
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
-        shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
+        loaded = sum(row.status != "not loaded" for row in self.checkpoints)
+        shown = max(12, loaded)
         marks = dict[int, Mark]()
         for place, row in enumerate(self.checkpoints):
             if row.status in _MARKS:
@@ -179,7 +203,11 @@ class Race(Report):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``race``: running mean score against questions; ``margin``: the margin shown against all asked."""
+        """Return the charts ``race`` and ``margin``; a chart without data is left out.
+
+        ``race`` has each checkpoint's mean score after more and more questions, and ``margin`` the
+        margin shown against the questions asked of all checkpoints together.
+        """
         charts = dict[str, Chart]()
         if any(row.label in self._answered for row in self.checkpoints):
             charts["race"] = self._running_means()
@@ -189,7 +217,9 @@ class Race(Report):
 
     def _margins(self) -> Chart:
         last = MarginAt(self.questions, self.margins[-1].margin)
-        rows = [{"questions": at.questions, "margin": at.margin} for at in (*self.margins, last)]
+        rows = list[dict[str, Any]]()
+        for at in (*self.margins, last):
+            rows.append({"questions": at.questions, "margin": at.margin})
         x = numeric("questions", "Questions asked, of all together", zero=True)
         y = numeric("margin", "Margin shown", zero=True)
         drawn = {
@@ -200,7 +230,8 @@ class Race(Report):
         }
         numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
         meaning = (
-            f"No other is better than the best so far by more, with an error of {self.error:g}."
+            "No other checkpoint is better than the best so far by more than the margin, but for an "
+            f"error of at most {self.error:g}."
         )
         return Chart(drawn, "Margin shown against questions asked", numbers, meaning)
 
@@ -209,7 +240,8 @@ class Race(Report):
         asked = [row for row in self.checkpoints if row.label in self._answered]
         values = list[dict[str, Any]]()
         ends = list[dict[str, Any]]()
-        for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
+        names = short_names([row.label for row in asked])
+        for row, name in zip(asked, names, strict=True):
             values += self._running_mean(row, name)
             ends.append(values[-1])
         statuses = list(dict.fromkeys(row.status for row in asked))
@@ -219,7 +251,7 @@ class Race(Report):
         at_ends: dict[str, Any] = {"transform": [{"filter": "isValid(datum.says)"}]}
         text = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
         named = ends if len(ends) <= _FEW_LINES else ends[:_NAMED_LINES]
-        names = mark(text, y={**y, "field": "place"}, text={"field": "ends"})
+        texts = mark(text, y={**y, "field": "place"}, text={"field": "ends"})
         drawn = {
             "data": {"values": values},
             "height": 320,
@@ -231,13 +263,17 @@ class Race(Report):
                 mark("line", y=y, detail={"field": "name"}),
                 {**at_ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
                 {**at_ends, **mark("point", y=y, **SAYS)},
-                {"data": {"values": _names_at(named, ends)}, **names},
+                {"data": {"values": _names_at(named, ends)}, **texts},
             ],
         }
-        meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."
+        meaning = (
+            "A line ends where its checkpoint was dropped; the bar at its end is ± two standard errors "
+            "over questions."
+        )
         if len(asked) > _FEW_LINES:
             meaning += (
-                f" The best {_NAMED_LINES} have names; point at another one's end to see its own."
+                f" The best {_NAMED_LINES} lines are named; point at the end of another line to see its "
+                "name."
             )
         numbers = "; ".join(end["says"] for end in ends)
         return Chart(drawn, "Score against questions asked", numbers, meaning)
@@ -247,9 +283,14 @@ class Race(Report):
         scores = self._answered[row.label].score
         step = max(SHARED, len(scores) // 60)
         points = list[dict[str, Any]]()
-        for n in sorted({*range(SHARED, len(scores), step), len(scores)}):
-            mean = float(scores[:n].mean())
-            points.append({"name": name, "status": row.status, "questions": n, "score": mean})
+        for number in sorted({*range(SHARED, len(scores), step), len(scores)}):
+            point = {
+                "name": name,
+                "status": row.status,
+                "questions": number,
+                "score": float(scores[:number].mean()),
+            }
+            points.append(point)
         mean = float(scores.mean())
         reach = 2 * (row.se or 0.0)
         points[-1]["low"] = max(0.0, mean - reach)
@@ -258,14 +299,16 @@ class Race(Report):
         return points
 
     def context(self) -> dict[str, Any]:
-        """Template values: the answer, what it took, and further sentences."""
+        """Return the sentences that the report's template shows."""
         sentences = list[str]()
         if len(self.top) > 1:
             sentences.append(f"The best {len(self.top)}: {listed(self.top)}.")
         saved = self._saved()
         if saved > 90:
-            time = f"{saved / 60:.0f} min" if saved < 7200 else f"{saved / 3600:.0f} h"
-            sentences.append(f"Asking everything would take about {time} more.")
+            time = f"{saved / 60:.0f} min"
+            if saved >= 7200:
+                time = f"{saved / 3600:.0f} h"
+            sentences.append(f"Asking all checkpoints everything would take about {time} more.")
         sentences.append(self._base_sentence())
         sampled = self._sampled()
         is_unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
@@ -288,8 +331,9 @@ class Race(Report):
         part = None if self.budget is None else self._racing * self.questions_each
         time = ""
         if self.seconds:
-            minutes = self.seconds / 60
-            time = f", {minutes:.0f} min" if self.seconds > 90 else f", {self.seconds:.0f} s"
+            time = f", {self.seconds:.0f} s"
+            if self.seconds > 90:
+                time = f", {self.seconds / 60:.0f} min"
         return (
             f"{self.loaded} of {count(self.of, 'checkpoint')} {raced}, "
             f"{asked_words(self.questions, self.questions_all, part)}{time}."
@@ -297,10 +341,10 @@ class Race(Report):
 
     def _base_sentence(self) -> str:
         """How many of those asked everything are better than their base, if that was asked too."""
-        judged = [row for row in self._judged() if row.questions == self.questions_each]
         base = self._base_score()
         if base is None or self.by != "score":
             return ""
+        judged = [row for row in self._judged() if row.questions == self.questions_each]
         above = sum((row.score or 0.0) > base for row in judged)
         if not above:
             return ""
@@ -308,12 +352,15 @@ class Race(Report):
             return f"{judged[0].label} scores higher than the base ({base:.3f})."
         scores = "score" if above > 1 else "scores"
         return (
-            f"Of the {len(judged)} asked everything {above} {scores} higher than the base "
-            f"({base:.3f})."
+            f"Of the {len(judged)} checkpoints that were asked everything, {above} {scores} higher than "
+            f"the base ({base:.3f})."
         )
 
     def first_sentence(self) -> str:
-        """The answer: the best, and what is shown of the others."""
+        """Return the answer: the best checkpoint, and how much better another one may be.
+
+        It is the plan after a dry run; without a best checkpoint it says why there is none.
+        """
         if self.plan:
             return self.plan
         best = None
@@ -328,8 +375,8 @@ class Race(Report):
         if self.by == "agreement":
             return (
                 f"Best by agreement: {best.label}, {best.agreement or 0.0:.3f} with the mean answer "
-                f"of all over {count(best.questions, 'question')} of {self.task}; without labels "
-                "this has no margin and no error."
+                f"of all checkpoints to {count(best.questions, 'question')} of {self.task}; without "
+                "labels there is neither a margin nor an error."
             )
         is_whole = best.questions == self.questions_each
         so_far = "" if is_whole and not undecided else " so far"
@@ -357,7 +404,7 @@ class Race(Report):
         if is_undecided:
             without = "" if self.budget is None else " without a budget"
             goes_on = f"; {self._command()}{without} goes on"
-        return f"No best yet: no checkpoint was asked all {questions} of {self.task}{goes_on}."
+        return f"No best checkpoint yet: none was asked all {questions} of {self.task}{goes_on}."
 
     def _amount(self, row: Raced) -> str:
         """The best one's score, and over which questions."""
@@ -376,18 +423,22 @@ class Race(Report):
 
     def _others(self, undecided: Sequence[str]) -> str:
         """What is shown of the others, with its error."""
-        rivals = [row for row in self._judged() if row.label != self.best]
-        left_out = [row for row in rivals if row.status == "left out"]
-        going = [row for row in rivals if row.status != "left out"]
-        deleted = [row for row in self.checkpoints if row.status == "deleted" and row.questions]
-        is_part = bool(left_out or deleted)  # not all that were asked can be the best
+        left_out = list[Raced]()
+        going = list[Raced]()
+        for row in self._judged():
+            if row.status == "left out":
+                left_out.append(row)
+            elif row.label != self.best:
+                going.append(row)
+        is_deleted = any(row.status == "deleted" and row.questions for row in self.checkpoints)
+        is_part = bool(left_out) or is_deleted  # not all that were asked can be the best
         if not going and not undecided:
             return "no other was raced"
         shown = shown_words(self.margin_shown, self.error, len(self.top), is_part=is_part)
         is_shown = self.margin_shown is not None and self.margin_shown < 1
         if is_shown and not undecided and {row.status for row in going} == {"behind"}:
-            raced = "that went on" if is_part else "raced"
-            shown = f"better than all others {raced} (error ≤ {100 * self.error:.3g} %)"
+            others = "all others that went on" if is_part else "all others raced"
+            shown = f"better than {others} (error ≤ {100 * self.error:.3g} %)"
         near = next((row for row in going if row.status == "within"), None)
         if near is not None and not undecided:
             shown += f"; nearest: {near.label}, {near.score:.3f}"
@@ -395,7 +446,7 @@ class Race(Report):
             loss, low, high, data = CUT
             answers = min(row.questions for row in left_out)
             shown += (
-                f"; {len(left_out)} others were left out by {answers} answers, which in our studies cost "
+                f"; {len(left_out)} others were left out after {answers} answers, which in our studies cost "
                 f"{loss:g} of accuracy ({low:g} to {high:g}, {data})"
             )
         return shown
@@ -409,7 +460,7 @@ class Race(Report):
             names = f"{len(undecided)} of {self.loaded}"
         goes_on = f"{self._command().capitalize()} goes on."
         if self.budget is not None:
-            goes_on = "The same command without a budget goes on to the proof."
+            goes_on = "The same command without a budget asks on until this is proven."
         return f" Undecided: {names}. {goes_on}"
 
     def _command(self) -> str:
@@ -429,16 +480,24 @@ class Race(Report):
         """A sentence on checkpoints that were not loaded, by random others raced with the list."""
         if self.by != "score":
             return ""
-        others = [row for row in self._judged() if row.label in self.audit_sample]
-        whole = [row for row in self._judged() if row.questions == self.questions_each]
-        best = max((row.score or 0.0 for row in whole if row not in others), default=None)
-        if not others or best is None or any(row.status == "undecided" for row in self.checkpoints):
+        if any(row.status == "undecided" for row in self.checkpoints):
             return ""
-        better = list[str]()
-        for row in whole:
-            if row in others and (row.score or 0.0) - best > self.margin:
-                better.append(row.label)
-        n = len(others)
+        n = 0
+        best = None
+        of_others = dict[str, float]()
+        for row in self._judged():
+            is_other = row.label in self.audit_sample
+            n += is_other
+            if row.questions < self.questions_each:
+                continue
+            score = row.score or 0.0
+            if is_other:
+                of_others[row.label] = score
+            elif best is None or score > best:
+                best = score
+        if not n or best is None:
+            return ""
+        better = [label for label, score in of_others.items() if score - best > self.margin]
         left = n + sum(row.status == "not loaded" for row in self.checkpoints)
         more = f" by more than {self.margin:g}" if self.margin else ""
         if better:
@@ -449,7 +508,8 @@ class Race(Report):
         if sum(row.rank == 1 for row in self.checkpoints) > 1:
             return f"None of {n} random others did better{more}."
         # The most better ones that a sample without any does not rule out (hypergeometric).
-        most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
+        least_chance = (1 - LEVEL) * comb(left, n)
+        most = max(k for k in range(left) if comb(left - k, n) > least_chance)
         return (
             f"None of {n} random others did better{more}; of the {left} that the screen left out at "
             f"most {most} would ({100 * LEVEL:.0f} % confidence)."
@@ -457,14 +517,20 @@ class Race(Report):
 
 
 def add_margin(margins: list[MarginAt], contest: Contest, labels: Sequence[str]) -> None:
-    """Add the margin that is shown by now of ``labels``, all that race, where it has become smaller."""
+    """Add the margin that can be shown by now, if it is smaller than the last one in ``margins``.
+
+    Args:
+        margins: The margins shown so far.
+        contest: The race so far.
+        labels: Labels of all checkpoints in the race.
+    """
     margin = contest.shown(labels).margin
     if margin is not None and (not margins or margin < margins[-1].margin):
         margins.append(MarginAt(contest.asked, margin))
 
 
 def margin_words(margin: float) -> str:
-    """A margin as a sentence has it, never below what is shown; empty for none.
+    """Return a margin as text, rounded up to three decimals; empty for 0.
 
     >>> margin_words(0.04213), margin_words(0.05), margin_words(0.0)
     ('0.043', '0.05', '')
@@ -474,17 +540,21 @@ def margin_words(margin: float) -> str:
 
 
 def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) -> str:
-    """What is shown of all but the best ``top``, with its error.
+    """Return a clause on how much better than the best ones another checkpoint may be.
 
-    ``is_part``: some that were asked cannot be the best, as they were left out or deleted.
+    Args:
+        margin: The margin shown; None for none.
+        error: The chance, at most, that the clause is wrong.
+        top: Number of best checkpoints that are named.
+        is_part: Whether some of those asked cannot be the best, because they were left out or
+            deleted.
     """
     if margin is None or margin >= 1:
-        return "nothing is shown of the others yet"
-    others = "of those that went on no other" if is_part else "no other raced"
+        return "how much better another one may be is not known yet"
+    others = "no other that went on" if is_part else "no other raced"
     better = "is better"
     if top > 1:  # the margin is to the last of those named
-        raced = "that went on" if is_part else "raced"
-        others = f"no other {raced} than the best {top}"
+        others = f"{others} than the best {top}"
         better = "is better than the last of them"
     words = margin_words(margin)
     if words:
@@ -493,7 +563,13 @@ def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) 
 
 
 def asked_words(questions: int, everything: int, part: int | None = None) -> str:
-    """The questions asked and their share; of ``part`` of them a budget is a share.
+    """Return a clause on the number of questions asked, with their share.
+
+    Args:
+        questions: Number of questions asked.
+        everything: Number of questions of all checkpoints together.
+        part: Number of questions of those in the race together, of which a budget is a share; None
+            without a budget.
 
     >>> asked_words(500, 50_000), asked_words(500, 50_000, 5_000)[:40]
     ('500 of 50,000 questions asked (1 %)', '500 of 50,000 questions asked (1 %; 10 %')
@@ -514,10 +590,18 @@ def race_of(
     metric: str,
     notes: Sequence[str] = (),
 ) -> Race:
-    """Build the Race from a contest, finished or interrupted, over some of a list's ``entries``.
+    """Return the result of a contest, finished or interrupted.
 
-    ``task``, ``metric`` and ``notes`` are the Race's attributes. Those that a contest does not know
-    (``seconds``, ``budget``, ``units``, …) are as of one task whose answers were recorded before.
+    What a contest does not know (``seconds``, ``budget``, ``units`` and so on) is set as for a race
+    on recorded answers to one task; a caller that knows more replaces it.
+
+    Args:
+        contest: The contest.
+        entries: The checkpoints of the list.
+        asked: What is known of the checkpoints, besides their answers; None for nothing.
+        task: The race's tasks, ``NAME,NAME``.
+        metric: Names of the metrics that scored.
+        notes: Sentences for the report.
     """
     asked = asked or Asked()
     agreed = asked.agreed
@@ -525,12 +609,14 @@ def race_of(
     shown = contest.shown(raced)
     top = shown.labels
     if agreed:
-        top = sorted(agreed, key=lambda label: -agreed[label].mean)[: contest.top]
+        ordered = sorted(agreed, key=lambda label: -agreed[label].mean)
+        top = ordered[: contest.top]
     best = top[0] if top else None
     rows = [_row(contest, entry, best, asked) for entry in entries]
     rows.sort(key=_place)
     rows.sort(key=lambda row: row.label != best)
     of = sum(entry.label != contest.reference for entry in entries)
+    everyone = of + 1 if contest.reference else of
     return Race(
         best=best,
         top=top,
@@ -544,7 +630,7 @@ def race_of(
         loaded=sum(label != contest.reference for label in contest.answered),
         of=of,
         questions=contest.asked,
-        questions_all=(of + bool(contest.reference)) * contest.questions,
+        questions_all=everyone * contest.questions,
         questions_each=contest.questions,
         questions_there=contest.questions,
         tasks=1,
@@ -583,12 +669,14 @@ def _row(contest: Contest, entry: Entry, best: str | None, asked: Asked) -> Race
     if label in asked.failed and label != best:
         status = "failed"
         outcome = "failed"
-    mean = contest.mean(label) if number else None
-    se = float(scores.std(ddof=1)) / number**0.5 if number > 1 else None
+    mean = None
+    se = None
     own = asked.agreed.get(label)
-    if own is not None:  # without labels a score says nothing
-        mean = None
-        se = None
+    if own is None:  # without labels a score says nothing
+        if number:
+            mean = contest.mean(label)
+        if number > 1:
+            se = float(scores.std(ddof=1)) / number**0.5
     return Raced(
         rank=entry.rank,
         label=label,
@@ -608,11 +696,18 @@ def _row(contest: Contest, entry: Entry, best: str | None, asked: Asked) -> Race
 def unit_scores(
     contest: Contest, by_unit: Callable[[NDArray[np.float64]], Mapping[str, tuple[int, float]]]
 ) -> list[UnitScore]:
-    """The scores by unit of all that were asked, of several units; ``by_unit`` takes (N,), NaN unasked."""
+    """Return the scores of the checkpoints by unit; empty if there is only one unit.
+
+    Args:
+        contest: The race so far.
+        by_unit: Called with the score of each question, shape (N,), NaN where it was not asked;
+            returns the number of scores and their mean for each unit.
+    """
     rows = list[UnitScore]()
     for label, answers in contest.answered.items():
         scores = np.full(contest.questions, np.nan)
-        scores[contest.order(label)[: len(answers.score)]] = answers.score
+        asked = contest.order(label)[: len(answers.score)]
+        scores[asked] = answers.score
         for unit, (number, score) in by_unit(scores).items():
             if number:
                 rows.append(UnitScore(unit, label, number, score))
@@ -631,23 +726,25 @@ def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str
     notes = list[str]()
     for labels in alike(first):
         notes.append(
-            f"{listed(labels)} answered alike to the last digit: copies, or a server that answers "
-            "unknown names with its default model."
+            f"{listed(labels)} gave the same answers to the last digit: they are copies, or a server "
+            "answers unknown names with its default model."
         )
     return notes
 
 
 def _best_there(contest: Contest, label: str, best: str | None) -> float | None:
     """The best one's mean over those of another's questions that it was asked; None for the best itself."""
-    asked = len(contest.answered.get(label, NOTHING).score)
-    if best in (None, label) or not asked:
+    count = len(contest.answered.get(label, NOTHING).score)
+    if best is None or best == label or not count:
         return None
-    scores = contest.answered[str(best)].score
+    scores = contest.answered[best].score
     by_question = np.full(contest.questions, np.nan)
-    by_question[contest.order(str(best))[: len(scores)]] = scores
-    there = by_question[contest.order(label)[:asked]]
-    there = there[~np.isnan(there)]
-    return float(there.mean()) if len(there) else None
+    asked_best = contest.order(best)[: len(scores)]
+    by_question[asked_best] = scores
+    asked = contest.order(label)[:count]
+    there = by_question[asked]
+    known = there[~np.isnan(there)]
+    return float(known.mean()) if len(known) else None
 
 
 def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:

@@ -64,18 +64,20 @@ _PRETENDED = 5  # pseudo-answers
 
 
 class Bets:
-    """Bets against "the mean of all scores is the level or more" for every level, as scores come in.
+    """Bets against the claim that the mean of all scores is at least a level, for every level.
 
     Args:
         of: Number of questions in all, N.
-        columns: Predictors of each question, in the order asked; the first column is a score. None for none.
-            They may come later, up to the first question that is not shared. Shape (N, c).
-        shared: Number of first questions, which are bet on without the columns.
-        weights: The questions' weights in the order asked, with a mean of 1. None for equal ones. Shape (N,).
-        step: Number of questions for which a prediction stays.
+        columns: What predicts the scores, in the order of the questions; the first column is
+            another checkpoint's score. None to predict nothing. It may be set later, up to the
+            first question that is not shared. Shape (N, c).
+        shared: Number of first questions, in whose bets the columns are not used.
+        weights: Weight of each question in the order asked, with a mean of 1; None if all are
+            equal. Shape (N,).
+        step: Number of questions for which a prediction stays fixed.
 
     Attributes:
-        taken: Number of questions bet on.
+        taken: Number of questions that were bet on.
         begin: Number of first questions whose bets do not count.
     """
 
@@ -104,7 +106,7 @@ class Bets:
         self._lowest: dict[tuple[float, int], int] = {}  # in steps of FINE
 
     def take(self, scores: Array) -> None:
-        """Bet on the scores of the next questions."""
+        """Bet on the next k questions, and enter their ``scores``, shape (k,)."""
         end = self.taken + len(scores)
         self._scores[self.taken : end] = scores
         plain = end if self.columns is None else min(end, self.shared)
@@ -162,7 +164,10 @@ class Bets:
         return found
 
     def wealth(self, level: float) -> Array:
-        """Logarithm of what the bets against a level made of 1, after each question. Shape (taken,)."""
+        """Return the logarithm of what bets against a level have made of 1, after each question.
+
+        Shape (taken,), float64.
+        """
         n = self.taken
         seen = (
             np.cumsum(self._weights[:n] * self._scores[:n]) - self._weights[:n] * self._scores[:n]
@@ -180,21 +185,25 @@ class Bets:
 
     @property
     def reach(self) -> float:
-        """The highest mean that is still possible, whatever the scores of the questions left."""
+        """The highest mean that is still possible: the mean if all questions left score 1."""
         n = self.taken
         left = float(self._left[n]) if n < self.of else 0.0
         return (float(self._weights[:n] @ self._scores[:n]) + left) / self.of
 
     def refutes(self, level: float, error: float) -> bool:
-        """Whether the mean is shown to lie below the level; wrongly so with a chance of at most ``error``."""
+        """Whether the scores so far show that the mean of all lies below ``level``.
+
+        The chance that this is wrong is at most ``error``.
+        """
         if level > self.reach + 1e-9 / self.of:
             return True
         return self.taken > 0 and bool(self.wealth(level).max() >= -math.log(error))
 
     def lowest(self, error: float) -> float:
-        """The lowest level that is refuted by now, at most `FINE` too high; 1 where none is.
+        """Return the lowest level that the scores so far refute; 1 if there is none.
 
-        Levels are looked for in whole steps of `FINE`, so that it does not depend on earlier looks.
+        It may be up to `FINE` too high, and is never too low. Levels are tried in whole steps of
+        `FINE`, so that the result does not depend on earlier calls.
         """
         high = self._lowest.get((error, self.begin), round(1 / FINE))
         if self.taken and self.refutes((high - 1) * FINE, error):

@@ -39,7 +39,15 @@ FEWEST_QUESTIONS = 5
 
 @dataclass(frozen=True)
 class Question:
-    """One question: a request for each choice or target, and the indices of the right ones."""
+    """A question, and the requests that lm-eval makes of it.
+
+    Attributes:
+        kind: lm-eval's output type of the task.
+        context: The prompt; empty if each choice has a prompt of its own.
+        space: Text between the prompt and an answer.
+        requests: One request for each choice or target.
+        right: Indices of the requests with a right answer; empty if it is not known.
+    """
 
     kind: str  # lm-eval's type of the task's output
     context: str  # empty if each choice has its own prompt
@@ -49,7 +57,7 @@ class Question:
 
     @property
     def generates(self) -> bool:
-        """Whether its answers are generated texts, without log-likelihoods."""
+        """Whether its answers are generated texts, which have no log-likelihoods."""
         return self.kind == "generate_until"
 
 
@@ -62,12 +70,19 @@ def complete(
     results: dict[str, Any],
     answers: AnswerSet | UsageError | None = None,
 ) -> None:
-    """Add ``block`` to each of lm-eval's samples: probabilities that lm-eval does not give.
+    """Add the entry ``block`` to lm-eval's samples: probabilities that lm-eval does not give.
 
-    ``probability`` is that of the right answer, of the most probable one if several are right. It
-    is there only where lm-eval's log-likelihoods of the choices do not give it. With ``answers``
-    there is ``tokens`` too, the probabilities of the answer tokens: of the choices where each is
-    one token, else of that set; or ``why``, the reason that there are none.
+    ``probability`` is that of the right answer, or of the likeliest one if several are right. It is
+    left out where lm-eval's log-likelihoods of the choices give it. With ``answers``, ``tokens``
+    holds the probabilities of the answer tokens: of the choices if each is one token, and else of
+    the tokens in ``answers``. Where there are none, ``why`` gives the reason.
+
+    Args:
+        evaluation: The questions of the race.
+        lm: lm-eval's model.
+        results: lm-eval's results, whose samples are changed in place.
+        answers: The task's answer tokens, or the error to report where they are needed and unknown;
+            None to leave out ``tokens``.
     """
     samples = dict[tuple[str, int], list[dict[str, Any]]]()
     for name, of_task in results["samples"].items():
@@ -82,11 +97,12 @@ def complete(
     likelihoods = _target_likelihoods(lm, list(questions.values()))
     place = None if answers is None else _AnswerPlace(lm, answers)
     for key, question in questions.items():
+        number = len(question.requests)
         if question.generates:
-            logs = [float(log) for log, _ in islice(likelihoods, len(question.requests))]
+            logs = [float(log) for log, _ in islice(likelihoods, number)]
         else:
-            resps = samples[key][-1]["resps"][: len(question.requests)]
-            logs = [float(resp[0][0]) for resp in resps]
+            answered = samples[key][-1]["resps"]
+            logs = [float(repeats[0][0]) for repeats in answered[:number]]
         block = dict[str, Any]()
         if not question.context or question.kind != "multiple_choice":
             probability = _probability(question, logs)
@@ -104,7 +120,10 @@ def complete(
 
 def _target_likelihoods(lm: Any, questions: Sequence[Question]) -> Iterator[Any]:
     """Log-likelihood of each target of the questions that generate; NaN for a server of chats."""
-    targets = [request for q in questions if q.generates for request in q.requests]
+    targets = list[Any]()
+    for question in questions:
+        if question.generates:
+            targets += question.requests
     try:
         return iter(log_likelihoods(lm, targets))
     except NotImplementedError:
@@ -124,18 +143,22 @@ class _AnswerPlace:
         lm = self._lm
         if getattr(lm, "backend", "causal") != "causal":
             raise HarnessError(
-                "the model is an encoder-decoder, whose answers have a place of their own"
+                "the model is an encoder-decoder, whose answers do not follow the prompt"
             )
         if not hasattr(lm, "_encode_pair") or not question.context:
-            raise HarnessError(
-                "its prompts do not end where an answer begins, or the backend has no tokens"
-            )
-        choices = [lm._encode_pair(*request.args[:2])[1] for request in question.requests]
-        if question.kind != "multiple_choice" or any(len(choice) > 1 for choice in choices):
+            raise HarnessError("its choices have different prompts, or the backend gives no tokens")
+        is_each_one_token = question.kind == "multiple_choice"
+        for request in question.requests:
+            context, continuation = request.args[:2]
+            _, tokens = lm._encode_pair(context, continuation)
+            is_each_one_token = is_each_one_token and len(tokens) <= 1
+        if not is_each_one_token:
             context, tokens = self._located(question)
             requests = [((question.context, ""), context, [token]) for token in tokens]
-            logs = [log for log, _ in lm._loglikelihood_tokens(requests, disable_tqdm=True)]
-        return [float(p) for p in np.exp(logs)]
+            answers = lm._loglikelihood_tokens(requests, disable_tqdm=True)
+            logs = [log for log, _ in answers]
+        probabilities: list[float] = np.exp(logs).tolist()
+        return probabilities
 
     def _located(self, question: Question) -> tuple[list[int], list[int]]:
         """The tokens before the answer's place, and the answer tokens there.
@@ -156,20 +179,28 @@ class _AnswerPlace:
             if len(column) == 1 or len(set(column)) > 1:
                 break
             beginning.append(column[0])
-        return [*context, *beginning], [t for t in self._tokens if t not in beginning]
+        tokens = [token for token in self._tokens if token not in beginning]
+        return [*context, *beginning], tokens
 
 
 def _answer_tokens(lm: Any, answers: AnswerSet) -> list[int]:
     core = getattr(lm.tokenizer, "backend_tokenizer", None)
     if core is None:
-        raise HarnessError("the tokenizer has no tokenizer.json; save it as a fast one")
+        raise HarnessError("the tokenizer has no tokenizer.json; save it as a fast tokenizer")
     vocabulary = Vocabulary.from_tokenizer_json(core.to_str().encode())
     everyday = load_token_set("reference", role="reference")
-    return [token.id for token in resolve_answers(answers, vocabulary, everyday)[0]]
+    tokens, *_ = resolve_answers(answers, vocabulary, everyday)
+    return [token.id for token in tokens]
 
 
 def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
-    """The Question of one document, from its ``requests``."""
+    """Return the question that a document asks.
+
+    Args:
+        task: lm-eval's task.
+        requests: The document's requests.
+        chat: Whether a chat template is applied.
+    """
     first = requests[0]
     kind = task.OUTPUT_TYPE
     context = first.args[0]
@@ -178,20 +209,22 @@ def question_of(task: Any, requests: Sequence[Any], chat: bool) -> Question:
     if kind == "multiple_choice":
         # Mutual information asks each choice without its prompt as well.
         asked = tuple(request for request in requests if request.args[0]) or tuple(requests)
-        if len({request.args[0] for request in asked}) > 1:
+        contexts = {request.args[0] for request in asked}
+        if len(contexts) > 1:
             context = ""
         right: tuple[int, ...] = ()
         if vars(task.config).get("process_results") is None:
             right = right_choices(task, first, len(asked))
         return Question(kind, context, space, asked, right)
-    if kind != "generate_until":
-        return Question(kind, context, space, tuple(requests), tuple(range(len(requests))))
-    targets = list[Any]()
-    for text in _targets(task, first.doc):
-        answer = text if text[0].isspace() else f"{space}{text}"
-        arguments = (context, answer)
-        targets.append(replace(first, request_type="loglikelihood", arguments=arguments))
-    return Question(kind, context, space, tuple(targets), tuple(range(len(targets))))
+    targets = [*requests]
+    if kind == "generate_until":
+        targets = []
+        for text in _targets(task, first.doc):
+            answer = text if text[0].isspace() else f"{space}{text}"
+            target = replace(first, request_type="loglikelihood", arguments=(context, answer))
+            targets.append(target)
+    every_one = tuple(range(len(targets)))
+    return Question(kind, context, space, tuple(targets), every_one)
 
 
 def _targets(task: Any, doc: Any) -> list[str]:
@@ -216,10 +249,14 @@ def _probability(question: Question, logs: Sequence[float]) -> float:
 
 
 def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
-    """What adds the answer tokens' probabilities to the answers of the folder at ``path``.
+    """Return what adds the probabilities of answer tokens to the samples of a race.
 
-    The tokens are those of the first of ``tasks`` that has a set of them. ``kept`` is what the
-    folder's ``race.json`` says; the set is added to it.
+    The tokens are those of the first task for which a set is known.
+
+    Args:
+        kept: Content of the folder's ``race.json``; a hash of the set is added to it.
+        path: The folder.
+        tasks: The race's tasks, ``NAME,NAME``.
 
     Raises:
         UsageError: The folder has answers by another set of answer tokens.
@@ -231,10 +268,10 @@ def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
         key = hashed(repr(answers.answers))
     else:
         reason = str(refused[0]).partition(";")[0]
-        unknown = UsageError(f"{reason}; name a file of `dispersion tokens` as the task")
+        unknown = UsageError(f"{reason}; name a file that `dispersion tokens` wrote as the task")
     if kept.get("answers", key) != key:
         raise UsageError(
-            f"{path} has answers by another set of answer tokens; name another folder",
+            f"{path} has the answers of a race with other answer tokens; name another folder",
             argument="tasks",
         )
     kept["answers"] = key
@@ -242,48 +279,68 @@ def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
 
 
 def check_agreement(checkpoints: int, questions: int) -> None:
-    """Raise UsageError for fewer than three checkpoints, or five questions of each."""
+    """Check that checkpoints and questions are enough to order checkpoints by their agreement.
+
+    Raises:
+        UsageError: There are fewer than three checkpoints, or five questions of each.
+    """
     if checkpoints < FEWEST_CHECKPOINTS or questions < FEWEST_QUESTIONS:
         raise UsageError(
-            f"expected {FEWEST_CHECKPOINTS} or more checkpoints and {FEWEST_QUESTIONS} or more "
-            f"questions each, whose mean answer says something, got {checkpoints} and {questions}",
+            f"expected at least {FEWEST_CHECKPOINTS} checkpoints and {FEWEST_QUESTIONS} questions of "
+            f"each, for a mean answer that can be trusted, got {checkpoints} checkpoints and "
+            f"{questions} questions",
             argument="budget",
         )
 
 
 def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
-    """The agreement of each checkpoint of a contest, by label, over the questions that all share.
+    """Return the agreement of each checkpoint with the mean answer of all, by label.
+
+    It is the mean over the questions that all checkpoints were asked.
 
     Raises:
-        UsageError: Fewer than three checkpoints or five questions, or an answer without the tokens'
-            probabilities.
+        UsageError: There are fewer than three checkpoints or five questions, or an answer has no
+            probabilities of the answer tokens.
     """
     labels = [label for label in contest.answered if label != contest.reference]
-    count = min((len(contest.answered[label].score) for label in labels), default=0)
+    counts = [len(contest.answered[label].score) for label in labels]
+    count = min(counts, default=0)
     check_agreement(len(labels), count)
-    answers = [tokens_of(evaluation, label, contest.order(label)[:count]) for label in labels]
+    answers = list[list[Array]]()
+    for label in labels:
+        places = contest.order(label)[:count]
+        answers.append(tokens_of(evaluation, label, places))
     agreements = dict[str, Agreed]()
     for label, values in zip(labels, agreement(answers), strict=True):
-        error = float(values.std(ddof=1)) / math.sqrt(count)
-        agreements[label] = Agreed(float(values.mean()), error)
+        mean = float(values.mean())
+        deviation = float(values.std(ddof=1))
+        agreements[label] = Agreed(mean, deviation / math.sqrt(count))
     return agreements
 
 
 def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> list[Array]:
-    """A checkpoint's probabilities of the answer tokens, to the questions at ``places``.
+    """Return the probabilities that a checkpoint gave to the answer tokens of some questions.
+
+    Args:
+        evaluation: The questions of the race.
+        label: Label of the checkpoint.
+        places: Indices of the questions, shape (k,).
+
+    Returns:
+        For each of the k questions an array, float64, with a number for each token.
 
     Raises:
-        UsageError: A question was answered without them.
+        UsageError: A question was asked without these probabilities.
     """
     answers = list[Array]()
     for place in places:
         question = evaluation.questions[place]
         block = evaluation.blocks[label].get(question, {})
         if "tokens" not in block:
-            before = "a race asked it without its answer tokens; name another folder"
+            before = "the race asked it without answer tokens; name another folder"
             raise UsageError(
-                "expected questions whose answers are tokens, got one of "
-                f"{question[0]} without ({block.get('why', before)})",
+                f"expected answers that are tokens, got a question of {question[0]} without them "
+                f"({block.get('why', before)})",
                 argument="answers",
             )
         answers.append(np.array(block["tokens"]))
@@ -291,22 +348,31 @@ def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> 
 
 
 def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
-    """Each checkpoint's agreement with the mean answer, by question: sum over tokens of p · mean p.
+    """Return how well each checkpoint's answers agree with the mean answer of all checkpoints.
 
-    ``answers`` holds each checkpoint's probabilities of the answer tokens by question, as many of
-    each.
+    The agreement on a question is the sum, over the answer tokens, of the checkpoint's probability
+    times the mean probability of all checkpoints.
+
+    Args:
+        answers: For each checkpoint and each question, the probabilities of the answer tokens. All
+            checkpoints have the same questions.
+
+    Returns:
+        For each checkpoint an array of shape (questions,), float64.
 
     Raises:
-        UsageError: The checkpoints have different answer tokens.
+        UsageError: The checkpoints have different numbers of answer tokens.
     """
-    if len({tuple(map(len, each)) for each in answers}) > 1:
+    numbers_of_tokens = {tuple(map(len, of_one)) for of_one in answers}
+    if len(numbers_of_tokens) > 1:
         raise UsageError(
-            "expected checkpoints of one tokenizer, got some with other answer tokens; race them "
-            "with labels",
+            "expected checkpoints that share a tokenizer, got some with other answer tokens; leave "
+            "it out, and the right answers order them",
             argument="answers",
         )
     values = np.zeros((len(answers), len(answers[0])))
     for question, of_all in enumerate(zip(*answers, strict=True)):
-        mean = np.mean([p / p.sum() for p in of_all], axis=0)
+        scaled = [p / p.sum() for p in of_all]
+        mean = np.mean(scaled, axis=0)
         values[:, question] = [p @ mean for p in of_all]
     return list(values)

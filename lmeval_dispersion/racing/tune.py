@@ -35,14 +35,23 @@ _TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER
 def race_on_ray(
     folder: RaceFolder, contest: Contest, *, gpus: float | None = None, hidden: bool = False
 ) -> None:
-    """Race a folder's checkpoints, begun in its order, on the cluster of ``RAY_ADDRESS`` or of this machine.
+    """Race the checkpoints of a folder side by side on a Ray cluster.
 
-    Each checkpoint gets a CPU core and ``gpus`` GPUs of one node: whole ones or a part of 1; None for 1 where
-    the cluster has any.
+    The cluster is that of ``RAY_ADDRESS``, or one that is started on this machine. Each checkpoint
+    gets one CPU core and its GPUs on a single node. They begin in the order of the list.
+
+    Args:
+        folder: The race's folder.
+        contest: The contest, without answers.
+        gpus: GPUs for a checkpoint: a whole number, or a part of 1. None for one GPU, or for none
+            if the cluster has none.
+        hidden: Whether no progress is shown.
 
     Raises:
-        UsageError: No node has so many GPUs, one does not see the folder, or a worker refuses the race.
-        DispersionError: No cluster answers at the address, or a block could not be written.
+        UsageError: No node has so many GPUs, a node does not see the folder, or a worker refuses
+            the race.
+        DispersionError: No cluster answers at the address, Ray Tune fails, or an answer cannot be
+            written.
     """
     for entry in folder.raced:
         if len((known := folder.entrant(entry, contest).known).score):
@@ -52,7 +61,8 @@ def race_on_ray(
         with _cluster() as most, progress_bar(hidden=hidden, every=LINES) as update:
             if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
                 raise UsageError(
-                    f"expected whole ones or a part of 1, up to {most:g}, the most of a node, got {gpus:g}",
+                    "expected a whole number of GPUs or a part of one, up to the "
+                    f"{most:g} of the largest node, got {gpus:g}",
                     argument="gpus_per_checkpoint",
                 )
             resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}

@@ -34,19 +34,19 @@ _MISFITS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One document under one filter: prompt, answer and score.
+    """A document under one filter: its prompt, its answer and its score.
 
     Attributes:
-        place: The file and the line, which begin a message.
-        doc_id: Index of the document.
-        doc: The document.
-        arguments: Its requests' arguments.
+        place: File and line of the document, with which messages begin.
+        doc_id: Index of the document in its task.
+        doc: The document itself.
+        arguments: The arguments of each of its requests.
         columns: Its columns in a store, from :func:`document_columns`.
-        answer: The answer to the first request: a log-probability or a text.
-        metrics: lm-eval's own, by name.
-        correct: Value of the scoring metric; NaN if unknown.
-        block: A first block's probabilities, in a race.
-        digest: Equal for lines with equal content.
+        answer: The answer to its first request: a log-probability, or a generated text.
+        metrics: Name -> value of each metric, as lm-eval logged it.
+        correct: Value of the metric that scores the document; NaN if unknown.
+        block: Probabilities that a race added to the sample; empty otherwise.
+        digest: Hash of the line; lines with equal content have equal hashes.
         hit: Whether the likeliest choice is the target; None if unknown.
     """
 
@@ -63,20 +63,25 @@ class Sample:
     hit: bool | None = None
 
     def score(self, metric: str | None) -> float:
-        """The score by a metric; NaN without one; HarnessError if it is not a number."""
+        """Return the document's value of a metric; NaN if it has none, or if ``metric`` is None.
+
+        Raises:
+            HarnessError: The value is not a number.
+        """
         value = None if metric is None else self.metrics.get(metric)
         try:
             return number_of(value)
         except TypeError:
             kind = type(value).__name__
             raise HarnessError(
-                f"{self.place}: expected {metric} to be a number, got a {kind}; run it again"
+                f"{self.place}: expected {metric} to be a number, got a {kind}; run lm-eval again"
             ) from None
 
     def likely(self, score: float) -> float:
-        """Probability of the right answer; for generated text its mean with ``score``. NaN if unknown.
+        """Return the probability of the right answer; NaN if it is unknown.
 
-        No model writes the exact target of a worked answer, so the score orders these.
+        For generated text it is the mean of this probability and ``score``. No model writes a
+        worked answer exactly as the target has it, so the score has to order such answers.
         """
         known = float(self.block.get("probability", self.columns["probability"]))
         return (known + score) / 2 if isinstance(self.answer, str) else known
@@ -86,17 +91,33 @@ Filters = dict[str, dict[int, Sample]]  # filter -> document index -> sample
 
 
 def by_filter(file: Path, config: Mapping[str, Any], text: str | None = None) -> Filters:
-    """The samples in a file, or in its ``text``, by filter and index; HarnessError for a broken one."""
+    """Return the samples in a file: filter -> index of the document -> sample.
+
+    Args:
+        file: The file, with which messages begin.
+        config: lm-eval's configuration of the task.
+        text: Content of the file; None to read it.
+
+    Raises:
+        HarnessError: A line is broken, or a document is there twice with different content.
+    """
     return read_samples(file, config, (), text)[0]
 
 
 def read_samples(
     file: Path, config: Mapping[str, Any], names: Sequence[str], text: str | None = None
 ) -> tuple[Filters, int]:
-    """:func:`by_filter`, and how many documents were logged twice alike.
+    """Return the samples in a file as :func:`by_filter` does, and the number of repeated lines.
 
-    Without names of filters in the lines (before 0.4.7), a document's lines are those of the filters in
-    turn, whose ``names`` the results have.
+    Args:
+        file: The file, with which messages begin.
+        config: lm-eval's configuration of the task.
+        names: Names of the task's filters, from the results. lm-eval before 0.4.7 wrote no filter
+            into a line: it wrote one line for each filter, in this order.
+        text: Content of the file; None to read it.
+
+    Raises:
+        HarnessError: A line is broken, or a document is there twice with different content.
     """
     filters: Filters = {}
     unnamed: dict[int, list[Sample]] = {}
@@ -109,7 +130,7 @@ def read_samples(
             repeated += _keep(sample, filters.setdefault(line.filter, {}))
     if unnamed and filters:
         place = next(iter(unnamed.values()))[0].place
-        raise HarnessError(f"{place} has no 'filter', which other lines have; run it again")
+        raise HarnessError(f"{place} has no 'filter', which other lines have; run lm-eval again")
     if unnamed:
         names = names or _filters_in_turn(unnamed.values())
     for samples in unnamed.values():
@@ -117,7 +138,7 @@ def read_samples(
             last = samples[-1]
             raise HarnessError(
                 f"{last.place}: document {last.doc_id} has {len(samples)} lines, and the task has "
-                f"{len(names)} filters ({', '.join(names)}); run it again"
+                f"{len(names)} filters ({', '.join(names)}); run lm-eval again"
             )
         for i, sample in enumerate(samples):
             if sample.columns["doc_hash"] != samples[0].columns["doc_hash"]:
@@ -136,8 +157,8 @@ def _keep(sample: Sample, documents: dict[int, Sample]) -> bool:
 
 def _other_content(sample: Sample) -> HarnessError:
     return HarnessError(
-        f"{sample.place} holds document {sample.doc_id} twice, with other content than an earlier line: two "
-        "processes or two runs wrote into the file; run it again"
+        f"{sample.place} holds document {sample.doc_id} twice, with other content than an earlier line, "
+        "as if two runs had written into the file; run lm-eval again"
     )
 
 
@@ -160,15 +181,15 @@ def _sample(line: Line, config: Mapping[str, Any]) -> Sample:
     for key in _NEEDED:
         if key not in line.content:
             raise HarnessError(
-                f"{line.place} has no {key!r}: another lm-eval wrote it; this version reads the samples of "
-                "0.4.0 and later"
+                f"{line.place} has no {key!r}, which lm-eval 0.4.0 and later log; evaluate again with such "
+                "a version"
             )
     try:
         return _converted(line, config)
     except _MISFITS as error:
         reason = first_line(error)[:100]
         raise HarnessError(
-            f"{line.place} does not fit what lm-eval logs ({reason}); run it again"
+            f"{line.place} does not fit what lm-eval logs ({reason}); run lm-eval again"
         ) from None
 
 
@@ -178,13 +199,17 @@ def _converted(line: Line, config: Mapping[str, Any]) -> Sample:
     arguments = _request_arguments(logged["arguments"])
     if not arguments or not arguments[0] or not isinstance(arguments[0][0], str):
         raise HarnessError(
-            f"{line.place}: document {line.doc_id} has no prompt as text; log it with log_samples"
+            f"{line.place}: expected the prompt of document {line.doc_id} as text, got none; run "
+            "lm-eval again with log_samples"
         )
     kind = str(config.get("output_type") or kind_of_task(arguments))
     alias = config.get("task_alias")
     options = options_of(arguments, kind)
     target = _target(logged["target"], kind)
-    answers = [_answer(answer, kind)[1] for answer in _filtered(logged["filtered_resps"], config)]
+    answers = []
+    for answer in _filtered(logged["filtered_resps"], config):
+        _, in_form = _answer(answer, kind)
+        answers.append(in_form)
     columns = document_columns(
         logged["doc"],
         arguments[0][0],
@@ -196,8 +221,8 @@ def _converted(line: Line, config: Mapping[str, Any]) -> Sample:
     for name in ("doc_hash", "prompt_hash"):
         if logged.get(name) not in (None, columns[name]):
             raise HarnessError(
-                f"{line.place}: document {line.doc_id} is not the one that was run (its {name} differs): the "
-                "file was changed; run it again"
+                f"{line.place}: document {line.doc_id} was changed after the run (its {name} differs); run "
+                "lm-eval again with log_samples"
             )
     for name in ("subject", "target", "prediction"):
         if columns[name] is not None:
@@ -224,12 +249,13 @@ def _request_arguments(logged: Any) -> list[tuple[Any, ...]]:
     if isinstance(logged, dict):
         requests = []
         for i in range(len(logged)):
-            arguments = logged[f"gen_args_{i}"]
-            requests.append([arguments[f"arg_{j}"] for j in range(len(arguments))])
+            named = logged[f"gen_args_{i}"]
+            arguments = [named[f"arg_{j}"] for j in range(len(named))]
+            requests.append(arguments)
     elif isinstance(logged, list) and all(isinstance(arguments, list) for arguments in logged):
         requests = logged
     else:
-        raise TypeError("expected `arguments` to be those of each request")
+        raise TypeError("expected `arguments` to hold the arguments of each request")
     unpacked = []
     for first, *rest in requests:
         messages = first if isinstance(first, list) else [first]
@@ -242,14 +268,17 @@ def _filtered(logged: Any, config: Mapping[str, Any]) -> list[Any]:
     if not isinstance(logged, list) or not logged:
         raise TypeError("expected `filtered_resps` to be a list of answers")
     # 0.5's configurations have this key; log-probabilities without a configuration show it themselves.
-    later = "multiple_targets" in config
-    if not config and isinstance(logged[0], list) and logged[0] and isinstance(logged[0][0], list):
-        later = True
-    return [repeats[0] for repeats in logged] if later else logged
+    is_later = "multiple_targets" in config
+    first = logged[0]
+    if not config and isinstance(first, list) and first and isinstance(first[0], list):
+        is_later = True
+    if not is_later:
+        return logged
+    return [repeats[0] for repeats in logged]
 
 
 def kind_of_task(arguments: Sequence[tuple[Any, ...]]) -> str:
-    """lm-eval's type of the task, by a document's requests."""
+    """Return lm-eval's output type of a task, judging by the ``arguments`` of one document."""
     if len(arguments[0]) == 1:
         return "loglikelihood_rolling"
     if isinstance(arguments[0][1], dict):
@@ -292,10 +321,17 @@ def document_columns(
     alias: str | None,
     encode: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
-    """A store's columns for one document, from its requests and answers.
+    """Return a document's columns in a store.
 
-    ``answers`` are the filtered answers to all requests. ``options`` are the choices' texts, empty without
-    choices; ``target`` is a text or an index into them. ``encode`` makes JSON of values that are not plain.
+    Args:
+        doc: The document.
+        prompt: The prompt of its first request.
+        answers: The filtered answer to each of its requests.
+        target: The right answer: a text, an index into ``options``, or a list of these.
+        options: Texts of its choices; empty if it has none.
+        alias: The task's alias, which is the subject unless the document names one.
+        encode: Converts a value of the document that JSON cannot hold; None if there are no such
+            values.
     """
     logprobs = []
     for answer in answers:
@@ -317,11 +353,12 @@ def document_columns(
     subject = alias
     if isinstance(doc, Mapping) and isinstance(doc.get("subject"), str):
         subject = doc["subject"]
+    # As lm-eval itself hashes a document.
+    text = json.dumps(doc, indent=2, default=encode, ensure_ascii=False)
     return {
         **scalar_fields(doc),
         "subject": subject,
-        # lm-eval's own hash of a document.
-        "doc_hash": hashed(json.dumps(doc, indent=2, default=encode, ensure_ascii=False)),
+        "doc_hash": hashed(text),
         "prompt_hash": hashed(prompt),
         "prediction": prediction,
         "target": None if target is None else str(target),
@@ -331,7 +368,14 @@ def document_columns(
 
 
 def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
-    """A document's choices, from its requests; empty if its contexts differ (Winogrande)."""
+    """Return the texts of a document's choices.
+
+    They are empty if the task has no choices, or if each choice has its own context (Winogrande).
+
+    Args:
+        arguments: The arguments of each of its requests: context and continuation.
+        output_type: lm-eval's output type of the task.
+    """
     contexts = {context for context, *_ in arguments if context}
     if output_type != "multiple_choice" or len(contexts) > 1:
         return []
@@ -344,7 +388,10 @@ def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[s
 
 
 def right_of(options: Sequence[str], target: Any) -> list[int]:
-    """Indices of the choices that are the target: its index, a list of these, or its text."""
+    """Return the indices of the choices that are right.
+
+    ``target`` names them: by an index, by a list of indices, or by the text of a choice.
+    """
     texts = [text.strip() for text in options]
     indices = target if isinstance(target, list) else [target]
     if isinstance(target, int) and 0 <= target < len(texts):
@@ -353,9 +400,13 @@ def right_of(options: Sequence[str], target: Any) -> list[int]:
 
 
 def right_probability(logprobs: Sequence[float], right: Sequence[int]) -> float:
-    """Probability that the choices give to the right ones, by index; NaN if unknown.
+    """Return the probability of the right choices; NaN if it is unknown.
 
-    The choices' probabilities are scaled to sum to one (softmax).
+    The probabilities of all choices are scaled to sum to one (softmax of ``logprobs``).
+
+    Args:
+        logprobs: Log-probability of each choice.
+        right: Indices of the right choices.
 
     >>> right_probability([-1.0, -1.0, -1.0, -1.0], [2])
     0.25
@@ -378,11 +429,16 @@ def _shares(logprobs: Sequence[float]) -> NDArray[np.float64] | None:
 
 
 def known_probabilities(samples: Mapping[int, Sample]) -> dict[int, Sample]:
-    """A task's samples, with a probability of the right answer only where they show which answers are right.
+    """Return a task's samples, with probabilities of the right answer only where they are sure.
 
-    A task may have its own scoring, which samples do not show. So the probability of the targets stays where
-    lm-eval's accuracy is, in every document with finite log-probabilities, whether the likeliest choice is a
-    target. Where that accuracy is itself a probability of some choices (truthfulqa_mc2), it takes its place.
+    Samples do not show a task's own scoring, so that the targets may not be the right answers. They
+    are trusted if, in every document with finite log-probabilities, lm-eval's accuracy is 1 exactly
+    when the likeliest choice is a target. Where lm-eval's accuracy is itself the probability of
+    some choices, as in truthfulqa_mc2, this accuracy is used as the probability. In all other cases
+    the probability is NaN.
+
+    Args:
+        samples: Index of a document -> its sample.
     """
     finite = {i: sample for i, sample in samples.items() if _is_finite(sample)}
     is_hit_known = any(sample.hit is not None for sample in finite.values())
@@ -391,8 +447,11 @@ def known_probabilities(samples: Mapping[int, Sample]) -> dict[int, Sample]:
     masses = _are_masses(list(finite.values()))
     known = dict(samples)
     for i, sample in samples.items():
-        probability = float(sample.metrics["acc"]) if masses and i in finite else math.nan
-        if not math.isnan(probability) or not math.isnan(sample.columns["probability"]):
+        probability = math.nan
+        if masses and i in finite:
+            probability = float(sample.metrics["acc"])
+        is_nan_before = math.isnan(sample.columns["probability"])
+        if not math.isnan(probability) or not is_nan_before:
             columns = {**sample.columns, "probability": probability}
             known[i] = replace(sample, columns=columns)
     return known
@@ -438,7 +497,9 @@ def _are_masses(samples: Sequence[Sample]) -> bool:
     for sample in samples:
         score = sample.metrics.get("acc")
         between += isinstance(score, float) and 0 < score < 1
-    return 2 * between > len(samples) and all(map(_is_mass, samples))
+    if 2 * between <= len(samples):
+        return False
+    return all(map(_is_mass, samples))
 
 
 def _is_mass(sample: Sample) -> bool:
@@ -453,4 +514,5 @@ def _is_mass(sample: Sample) -> bool:
         sums = np.zeros(1)
         for share in shares:
             sums = np.concatenate([sums, sums + share])
-    return bool((np.abs(sums - score) < _MASS_ERROR).any())
+    is_near = np.abs(sums - score) < _MASS_ERROR
+    return bool(is_near.any())

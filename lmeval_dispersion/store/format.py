@@ -53,7 +53,7 @@ ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
 
 
 def scalar_fields(document: object) -> dict[str, Any]:
-    """A document's numbers, flags and short texts, by which its run can be sliced.
+    """Return the numbers, flags and short texts of a document, by which a run can be sliced.
 
     >>> scalar_fields({"kind": "big", "level": 3, "question": "What is 1 + 1?" * 9, "choices": [1, 2]})
     {'kind': 'big', 'level': 3}
@@ -71,18 +71,30 @@ def scalar_fields(document: object) -> dict[str, Any]:
 
 
 def begin_store(folder: Path) -> None:
-    """Mark ``folder`` as an unfinished store, which readers refuse; UsageError if it holds a finished one."""
+    """Mark a folder as an unfinished store, which readers refuse.
+
+    Raises:
+        UsageError: The folder holds a finished store, or cannot be written.
+    """
     if (folder / MANIFEST).exists():
         raise UsageError(
-            f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
-            "another place for this run (dispersion_store, -o)"
+            f"{folder} already holds a finished store; read it with `dispersion audit`, remove it, or choose "
+            "another folder for this run (dispersion_store, -o)"
         )
     make_folder(folder)
     (folder / DOCUMENTS).touch()
 
 
 def make_folder(folder: Path, kind: str = "store") -> None:
-    """Create a folder for a store (or another ``kind``); UsageError if it cannot be written."""
+    """Create the folder of a store.
+
+    Args:
+        folder: The folder.
+        kind: What the folder is for, as the message has it.
+
+    Raises:
+        UsageError: The folder cannot be created or written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -90,7 +102,7 @@ def make_folder(folder: Path, kind: str = "store") -> None:
     else:
         reason = "" if os.access(folder, os.W_OK) else "Permission denied"
     if reason:
-        raise UsageError(f"the {kind} {folder} cannot be written: {reason}; choose another place")
+        raise UsageError(f"the {kind} {folder} cannot be written: {reason}; choose another folder")
 
 
 def write_store(
@@ -100,18 +112,21 @@ def write_store(
     vectors: Mapping[str, ArrayLike],
     manifest: Mapping[str, Any],
 ) -> Path:
-    """Write one run to the folder ``path``, replacing an existing store; returns the folder.
+    """Write a run as a store to the folder ``path``, and return the folder.
 
-    At every moment the folder holds a complete store or one that readers refuse as partial.
+    A store that is there already is replaced. Until the new one is whole, readers find either the
+    old one or a partial one, which they refuse.
 
     Args:
         path: The folder.
-        documents: One row per document, with ``doc_id``, ``task`` and any of :data:`COLUMNS`; others stay.
-        vectors: Layer -> raw rows (n, d), in the order of the documents.
-        manifest: Additional keys of the manifest.
+        documents: One row per document. The columns ``doc_id`` and ``task`` are needed, those of
+            :data:`COLUMNS` have fixed types, and any others are kept.
+        vectors: Layer -> one vector per document, of any length. Shape (n, d).
+        manifest: Further entries of ``manifest.json``.
 
     Raises:
-        StoreError: The parts do not fit each other.
+        StoreError: A column is missing, the vectors of a layer do not fit the documents, or the
+            default layer is none of the layers.
         UsageError: The folder cannot be written.
     """
     require_extra("audit", "a store")
@@ -124,11 +139,14 @@ def write_store(
     for name, rows in layers.items():
         if rows.ndim != 2 or rows.shape[0] != len(documents) or rows.shape[1] == 0:
             raise StoreError(
-                f"expected {len(documents)} vectors of layer {name!r}, got shape {rows.shape}"
+                f"expected {len(documents)} vectors of layer {name!r}, one for each document, got an array "
+                f"of shape {rows.shape}"
             )
     default = manifest.get("default_layer", next(iter(layers)))
     if default not in layers:
-        raise StoreError(f"the default layer {default!r} is not among {', '.join(layers)}")
+        raise StoreError(
+            f"expected the default layer to be one of {', '.join(layers)}, got {default!r}"
+        )
     folder = Path(path)
     make_folder(folder)
     temporary = {}
@@ -172,7 +190,9 @@ def _document_table(documents: pd.DataFrame) -> Any:
     for name in ("doc_id", "task"):
         if name not in documents:
             there = ", ".join(map(str, documents.columns))
-            raise StoreError(f"expected a column {name!r} in the documents, got {there}")
+            raise StoreError(
+                f"expected a column {name!r} in the documents, got the columns {there}"
+            )
     given = documents.reset_index(drop=True)
     if "subject" not in given:
         given = given.assign(subject=given["task"])

@@ -14,25 +14,38 @@ from lmeval_dispersion.logs.results import section
 
 
 class TaskGroup(TypedDict):
-    """The tasks of a group with a figure of its own, and whether they weigh by their documents in it."""
+    """The tasks for which lm-eval gives one figure together.
+
+    Attributes:
+        tasks: Names of the tasks.
+        by_size: Whether each task weighs by its number of documents; if not, all weigh alike.
+    """
 
     tasks: list[str]
     by_size: bool
 
 
 def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> dict[str, TaskGroup]:
-    """The outermost groups of lm-eval's ``results`` that have one figure, by name; ``name`` renames tasks.
+    """Return the groups for which lm-eval's results have a figure, by name; only the outermost.
 
-    A group whose tasks have no metric in common has several figures, each of some of them (Open LLM
-    Leaderboard's ``leaderboard``); like one without a figure it counts as its members.
-    lm-eval does not log the weights: its figure is compared with both means of its tasks' figures. By
-    size is its default, and the answer where both fit or neither does.
+    A group has one figure if its tasks have a metric in common. A group without one, such as the
+    Open LLM Leaderboard's ``leaderboard``, is left out, and the groups in it take its place.
+    lm-eval does not log how the tasks weigh, so the group's figure is compared with both means over
+    its tasks: by size, lm-eval's default, is assumed unless the plain mean is closer.
+
+    Args:
+        results: Content of lm-eval's results file.
+        name: Called to rename each task.
     """
     children = dict[str, list[str]]()
     for group, members in section(results, "group_subtasks").items():
         # lm-eval before 0.4.3 lists tasks, too, without members.
-        if isinstance(members, list) and members:
-            children[group] = [member for member in members if isinstance(member, str)]
+        if not isinstance(members, list) or not members:
+            continue
+        children[group] = []
+        for member in members:
+            if isinstance(member, str):
+                children[group].append(member)
     reported = section(results, "results")
     figures = {task: _numbers(section(reported, task)) for task in reported}
     counts = section(results, "n-samples")
@@ -49,18 +62,22 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
     for group in _below(outermost, children, stop=lambda each: each in common):
         if group not in common:
             continue
-        tasks = []
+        tasks = list[str]()
         for task in _below(children[group], children):
             if task not in children and task not in taken:
                 tasks.append(task)
         taken.update(tasks)
-        by_size = _weighs_by_size(figures[group], tasks, figures, sizes)
-        groups[group] = {"tasks": list(map(name, tasks)), "by_size": by_size}
+        groups[group] = {
+            "tasks": [name(task) for task in tasks],
+            "by_size": _weighs_by_size(figures[group], tasks, figures, sizes),
+        }
     return groups
 
 
 def units_of(tasks: Iterable[str], groups: Mapping[str, TaskGroup]) -> dict[str, list[str]]:
-    """What counts once in the mean over ``tasks``: each group, and each task outside of them.
+    """Return what counts once in the mean over ``tasks``, each with its tasks.
+
+    These are the groups, and the tasks that are in no group.
 
     >>> units_of(["a1", "a2", "b"], {"a": {"tasks": ["a1", "a2"], "by_size": True}})
     {'a': ['a1', 'a2'], 'b': ['b']}
@@ -70,43 +87,68 @@ def units_of(tasks: Iterable[str], groups: Mapping[str, TaskGroup]) -> dict[str,
         group_of |= dict.fromkeys(group["tasks"], name)
     units = dict[str, list[str]]()
     for task in dict.fromkeys(tasks):
-        units.setdefault(group_of.get(task, task), []).append(task)
+        unit = group_of.get(task, task)
+        units.setdefault(unit, []).append(task)
     return units
 
 
 def question_weights(
     tasks: Sequence[str], groups: Mapping[str, TaskGroup]
 ) -> NDArray[np.float64] | None:
-    """:func:`document_weights` with mean 1; None where all are equal, so that a plain mean is the score."""
+    """Return the weights of :func:`document_weights`, scaled to a mean of 1; None if all are equal.
+
+    Args:
+        tasks: Task of each of the n documents.
+        groups: Name -> tasks that count together.
+
+    Returns:
+        Shape (n,), float64.
+    """
     weights = document_weights(tasks, groups) * len(tasks)
-    return None if np.allclose(weights, 1.0, rtol=0, atol=1e-9) else weights
+    if np.allclose(weights, 1.0, rtol=0, atol=1e-9):
+        return None
+    return weights
 
 
 def mean_score(
     tasks: Sequence[str], scores: NDArray[np.float64], groups: Mapping[str, TaskGroup]
 ) -> float:
-    """The mean over tasks of those ``scores`` (n,) that are known, as lm-eval's of these documents.
+    """Return the mean score over tasks and groups, as lm-eval computes it for these documents.
 
-    Units without a known score are left out; NaN if none is known.
+    Args:
+        tasks: Task of each document.
+        scores: Score of each document; NaN where it is unknown. Shape (n,).
+        groups: Name -> tasks that count together.
+
+    Returns:
+        The mean over the tasks and groups with a known score; NaN if no score is known.
     """
     known = np.flatnonzero(~np.isnan(scores))
     if not len(known):
         return math.nan
-    weights = document_weights([tasks[i] for i in known.tolist()], groups)
+    tasks_of_known = [tasks[row] for row in known.tolist()]
+    weights = document_weights(tasks_of_known, groups)
     return float(weights @ scores[known])
 
 
 def document_weights(tasks: Sequence[str], groups: Mapping[str, TaskGroup]) -> NDArray[np.float64]:
-    """Weights (n,) of documents, by their tasks (n,), whose weighted mean is the mean over tasks; sum 1.
+    """Return the weight of each document in a mean over tasks, where a group counts as one task.
 
-    A group counts as one task. Within it the tasks weigh alike, or by their documents.
+    The weights sum to 1. The tasks of a group weigh alike, or by their numbers of documents.
+
+    Args:
+        tasks: Task of each of the n documents.
+        groups: Name -> tasks that count together.
+
+    Returns:
+        Shape (n,), float64.
 
     >>> document_weights(["a", "a", "b"], {}).tolist()
     [0.25, 0.25, 0.5]
     """
-    texts = np.array(list(map(str, tasks)))
+    texts = np.array([str(task) for task in tasks])
     names, place, sizes = np.unique(texts, return_inverse=True, return_counts=True)
-    position = dict(zip(names.tolist(), range(len(names)), strict=True))
+    position = {name: i for i, name in enumerate(names.tolist())}
     share = np.zeros(len(names))
     alone = set(position)
     units = 0
@@ -157,11 +199,14 @@ def _common_metrics(
         everywhere: set[str] | None = None
         for child in children[name]:
             metrics = shared.get(child)
-            if metrics is not None:
-                everywhere = metrics if everywhere is None else everywhere & metrics
+            if metrics is None:
+                continue
+            everywhere = metrics if everywhere is None else everywhere & metrics
         shared[name] = everywhere
         own = set(figures.get(name, ()))
-        if own and (everywhere is None or own & everywhere):
+        if everywhere is not None:
+            own &= everywhere
+        if own:
             common.add(name)
     return common
 
@@ -186,9 +231,10 @@ def _weighs_by_size(
         values = []
         weights = []
         for task in tasks:
-            if key in figures.get(task, {}) and sizes.get(task, 0) > 0:
+            size = sizes.get(task, 0)
+            if size > 0 and key in figures.get(task, {}):
                 values.append(figures[task][key])
-                weights.append(sizes[task])
+                weights.append(size)
         if len(values) < 2:
             continue
         weighted = float(np.average(values, weights=weights))

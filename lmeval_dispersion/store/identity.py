@@ -48,9 +48,17 @@ def prompt_manifest(
     multiturn: bool,
     system: str | None,
 ) -> dict[str, Any]:
-    """The manifest's keys on a task's prompts, and the keys of its ``identity`` that apply.
+    """Return the entries of a store's manifest that describe the prompts of a task.
 
-    ``config`` is the task's; ``chat_template`` is a hash. All values are the same in every process.
+    The entry ``identity`` has only those settings that apply. All values are the same in every
+    process, so that those of two runs can be compared.
+
+    Args:
+        config: lm-eval's configuration of the task; empty if it is not known.
+        fewshot_seed: Seed of the examples; None if it is not known.
+        chat_template: Hash of the chat template; None without one.
+        multiturn: Whether examples are turns of a chat.
+        system: The system prompt; None without one.
     """
     if not config:  # samples without results
         return {
@@ -97,7 +105,10 @@ def prompt_manifest(
 
 
 def source_text(value: Any) -> str:
-    """A template as it is; a function as its source, as in lm-eval's results, else its name."""
+    """Return a template as text: a function's source code, as lm-eval's results have it.
+
+    A text is returned unchanged, and a function whose source is not known by its name.
+    """
     if isinstance(value, partial):
         words = [repr(word) for word in value.args]
         words += [f"{key}={word!r}" for key, word in sorted(value.keywords.items())]
@@ -112,7 +123,11 @@ def source_text(value: Any) -> str:
 
 
 def check_one_model(parts: Sequence[StorePart]) -> None:
-    """Raise MixedStoresError if stores to be read as one differ in model or prompt settings."""
+    """Check that the stores that are read as one have one model and one way of prompting.
+
+    Raises:
+        MixedStoresError: They differ, or one of them does not say what its model is.
+    """
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
         differing = _differences(first, manifest, ("model", "revision"))
@@ -122,7 +137,7 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
             old = first_place if a is None else place
             raise MixedStoresError(
                 f"{old} was written before stores had an identity, so its model cannot be compared with "
-                "the others'; read it alone or run it again"
+                "that of the other stores; read it alone, or evaluate the model again"
             )
         differing |= _differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
         if differing:
@@ -133,7 +148,10 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """Sentences (no full stop) on models that differ, or an identity that one run lacks."""
+    """Return a note if the models of two runs differ, or if only one run identifies its model.
+
+    The list is empty otherwise. A note is a sentence without its full stop.
+    """
     a = first[0][1].get("identity")
     b = other[0][1].get("identity")
     if a is None and b is None:
@@ -152,9 +170,11 @@ def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[
 def prompt_differences(
     first: Sequence[StorePart], other: Sequence[StorePart]
 ) -> tuple[Differences, Differences]:
-    """Settings of prompts that differ between two runs, by their configurations.
+    """Return the prompt settings in which two runs differ, according to their manifests.
 
-    The second are those of a chat template that each model has of its own.
+    Returns:
+        Setting -> both values; and, apart from these, the chat template, if it differs because the
+            models do.
     """
     if first[0][1].get("identity") is None or other[0][1].get("identity") is None:
         return {}, {}
@@ -186,11 +206,15 @@ def _model_differences(first: Sequence[StorePart], other: Sequence[StorePart]) -
 
 def _models_known(a: Identity, b: Identity) -> bool:
     """Whether both runs describe their models: samples of lm-eval have their names alone."""
-    return all(any(key in side for key in MODEL_KEYS) for side in (a, b))
+    keys = set(MODEL_KEYS)
+    return bool(keys & a.keys()) and bool(keys & b.keys())
 
 
 def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
-    """The identity of stores read as one: shared values, and a hash where tasks differ."""
+    """Return the identity of several stores that are read as one.
+
+    A setting in which their tasks differ is a hash of all its values.
+    """
     joint = dict(identities[0])
     for key in TASK_KEYS:
         values = sorted({identity.get(key, "") for identity in identities})
@@ -209,10 +233,13 @@ def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> Differences:
 
 
 def shown_differences(differing: Differences) -> str:
-    """The differing keys with both values, as part of a sentence."""
+    """Return the settings that differ as part of a sentence, each with its two values."""
 
     def short(value: object) -> str:
         text = str(value)
         return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
-    return ", ".join(f"{key} ({short(a)} and {short(b)})" for key, (a, b) in differing.items())
+    parts = []
+    for key, (a, b) in differing.items():
+        parts.append(f"{key} ({short(a)} and {short(b)})")
+    return ", ".join(parts)

@@ -27,7 +27,14 @@ _COLUMNS = ["task", "doc_id", "doc_hash", "target", "prompt_hash"]
 
 @dataclass(frozen=True)
 class JoinedRun:
-    """One run to be joined: its rows, and what they come from."""
+    """A run whose documents are to be joined with those of other runs.
+
+    Attributes:
+        model: Name of the run in messages.
+        place: Folder or file of the run, as messages have it.
+        documents: One row per document, with the columns of a store.
+        parts: The folders of its stores, each with its manifest.
+    """
 
     model: str
     place: Path
@@ -36,7 +43,7 @@ class JoinedRun:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Stock task -> version, as far as known."""
+        """Version of each stock task; a task whose version is not known is missing."""
         versions = {}
         for _, manifest in self.parts:
             for task, version in (manifest.get("tasks") or {}).items():
@@ -46,21 +53,28 @@ class JoinedRun:
 
 
 class Joined(NamedTuple):
-    """Each run's rows (n,) of the shared documents, in one order, and sentences on the others."""
+    """The documents that several runs share.
+
+    Attributes:
+        rows: For each run the row numbers of the shared documents, shape (n,), int64, in the same
+            order of documents.
+        notes: Sentences on documents that were left out, and on versions and models that differ.
+    """
 
     rows: list[NDArray[np.int64]]
     notes: list[str]
 
 
 def join(runs: Sequence[JoinedRun]) -> Joined:
-    """The documents that all runs answered, in prompts that are comparable with the first run's.
+    """Return the documents that all runs answered, and in prompts comparable to the first run's.
 
-    A document is known by its hash; where that repeats or is missing, by its number. Equal prompt hashes are
-    one prompt, whatever the configurations say; without hashes the configurations decide. Prompts that
-    differ because each model has its own chat template stay, with a note.
+    Documents are matched by their hash, or by their number if the hash repeats or is missing.
+    Prompts are the same if their hashes are; without hashes, if the runs' settings are. Documents
+    stay, with a note, if prompts differ only because each model has its own chat template.
 
     Raises:
-        MixedStoresError: The runs share no document with one target, or none in comparable prompts.
+        MixedStoresError: The runs share no document with the same target, or none in comparable
+            prompts.
     """
     frames = _keyed(runs)
     shared = frames[0]
@@ -76,12 +90,13 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
             )
         if len(other):
             notes.append(
-                f"{len(other)} documents of {run.model} are others under the same number and are left out."
+                f"{len(other)} documents of {run.model} are left out, as {runs[0].model} has other "
+                "documents under their numbers."
             )
         unlike = _unlike(shared, "target")
         if unlike.any():
             notes.append(
-                f"{unlike.sum()} documents have another target in {run.model} and are left out."
+                f"{unlike.sum()} documents are left out, as they have another target in {run.model}."
             )
         shared = shared[~unlike]
         kept, more = _comparable(shared, runs[0], run)
@@ -90,16 +105,21 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
     if shared.empty:
         tasks = sorted(set().union(*(frame["task"] for frame in frames)))
         raise MixedStoresError(
-            f"the runs share no document; compare runs of the same tasks, got {', '.join(tasks)}"
+            f"expected runs of the same tasks, got runs of {', '.join(tasks)} that share no document"
         )
     rows = [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
     return Joined(rows, notes)
 
 
 def check_judges(runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UsageError if a task's answers are judged by another metric in one of the runs.
+    """Check that all runs judge the answers to a task by the same metric.
 
-    ``runs`` are the manifests by the runs' names; stores do not say.
+    Args:
+        runs: Name of a run -> its manifest. The manifest of a store names no metric, and is not
+            compared.
+
+    Raises:
+        UsageError: Two runs judge a task by different metrics.
     """
     first: dict[str, tuple[str, str]] = {}
     for name, manifest in runs.items():
@@ -109,8 +129,8 @@ def check_judges(runs: Mapping[str, Mapping[str, Any]]) -> None:
             other, metric = first.setdefault(task, (name, judge))
             if metric.rpartition("/")[2] != judge.rpartition("/")[2]:
                 raise UsageError(
-                    f"expected one metric of {task}, got {metric} in {other} and {judge} in {name}; name one "
-                    "that both have",
+                    f"expected one metric for {task}, got {metric} in {other} and {judge} in {name}; name one "
+                    "that both runs have",
                     argument="metric",
                 )
 
@@ -119,17 +139,24 @@ def _keyed(runs: Sequence[JoinedRun]) -> list[pd.DataFrame]:
     """Each run's documents with the ``key`` that means the same document in all runs."""
     frames = []
     for k, run in enumerate(runs):
-        frame = run.documents[_COLUMNS].assign(**{f"row_{k}": np.arange(len(run.documents))})
-        frames.append(frame.assign(task=frame["task"].str.removesuffix(SUFFIX)))
+        rows = np.arange(len(run.documents))
+        frame = run.documents[_COLUMNS].assign(**{f"row_{k}": rows})
+        stock_tasks = frame["task"].str.removesuffix(SUFFIX)
+        frames.append(frame.assign(task=stock_tasks))
     if _is_one_task(runs, frames):
-        frames = [frame.assign(task=frames[0]["task"].iloc[0]) for frame in frames]
+        task = frames[0]["task"].iloc[0]
+        frames = [frame.assign(task=task) for frame in frames]
     nameless = set()
     repeated = set()
     for frame in frames:
         nameless |= set(frame.loc[frame["doc_hash"].isna(), "task"])
-        twice = frame.duplicated(["task", "doc_hash"])
-        repeated |= set(zip(frame.loc[twice, "task"], frame.loc[twice, "doc_hash"], strict=True))
-    return [frame.assign(key=list(_keys(frame, nameless, repeated))) for frame in frames]
+        twice = frame[frame.duplicated(["task", "doc_hash"])]
+        repeated |= set(zip(twice["task"], twice["doc_hash"], strict=True))
+    keyed = []
+    for frame in frames:
+        keys = list(_keys(frame, nameless, repeated))
+        keyed.append(frame.assign(key=keys))
+    return keyed
 
 
 def _keys(frame: pd.DataFrame, nameless: set[str], repeated: set[tuple[str, str]]) -> Iterator[str]:
@@ -156,7 +183,8 @@ def _other_documents(first: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str
     both = other.merge(first, on=["task", "doc_id"], suffixes=("", "_first"))
     known = set(zip(first["task"], first["key"], strict=True))
     hashed = both["doc_hash"].notna() & both["doc_hash_first"].notna()
-    different = both[hashed & (both["doc_hash"] != both["doc_hash_first"])]
+    unlike = both["doc_hash"] != both["doc_hash_first"]
+    different = both[hashed & unlike]
     others = []
     columns = zip(different["task"], different["doc_id"], different["key"], strict=True)
     for task, doc_id, key in columns:
@@ -176,7 +204,9 @@ def _comparable(
     shared: pd.DataFrame, first: JoinedRun, run: JoinedRun
 ) -> tuple[NDArray[np.bool_], list[str]]:
     """Which shared documents had comparable prompts, and sentences on the others."""
-    known = (shared["prompt_hash"].notna() & shared["prompt_hash_other"].notna()).to_numpy()
+    has_first = shared["prompt_hash"].notna()
+    has_other = shared["prompt_hash_other"].notna()
+    known = (has_first & has_other).to_numpy()
     unlike = _unlike(shared, "prompt_hash").to_numpy()
     differences, template = prompt_differences(first.parts, run.parts)
     if differences:
@@ -186,21 +216,21 @@ def _comparable(
     everything = np.ones(len(shared), dtype=bool)
     if template and not differences and (count or not known.all()):
         notes.append(
-            f"the runs differ in {shown_differences(template)}; it may explain part of the difference."
+            f"the runs differ in {shown_differences(template)}, which may explain part of their difference."
         )
         return everything, notes
     if not count:
         return everything, notes
     why = ""
     if differences:
-        why = f", they differ in {shown_differences({**differences, **template})}"
+        why = f" (the runs differ in {shown_differences({**differences, **template})})"
     if count == len(shared):
         raise MixedStoresError(
-            f"the runs used different prompts{why or f' in all {count} shared documents'}; compare runs of "
-            "one prompt"
+            f"the runs used different prompts in all {count} shared documents{why}; compare runs with "
+            "the same prompts"
         )
     notes.append(
-        f"{count} of {len(shared)} documents had another prompt in {run.model} and are left out{why}."
+        f"{count} of {len(shared)} documents are left out, as they had another prompt in {run.model}{why}."
     )
     return ~unlike, notes
 

@@ -27,15 +27,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_REPAIR = "copy the folder again, or write the store again"
+
+
 @dataclass(frozen=True, repr=False)
 class Store:
     """A finished run, or several runs of one model read as one.
 
-    Layers have the names requested in the run: ``layer.-8`` is the eighth block from the end.
+    Layers have the names that the run was asked for: ``layer.-8`` is the eighth block from the end.
 
     Attributes:
         path: The folder that was read.
-        manifest: Content of ``manifest.json``; of several stores, their common values (see
+        manifest: Content of ``manifest.json``; for several stores, what they have in common (see
             :func:`read_store`).
         documents: One row per document; row i belongs to row i of the vectors.
         parts: The folders of the single stores with their manifests, in the order of the rows.
@@ -60,21 +63,29 @@ class Store:
 
     @property
     def layers(self) -> list[str]:
-        """Names of the captured layers, such as ``last`` or ``layer.5.attn``; none for lm-eval's samples."""
+        """Names of the captured layers, such as ``last`` or ``layer.5.attn``.
+
+        There are none in a store made from lm-eval's samples.
+        """
         return list(self.manifest["layers"])
 
     @property
     def default_layer(self) -> str:
-        """Name of the layer that is used by default."""
+        """Name of the layer that is used if none is named."""
         return str(self.manifest["default_layer"])
 
     def vectors(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Unit rows of one layer, shape (n, d), float32; a row without a direction is NaN.
+        """Return the vectors of a layer, scaled to length one. Shape (n, d), float32.
 
-        Each call reads them from disk.
+        A vector without a direction (zero or not finite) is a row of NaN. Each call reads the
+        vectors from disk.
+
+        Args:
+            layer: Name of the layer; default: :attr:`default_layer`.
 
         Raises:
-            StoreError: No such layer, or the file is not the one that the manifest describes.
+            StoreError: There is no such layer, or the file is not the one that the manifest
+                describes.
         """
         name = self.layer_name(layer)
         width = int(self.manifest["width"][name])
@@ -95,7 +106,13 @@ class Store:
         return rows
 
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Raw vectors' lengths, (n,), float32; 0 or non-finite: no direction. StoreError: no such layer."""
+        """Return the lengths that the vectors of a layer had. Shape (n,), float32.
+
+        A length that is 0 or not finite is that of a vector without a direction.
+
+        Raises:
+            StoreError: There is no such layer, or the file cannot be read.
+        """
         name = self.layer_name(layer)
         norms = []
         for path, manifest in self.parts:
@@ -103,20 +120,24 @@ class Store:
         return np.concatenate(norms)
 
     def to_numpy(self, layer: str | None = None) -> NDArray[np.float32]:
-        """The original states of one layer, shape (n, d), float32.
+        """Return the states of a layer with the lengths that they had. Shape (n, d), float32.
 
-        Unit rows (:meth:`vectors`) times their lengths, to float16's three digits; NaN without a direction.
+        They are exact to the three digits of float16. A state without a direction is a row of NaN.
 
         Raises:
-            StoreError: As :meth:`vectors`.
+            StoreError: There is no such layer, or the file is not the one that the manifest
+                describes.
         """
         return self.vectors(layer) * self.norms(layer)[:, None]
 
     def to_frame(self, *layers: str) -> pd.DataFrame:
-        """The documents with a column ``state:LAYER`` of arrays (d,) for each named layer (default: one).
+        """Return the documents with a column ``state:LAYER`` of arrays (d,) for each named layer.
+
+        ``layers`` are names of layers; default: the default layer.
 
         Raises:
-            StoreError: As :meth:`vectors`.
+            StoreError: There is no such layer, or the file is not the one that the manifest
+                describes.
         """
         states = {}
         for layer in layers or (None,):
@@ -124,20 +145,25 @@ class Store:
         return self.documents.assign(**states)
 
     def to_parquet(self, path: str | Path, *layers: str) -> Path:
-        """Write :meth:`to_frame` as one Parquet file, which pandas, polars, DuckDB and `datasets` read.
+        """Write the frame of :meth:`to_frame` to a Parquet file, and return its path.
+
+        pandas, polars, DuckDB and `datasets` read such files.
 
         Raises:
-            StoreError: As :meth:`vectors`.
+            StoreError: There is no such layer, or the file is not the one that the manifest
+                describes.
         """
         file = Path(path)
         self.to_frame(*layers).to_parquet(file, index=False)
         return file
 
     def layer_name(self, layer: str | None = None) -> str:
-        """The stored name of ``layer``, such as ``layer.-1`` from the end; default: the default layer.
+        """Return the name under which the store has a layer.
+
+        ``layer`` may count blocks from the end, as in ``layer.-1``. Default: the default layer.
 
         Raises:
-            StoreError: No such layer.
+            StoreError: The store has no such layer.
         """
         name = self.default_layer if layer is None else layer
         if name in self.layers:
@@ -175,19 +201,22 @@ class _Manifest(_Needed, total=False):
 
 
 def read_store(path: str | Path) -> Store:
-    """Read the store in the folder ``path``, or all stores in its sub-folders as one.
+    """Read the store in a folder, or all stores in its sub-folders as one.
 
-    Sub-folders are those directly in it, and the tasks of ``dispersion_DATE`` folders that runs with
-    ``--output_path`` leave in it or one folder below; no other folder is entered.
+    Two kinds of sub-folders are searched: those directly in the folder, and the tasks in
+    ``dispersion_DATE`` folders, which runs with ``--output_path`` leave in it or one level below.
 
-    Several stores need one model and revision, one identity of model and run, and at least one shared layer.
-    Their joint manifest keeps their common values; ``prompt_format``, and other values that differ between
-    tasks of one run, become a hash over all.
+    Stores that are read as one need the same model and revision, the same settings for all prompts,
+    and at least one layer in common. Their joint manifest has the values that they share;
+    ``prompt_format``, and other values that differ between the tasks of a run, become a hash of all
+    values.
 
     Raises:
-        StoreError: No store exists there, or it is damaged; :class:`PartialStoreError`: its run did not
-            finish; :class:`StoreVersionError`: another format; :class:`MixedStoresError`: stores of several
-            models, or of one task.
+        StoreError: There is no store, or it is damaged.
+        PartialStoreError: The run of a store did not finish.
+        StoreVersionError: A store has another version of the format.
+        MixedStoresError: The stores have different models, no layer in common, or one task twice.
+        MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "a store")
     import pandas as pd
@@ -196,7 +225,7 @@ def read_store(path: str | Path) -> Store:
     if not folder.is_dir():
         hint = "; check the path"
         if folder.exists():
-            hint = "; `dispersion embed MODEL FILE` makes a run of texts"
+            hint = "; `dispersion embed MODEL FILE` makes a store of the texts in a file"
         elif folder.parent.is_dir():
             hint = nearest(folder.name, [place.name for place in folder.parent.iterdir()]) or hint
         raise StoreError(f"expected the folder of a run, but {folder} is not a folder{hint}")
@@ -216,14 +245,15 @@ def read_store(path: str | Path) -> Store:
 
 
 def places_of(folder: Path) -> list[Path]:
-    """The folders at or below ``folder`` that hold a store, sorted by path; may be empty."""
+    """Return the folders at or below ``folder`` that hold a store, sorted by path; may be empty."""
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
         return [folder]
     # Other tools also write a manifest.json: below the named folder it is not a store.
     places: set[Path] = set()
-    for place in ("*", "dispersion_*/*", "*/dispersion_*/*"):
+    for pattern in ("*", "dispersion_*/*", "*/dispersion_*/*"):
         for name in (VECTORS, DOCUMENTS):
-            places.update(file.parent for file in folder.glob(f"{place}/{name}"))
+            for file in folder.glob(f"{pattern}/{name}"):
+                places.add(file.parent)
     return sorted(places)
 
 
@@ -232,33 +262,34 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.exists():
         raise PartialStoreError(
-            f"the store in {folder} is partial: its run did not finish ({MANIFEST} is missing); "
-            "run it again or remove the folder"
+            f"the store in {folder} is partial ({MANIFEST} is missing), because its run did not finish; "
+            "finish the run, or remove the folder"
         )
     try:
         manifest: dict[str, Any] = json_in(file)
     except (OSError, ValueError) as error:
-        raise StoreError(f"{file} is not JSON ({error}); run it again") from None
+        raise StoreError(f"{file} cannot be read as JSON ({error}); {_REPAIR}") from None
     held = manifest.get("format") if isinstance(manifest, dict) else None
     if not str(held).startswith("dispersion-store/"):
         raise StoreError(
-            f"{file} is not the manifest of a store, it holds {held or 'something else'!r}; name the folder "
-            "of a harness run, or one that `dispersion embed` made"
+            f"expected {file} to be the manifest of a store, got {held or 'another file'}; name the "
+            "folder of a run with dispersion tasks, or one that `dispersion embed` wrote"
         )
     if held != FORMAT:
         raise StoreVersionError(
-            f"{folder} was written as {held!r} and this version reads {FORMAT!r}; "
-            "use the version that wrote it, or run it again"
+            f"expected the format {FORMAT!r} in {folder}, got {held!r}; read it with the version that "
+            "wrote it, or write the store again"
         )
     if manifest.get("complete") is not True:
         raise PartialStoreError(
-            f"the store in {folder} is partial: its run did not finish; run it again"
+            f"the store in {folder} is partial, because its run did not finish; finish the run, or "
+            "remove the folder"
         )
-    given = checked(_Manifest, manifest, file, "copy the folder again or run it again", StoreError)
+    given = checked(_Manifest, manifest, file, _REPAIR, StoreError)
     if set(given["layers"]) != set(given["width"]) or given["default_layer"] not in given["layers"]:
         raise StoreError(
             f"{file} is damaged (`layers`: expected the layers of `width` and `default_layer`, got "
-            f"{', '.join(given['layers'])[:200]}); copy the folder again or run it again"
+            f"{', '.join(given['layers'])[:200]}); {_REPAIR}"
         )
     return manifest
 
@@ -276,7 +307,7 @@ def _read_documents(folder: Path, manifest: dict[str, Any]) -> pd.DataFrame:
         if name not in frame:
             defect = f"no column {name!r}"
     if defect:
-        raise StoreError(f"{folder / DOCUMENTS} has {defect}; the store is damaged, run it again")
+        raise StoreError(f"{folder / DOCUMENTS} is damaged: it has {defect}; {_REPAIR}")
     return frame
 
 
@@ -287,11 +318,14 @@ def _check_tasks(frames: Mapping[Path, pd.DataFrame]) -> None:
         twice = frame[frame.duplicated(["task", "doc_id"])]
         if len(twice):
             row = twice.iloc[0]
-            raise StoreError(f"{place} holds document {row['doc_id']} of task {row['task']} twice")
+            raise StoreError(
+                f"{place} holds document {row['doc_id']} of task {row['task']} twice; write the store "
+                "again"
+            )
         for task in frame["task"].unique():
             if owner.setdefault(task, place) != place:
                 raise MixedStoresError(
-                    f"task {task!r} is in {owner[task]} and in {place}; remove one of them"
+                    f"the task {task!r} is in two stores, {owner[task]} and {place}; remove one of them"
                 )
 
 
@@ -303,7 +337,9 @@ def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[s
     tasks: dict[str, Any] = {}
     formats = set()
     for manifest in manifests:
-        joint = {key: value for key, value in joint.items() if manifest.get(key) == value}
+        for key in [*joint]:
+            if manifest.get(key) != joint[key]:
+                del joint[key]
         layers = [name for name in layers if name in manifest["layers"]]
         tasks |= manifest.get("tasks") or {}
         formats.add(str(manifest.get("prompt_format")))
@@ -341,10 +377,11 @@ def _tensor(folder: Path, name: str, shape: tuple[int, ...]) -> Any:
         tensors: Any = safe_open(str(folder / VECTORS), framework="numpy")
         stored = tensors.get_slice(name)
     except (OSError, SafetensorError) as error:
-        raise StoreError(f"{folder / VECTORS} cannot be read ({error}); run it again") from None
+        raise StoreError(f"{folder / VECTORS} cannot be read ({error}); {_REPAIR}") from None
     if tuple(stored.get_shape()) != shape:
         raise StoreError(
-            f"{folder / VECTORS}: {name} is {stored.get_shape()}, expected {list(shape)}"
+            f"{folder / VECTORS} is damaged: expected {name} in the shape {list(shape)}, got "
+            f"{stored.get_shape()}; {_REPAIR}"
         )
     return stored
 
@@ -353,11 +390,8 @@ def _verify(folder: Path, manifest: dict[str, Any], name: str) -> None:
     """Raise StoreError unless the file has the manifest's checksum."""
     file = folder / name
     if not file.exists():
-        raise PartialStoreError(
-            f"the store in {folder} is partial: {name} is missing; run it again"
-        )
+        raise PartialStoreError(f"the store in {folder} is partial ({name} is missing); {_REPAIR}")
     if sha256(file) != manifest["sha256"].get(name):
         raise StoreError(
-            f"{file} was changed or damaged (its checksum differs from {MANIFEST}'s); "
-            "copy the folder again or run it again"
+            f"{file} was changed or damaged (its checksum differs from {MANIFEST}'s); {_REPAIR}"
         )

@@ -42,20 +42,24 @@ _FILTERS_DIFFER = 0.01  # p below which two filters of one task differ by more t
 
 @dataclass(frozen=True)
 class JudgedTask:
-    """One task's samples under the filter that scores them.
+    """The samples of one task, under the filter that scores them.
 
     Attributes:
-        config: The task's configuration; without results, what the samples show of it.
-        samples: By index, in order.
-        filter: The filter's name.
-        metric: The metric that decides correct answers; None without one.
-        correct_by: The metric; of several filters, with the filter.
-        prompts: From :func:`~lmeval_dispersion.store.identity.prompt_manifest`.
-        category: Alias of the group that holds it.
-        version: The task's version.
-        notes: Sentences on facts that the file lacks.
-        filters: Sentences on filters that differ by more than chance from the one that scores.
-        as_named: Whether it has the metric that was named for all tasks; None where one was named for it.
+        config: lm-eval's configuration of the task; without results, what the samples show of it.
+        samples: Index of a document -> its sample, ascending.
+        filter: Name of the filter.
+        metric: Metric that decides which answers are right; None if no metric does.
+        correct_by: The same metric, with the filter if the task has several; None if no metric
+            does.
+        prompts: The manifest's entries on the prompts, from
+            :func:`~lmeval_dispersion.store.identity.prompt_manifest`.
+        category: Alias of the group that holds the task; None without one.
+        version: Version of the task; None if it is not known.
+        notes: Sentences on what the file lacks.
+        filters: Sentences on other filters under which significantly more or fewer answers are
+            right.
+        as_named: Whether the task has the metric that was named for all tasks; None if one was
+            named for this task.
     """
 
     config: Mapping[str, Any]
@@ -79,11 +83,19 @@ def judged_task(
     allow_holes: bool = False,
     lenient: bool = False,
 ) -> JudgedTask:
-    """One task's samples, checked against the run's results and for consistency.
+    """Return the samples of one task of a run, checked against the run's results, and scored.
 
-    ``judge`` is ``[TASK=][FILTER/]METRIC``, several with commas (None: the first known). HarnessError if the
-    task lacks it (``lenient``: the first known then, unless it names the task), or is damaged or, unless
-    ``allow_holes``, incomplete.
+    Args:
+        run: The run.
+        task: Name of the task.
+        judge: Text of ``--metric``: ``[TASK=][FILTER/]METRIC``, several separated by commas. None
+            for the first known metric.
+        allow_holes: Whether documents that the results count may be missing.
+        lenient: Whether a task that lacks the metric named for all tasks is scored by the first
+            known one.
+
+    Raises:
+        HarnessError: The task has no such metric, or its samples are damaged or incomplete.
     """
     results = run.results_of(task)
     file = run.samples[task]
@@ -93,7 +105,8 @@ def judged_task(
     notes += section(results, "inspect").get("notes", [])
     if repeated:
         notes.append(
-            f"{repeated} documents were logged twice alike, as padded ranks do, and count once"
+            f"{repeated} documents were logged twice with equal content, as by several processes that pad "
+            "their shares, and count once"
         )
     numeric = {}
     for name, documents in filters.items():
@@ -138,7 +151,9 @@ def judged_task(
 
 
 def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[int, Sample]]:
-    """Read a task's samples: the scoring ``FILTER/METRIC``, and the scored documents by their index.
+    """Return the metric that scores a task, as ``FILTER/METRIC``, and its samples with a score.
+
+    The samples are a dictionary by the index of the document.
 
     Args:
         file: A file of samples, or the folder of a run of one task; results are not needed.
@@ -150,14 +165,14 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
     path = Path(file).expanduser()
     if not path.exists():
         raise HarnessError(
-            f"{path} does not exist; name a samples_TASK_DATE.jsonl of `lm_eval --log_samples`"
+            f"{path} does not exist; name a file samples_TASK_DATE.jsonl of `lm_eval --log_samples`"
         )
     is_known = path.is_dir() or is_log(path)
     run = find_run(path) if is_known else LoggedRun(path, {}, {str(path): path})
     if len(run.samples) > 1:
         tasks = listed_names(sorted(run.samples))
         raise HarnessError(
-            f"{path} holds {len(run.samples)} tasks ({tasks}); name the samples of one"
+            f"{path} holds {len(run.samples)} tasks ({tasks}); name the file of samples of one task"
         )
     return task_scores(run, next(iter(run.samples)), judge)
 
@@ -165,11 +180,17 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
 def task_scores(
     run: LoggedRun, task: str, judge: str | None = None
 ) -> tuple[str, dict[int, Sample]]:
-    """As :func:`read_scores`, for one task of a run; a score that lm-eval logged as NaN is NaN."""
+    """Return what :func:`read_scores` returns, for one task of a run.
+
+    A score that lm-eval logged as NaN stays NaN; a document without a score is left out.
+
+    Raises:
+        HarnessError: The samples are damaged, or have no such metric.
+    """
     judged = judged_task(run, task, judge, allow_holes=True)
     if judged.metric is None:
         raise HarnessError(
-            f"no metric of {run.samples[task]} judges single documents by itself: {judged.notes[-1]}"
+            f"{run.samples[task]} has no known metric that scores single documents: {judged.notes[-1]}"
         )
     scored = {}
     for i, sample in judged.samples.items():
@@ -179,7 +200,7 @@ def task_scores(
 
 
 def stock_name(task: str) -> str:
-    """The stock task's name, without the group that 0.5 puts before it.
+    """Return the name of the stock task, without the group that lm-eval 0.5 puts before it.
 
     >>> stock_name("mmlu_stem::mmlu_anatomy"), stock_name("arc_easy_dispersion")
     ('mmlu_anatomy', 'arc_easy')
@@ -188,7 +209,10 @@ def stock_name(task: str) -> str:
 
 
 def names_of(run: LoggedRun, task: str) -> list[str]:
-    """The names of a run's task for ``--metric``: its own, the stock task's, and of the groups around it."""
+    """Return the names by which ``--metric`` may mean a task.
+
+    They are its own name, the stock task's, and those of the groups around it.
+    """
     holders = defaultdict[str, list[str]](list)
     for group, members in section(run.results_of(task), "group_subtasks").items():
         for member in members:
@@ -206,7 +230,16 @@ def names_of(run: LoggedRun, task: str) -> list[str]:
 
 
 def check_named(run: LoggedRun, tasks: Iterable[str], judge: str | None) -> None:
-    """Raise UsageError for a metric in ``judge`` of a task or group that is none of the run's ``tasks``."""
+    """Check that every task or group that ``--metric`` names is one of the run's.
+
+    Args:
+        run: The run.
+        tasks: Names of its tasks.
+        judge: Text of ``--metric``; None if it was not given.
+
+    Raises:
+        UsageError: A named task or group is none of them.
+    """
     named = NamedMetrics.of(judge)
     if named.own:
         names = dict[str, None]()
@@ -216,7 +249,7 @@ def check_named(run: LoggedRun, tasks: Iterable[str], judge: str | None) -> None
 
 
 def is_logged(place: str | Path) -> bool:
-    """Whether a path holds results or samples of lm-eval rather than a store."""
+    """Whether a path holds results or samples of lm-eval, and no store."""
     path = Path(place).expanduser()
     if path.is_dir() and places_of(path):
         return False
@@ -224,15 +257,20 @@ def is_logged(place: str | Path) -> bool:
 
 
 def read_logged(place: str | Path, judge: str | None = None) -> Store:
-    """A run's samples as a store without layers, with the stock tasks' names.
+    """Return the samples of a run as a store without layers.
 
-    ``judge`` is ``[TASK=][FILTER/]METRIC``, several with commas; a task without it is scored by the first
-    known.
+    Tasks have the names of the stock tasks.
+
+    Args:
+        place: Folder of the run, or a file of its results or samples.
+        judge: Text of ``--metric``: ``[TASK=][FILTER/]METRIC``, several separated by commas. A task
+            for which it names none is scored by the first known metric.
 
     Raises:
-        UsageError: ``judge`` names a task or group that the run has not.
-        HarnessError: No samples, those of several runs, or a file that is cut off or was changed; no task
-            has the named metric.
+        UsageError: ``judge`` names a task or group that the run does not have.
+        HarnessError: There are no samples, those of several runs, or damaged ones; or no task has
+            the named metric.
+        MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "a run's samples")
     import pandas as pd
@@ -259,7 +297,9 @@ def read_logged(place: str | Path, judge: str | None = None) -> Store:
         parts.append((run.file, manifest))
     shared = dict(parts[0][1])
     for _, manifest in parts:
-        shared = {key: value for key, value in shared.items() if manifest[key] == value}
+        for key in [*shared]:
+            if manifest[key] != shared[key]:
+                del shared[key]
     manifest = {
         **shared,
         "tasks": versions,
@@ -285,7 +325,9 @@ def _judged_tasks(run: LoggedRun, judge: str | None) -> dict[str, JudgedTask]:
     default = NamedMetrics.of(judge).default
     has_default = {task.as_named for task in tasks.values()} - {None}
     if default and has_default == {False}:
-        raise HarnessError(f"no task of {run.file} has {default!r} to judge answers by")
+        raise HarnessError(
+            f"expected the metric {default!r} in a task of {run.file}, got tasks without it; name another"
+        )
     return tasks
 
 
@@ -342,7 +384,8 @@ def _filters_apart(task: str, filters: Filters, chosen: str, metric: str) -> lis
         shared = sorted(documents.keys() & filters[chosen].keys())
         if name == chosen or not any(metric in documents[i].metrics for i in shared):
             continue
-        first = np.array([filters[chosen][i].score(metric) for i in shared])
+        of_chosen = filters[chosen]
+        first = np.array([of_chosen[i].score(metric) for i in shared])
         other = np.array([documents[i].score(metric) for i in shared])
         if not np.isin([first, other], (0.0, 1.0)).all():
             continue
@@ -350,8 +393,8 @@ def _filters_apart(task: str, filters: Filters, chosen: str, metric: str) -> lis
         lost = int((other < first).sum())
         if mcnemar_p(gained, lost) < _FILTERS_DIFFER:
             sentences.append(
-                f"{task}: {chosen} {100 * first.mean():.0f} %, {name} {100 * other.mean():.0f} %; "
-                f"`--metric {name}/{metric}` judges by the other."
+                f"{task}: {100 * first.mean():.0f} % are right by the filter {chosen}, "
+                f"{100 * other.mean():.0f} % by {name}; `--metric {name}/{metric}` judges by the latter."
             )
     return sentences
 
@@ -362,7 +405,9 @@ def _holes(file: Path, filters: Filters, counts: Mapping[str, Any], allowed: boo
     Also where one filter lacks a document that another has.
     """
     present = set().union(*filters.values())
-    absent = {i for documents in filters.values() for i in present - documents.keys()}
+    absent = set[int]()
+    for documents in filters.values():
+        absent |= present - documents.keys()
     is_uneven = bool(absent)
     expected = counts.get("effective")
     if not isinstance(expected, int):
@@ -374,8 +419,8 @@ def _holes(file: Path, filters: Filters, counts: Mapping[str, Any], allowed: boo
     names = listed_names([str(i) for i in sorted(absent)])
     if is_uneven or not allowed:
         raise HarnessError(
-            f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({names}); run it "
-            "again, or force it where they were left out on purpose (samples)"
+            f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({names}); run lm-eval "
+            "again, or add --force if they were left out on purpose (--samples)"
         )
     return [f"{len(absent)} of {expected} documents are not in the samples ({names})"]
 

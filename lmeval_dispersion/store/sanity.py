@@ -38,10 +38,11 @@ _HALF_PRECISION = 0x1FFF  # bits of a float32 that float16 and bfloat16 lack
 
 
 def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
-    """Whether each document's log-probabilities are an answer; shape (documents,).
+    """Return for each document whether its log-probabilities are an answer. Shape (n,), bool.
 
-    They are not where one is NaN or +inf, or where none is finite. -inf with a finite one is an answer of
-    probability 0. A document without log-probabilities, such as a generation, cannot show it: True.
+    They are not if one of them is NaN or +inf, or if none is finite. A choice of -inf next to a
+    finite one has a probability of 0, and is fine. A document without log-probabilities, such as
+    one with a generated answer, counts as answered.
 
     >>> nan, inf = float("nan"), float("inf")
     >>> finite_answer([[-1.0, -inf], [nan, -1.0], [inf, -1.0], [-inf, -inf], []]).tolist()
@@ -55,30 +56,45 @@ def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
 
 
 def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
-    """Whether a log has each document's score (n,): False where other documents of its task have one only.
+    """Return for each document whether its score is as expected. Shape (n,), bool.
 
-    A task whose documents all lack a score has no metric of single documents, and says nothing.
+    It is not if the score is missing although another document of the same task has one. A task
+    without any scores has no metric for single documents, which is no fault.
+
+    Args:
+        scores: Score of each document; NaN if missing. Shape (n,).
+        tasks: Task of each document.
     """
-    known = np.isfinite(scores)
-    scored = {tasks[row] for row in np.flatnonzero(known).tolist()}
-    without_scores = np.array([task not in scored for task in tasks], dtype=bool)
-    return np.asarray(known | without_scores)
+    is_known = np.isfinite(scores)
+    scored = {tasks[row] for row in np.flatnonzero(is_known).tolist()}
+    is_without_scores = np.array([task not in scored for task in tasks], dtype=bool)
+    return np.asarray(is_known | is_without_scores)
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
-    """Why these answers (n,) to a race's questions fail their checkpoint; "" where all are finite."""
-    answers = int((~finite_answer(log_probabilities)).sum())
-    if answers:
-        return not_finite_sentence(answers)
-    answers = int((~np.isfinite(scores)).sum())
-    if not answers:
+    """Return why a checkpoint fails by its answers; empty if all answers are finite.
+
+    The reason is a clause that follows the checkpoint's name and a colon.
+
+    Args:
+        log_probabilities: Log-probabilities of the choices of each question.
+        scores: Score of each question. Shape (n,).
+    """
+    is_answer = finite_answer(log_probabilities)
+    if not is_answer.all():
+        return not_finite_sentence(int((~is_answer).sum()))
+    is_score = np.isfinite(scores)
+    if is_score.all():
         return ""
-    questions = "1 question has" if answers == 1 else f"{answers:,} questions have"
+    count = int((~is_score).sum())
+    questions = "1 question has" if count == 1 else f"{count:,} questions have"
     return f"{questions} no finite score; {NOT_FINITE_ADVICE}"
 
 
 def not_finite_sentence(documents: int) -> str:
-    """Why a checkpoint with ``documents`` > 0 answers that are not finite fails; lower case, no full stop.
+    """Return why a checkpoint fails that has ``documents`` answers that are not finite.
+
+    The reason is a clause that follows the checkpoint's name and a colon.
 
     >>> not_finite_sentence(1)
     'the log-probabilities of 1 question are not finite; its weights may be damaged, or try model_args \
@@ -89,7 +105,14 @@ dtype=float32'
 
 
 class CountedAsWrong(NamedTuple):
-    """A run's score as lm-eval gives it, and with the answers that are not finite counted as wrong."""
+    """A run's score, and what it would be with the answers that are not finite counted as wrong.
+
+    Attributes:
+        documents: Number of documents with a score, or with an answer that is not finite.
+        not_finite: Number of documents whose answer is not finite.
+        score: Mean score as lm-eval gives it; NaN if no document has a score.
+        as_wrong: Mean score with those answers counted as wrong.
+    """
 
     documents: int
     not_finite: int
@@ -97,7 +120,7 @@ class CountedAsWrong(NamedTuple):
     as_wrong: float
 
     def sentence(self) -> str:
-        """The clause on a run with such answers."""
+        """Return a clause that gives both scores, for a run with answers that are not finite."""
         number = f"{self.not_finite:,} of {self.documents:,}"
         if self.not_finite == self.documents:
             number = f"all {self.documents:,}"
@@ -112,7 +135,7 @@ class CountedAsWrong(NamedTuple):
 
 
 def mean_text(score: float) -> str:
-    """A mean score in a sentence: in per cent from 0 to 1, else as it is.
+    """Return a mean score as text: in per cent if it is from 0 to 1, and as a number otherwise.
 
     >>> mean_text(0.833), mean_text(27.21)
     ('83.3 %', '27.21')
@@ -121,10 +144,16 @@ def mean_text(score: float) -> str:
 
 
 def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Array:
-    """The scores (n,), with 0 (or the lowest, if that is below 0) where not ``finite``.
+    """Return the scores, with answers that are not finite counted as wrong. Shape (n,), float64.
 
-    Of scores of which lower ones are better, with 1 or the highest. Documents without a score that count as
-    finite, as those without a label do, stay NaN.
+    A wrong answer has the score 0, or the lowest score if that is below 0. If lower scores are
+    better, it has the score 1, or the highest if that is above 1. NaN stays where ``finite`` is
+    True: such a document has no label.
+
+    Args:
+        scores: Score of each document. Shape (n,).
+        finite: Whether its answer is finite. Shape (n,).
+        lower_is_better: Whether lower scores are better.
     """
     known = scores[np.isfinite(scores)]
     worst = known.max(initial=1.0) if lower_is_better else known.min(initial=0.0)
@@ -132,7 +161,10 @@ def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Arr
 
 
 def counted_as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> CountedAsWrong:
-    """Compare both ways to count; over the documents with a score, and those that are not finite."""
+    """Return a run's mean score, and the one with answers that are not finite counted as wrong.
+
+    Documents without a label are not counted. The arguments are those of :func:`as_wrong`.
+    """
     counted = as_wrong(scores, finite, lower_is_better)
     return CountedAsWrong(
         documents=int(np.isfinite(counted).sum()),
@@ -153,9 +185,14 @@ def _finite_mean(scores: Array) -> float:
 
 @dataclass(frozen=True)
 class Logged:
-    """What one run logged of its documents (n each), as a store's columns hold it.
+    """What a run logged of its n documents.
 
-    ``predictions`` and ``targets`` are texts or None.
+    Attributes:
+        tasks: Task of each document.
+        log_probabilities: Log-probabilities of its choices; empty for a generated answer.
+        predictions: Text of its answer, or None.
+        targets: Text of the right answer, or None.
+        scores: Its score; NaN if unknown. Shape (n,).
     """
 
     tasks: Sequence[str]
@@ -166,7 +203,10 @@ class Logged:
     scores: Array
 
     def doubts(self) -> list[str]:
-        """Clauses on answers that say more of the run's settings than of its model; [] for a sound log."""
+        """Return clauses on answers that tell more about the run's settings than about its model.
+
+        The list is empty for a sound log.
+        """
         clauses = [*self._one_for_all(), *self._invalid()]
         answer = self.commonest()
         if answer.is_only_one:
@@ -174,7 +214,10 @@ class Logged:
         return clauses
 
     def remarks(self) -> list[str]:
-        """Clauses on single tasks, and on scores that are all equal, which a model may have earned."""
+        """Return clauses on doubts about single tasks, and on scores that are all the same.
+
+        A good model may have such scores, so they are no doubts about the run.
+        """
         clauses = self.doubts_by_task()
         known = self.scores[np.isfinite(self.scores)]
         if len(known) >= _FEWEST_ALIKE and (known == known[0]).all():
@@ -182,7 +225,10 @@ class Logged:
         return clauses
 
     def doubts_by_task(self) -> list[str]:
-        """Doubts about single tasks of several, the first tasks named; [] with doubts about all together."""
+        """Return clauses on the doubts about single tasks; the first few name their task.
+
+        The list is empty if the run has only one task, or if there are doubts about the whole run.
+        """
         rows = defaultdict[str, list[int]](list)
         for row, task in enumerate(self.tasks):
             rows[task].append(row)
@@ -190,11 +236,15 @@ class Logged:
             return []
         clauses = list[str]()
         for task in sorted(rows):
-            if len(rows[task]) >= _FEWEST_ALIKE:
-                clauses += [f"in {task}: {clause}" for clause in self._at(rows[task]).doubts()]
+            if len(rows[task]) < _FEWEST_ALIKE:
+                continue
+            for clause in self._at(rows[task]).doubts():
+                clauses.append(f"in {task}: {clause}")
         more = len(clauses) - _SHOWN
         if more > 0:
-            clauses[_SHOWN:] = [f"the same of {more} more {'task' if more == 1 else 'tasks'}"]
+            clauses[_SHOWN:] = [
+                f"the same holds for {more} more {'task' if more == 1 else 'tasks'}"
+            ]
         return clauses
 
     def _at(self, rows: Sequence[int]) -> Logged:
@@ -208,11 +258,14 @@ class Logged:
 
     @property
     def tied(self) -> bool:
-        """Whether most documents have one log-probability for all choices, as where the server gives none."""
+        """Whether all choices have the same log-probability in most documents.
+
+        They do if a server returns no log-probabilities.
+        """
         return bool(list(self._one_for_all()))
 
     def commonest(self) -> CommonestAnswer:
-        """The most frequent answer, by its words or by its place among the choices."""
+        """Return the most frequent answer: a text, or the place of a choice (``choice 1``)."""
         finite = finite_answer(self.log_probabilities)
         words = Counter[str]()
         for row in np.flatnonzero(finite).tolist():
@@ -229,7 +282,8 @@ class Logged:
             key=lambda most: most[1] / most[2] if most[2] else 0.0,
         )
         right = self.scores > CORRECT_ABOVE
-        of_choices = right[[len(values) >= 2 for values in self.log_probabilities]]
+        has_choices = [len(values) >= 2 for values in self.log_probabilities]
+        of_choices = right[has_choices]
         accuracy = float(of_choices.mean()) if len(of_choices) else math.nan
         return CommonestAnswer(
             answer=answer,
@@ -242,8 +296,11 @@ class Logged:
     def _score_of(self, answer: str | None, right: Flags) -> float:
         """The accuracy of always giving this answer; NaN if targets are unknown."""
         is_target = np.array([target == answer for target in self.targets], dtype=bool)
-        given = np.array([word == answer for word in self.predictions], dtype=bool)
-        if not given.any() or (is_target[given] == right[given]).mean() < _AGREE:
+        is_given = np.array([word == answer for word in self.predictions], dtype=bool)
+        if not is_given.any():
+            return math.nan
+        agreeing = is_target[is_given] == right[is_given]
+        if agreeing.mean() < _AGREE:
             return math.nan
         return float(is_target.mean())
 
@@ -253,16 +310,18 @@ class Logged:
         zero = 0
         for _, values in by_length(self.log_probabilities):
             documents += len(values)
-            same = (values == values[:, :1]).all(axis=1) & np.isfinite(values[:, 0])
+            first = values[:, 0]
+            is_zero = first == 0
+            same = (values == values[:, :1]).all(axis=1) & np.isfinite(first)
             if values.shape[1] == 1:
-                same &= values[:, 0] == 0
+                same &= is_zero
             tied += int(same.sum())
-            zero += int((same & (values[:, 0] == 0)).sum())
+            zero += int((same & is_zero).sum())
         if documents >= _FEWEST and tied > _MOST * documents:
             number = " (0)" if zero == tied else ""
             yield (
                 f"all choices have the same log-probability{number} in {tied:,} of {documents:,} documents: "
-                "the server may not return log-probabilities (echo)"
+                "the server may not return log-probabilities of the prompt (echo)"
             )
 
     def _invalid(self) -> Iterator[str]:
@@ -271,16 +330,21 @@ class Logged:
         if len(texts) >= _FEWEST and invalid > _MOST * len(texts):
             yield (
                 f"{invalid:,} of {len(texts):,} answers are {INVALID}: the filter matched nothing in them; "
-                "`--metric FILTER/METRIC` names another"
+                "`--metric FILTER/METRIC` names another filter"
             )
 
 
 @dataclass(frozen=True)
 class CommonestAnswer:
-    """The most frequent answer: its documents of those ``given``, and the accuracy of always giving it.
+    """The answer that a model gives most often.
 
-    ``answer`` is None without answers. ``accuracy_low`` is the lower Wilson bound of the run's own accuracy
-    on documents with choices.
+    Attributes:
+        answer: The answer; None if there are no answers.
+        documents: Number of documents with this answer.
+        given: Number of documents with any answer.
+        accuracy: Accuracy of a model that always gives this answer; NaN if the targets are unknown.
+        accuracy_low: Lower end of the Wilson interval of the run's own accuracy, over documents
+            with choices; NaN without any.
     """
 
     answer: str | None
@@ -291,20 +355,20 @@ class CommonestAnswer:
 
     @property
     def share(self) -> float:
-        """Share of the answers; NaN without any."""
+        """Share of the answers that are this one, from 0 to 1; NaN without answers."""
         return self.documents / self.given if self.given else math.nan
 
     @property
     def is_only_one(self) -> bool:
-        """Whether nearly all answers are this one, and always giving it scores no less.
+        """Whether the model gives nearly always this answer, and gains nothing by the others.
 
-        One answer is fine if nearly all questions have it: if the model scores more than that.
+        A model with a better score than by this answer alone has earned it.
         """
         is_better = self.accuracy_low > self.accuracy  # False for NaN
         return self.given >= _FEWEST and self.share >= _ONE_ANSWER and not is_better
 
     def clause(self) -> str:
-        """The clause on a model that gives nearly always one answer."""
+        """Return a clause on a model that gives nearly always this answer."""
         percent = round(100 * self.share)
         if self.share < 1:
             percent = min(percent, 99)
@@ -325,10 +389,12 @@ def _most_frequent(answers: Counter[str]) -> tuple[str | None, int, int]:
 
 
 def alike(probabilities: Mapping[str, Array]) -> list[list[str]]:
-    """Labels whose numbers are equal to the last digit, in groups of two or more.
+    """Return the labels whose numbers are equal to the last digit, in groups of two or more.
 
-    ``probabilities`` are one number a document, the same documents in the same order: (documents,) by label.
-    A label counts only with a number that is finite and neither 0 nor 1, which many models give.
+    Args:
+        probabilities: Label -> one number for each of the n documents, in the same order for all
+            labels. Shape (n,). A label counts only if one of its numbers is finite and neither 0
+            nor 1, since many models give these.
     """
     groups: dict[bytes, list[str]] = {}
     for label, values in probabilities.items():
@@ -340,10 +406,13 @@ def alike(probabilities: Mapping[str, Array]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Each document's log-probabilities as one number, to compare many runs (n each).
+    """The log-probabilities of each of n documents as one number, to compare many runs.
 
-    ``telling`` documents have log-probabilities that are not all 0; in ``fine`` ones they have more digits
-    than half precision.
+    Attributes:
+        codes: Hash of the document's log-probabilities; 0 without any. Shape (n,), int64.
+        telling: Whether it has log-probabilities that are not all 0. Shape (n,), bool.
+        fine: Whether they have more digits than half precision can hold. Shape (n,), bool.
+        scores: Score of the document. Shape (n,), float64.
     """
 
     codes: NDArray[np.int64]
@@ -353,70 +422,94 @@ class Fingerprints:
 
     @classmethod
     def of(cls, log_probabilities: Sequence[Sequence[float]], scores: Array) -> Fingerprints:
-        """The fingerprints of n documents, with their scores (n,)."""
+        """Return the fingerprints of n documents.
+
+        Args:
+            log_probabilities: Log-probabilities of the choices of each document.
+            scores: Score of each document. Shape (n,).
+        """
         count = len(log_probabilities)
         codes = np.zeros(count, dtype=np.int64)
         telling = np.zeros(count, dtype=bool)
         fine = np.zeros(count, dtype=bool)
         for rows, values in by_length(log_probabilities):
             codes[rows] = [hash(row.tobytes()) for row in values]
-            telling[rows] = np.isfinite(values).any(axis=1) & (values != 0).any(axis=1)
+            is_finite = np.isfinite(values).any(axis=1)
+            is_other_than_zero = (values != 0).any(axis=1)
+            telling[rows] = is_finite & is_other_than_zero
             fine[rows] = _beyond_half_precision(values)
         return cls(codes, telling, fine, scores)
 
     def at(self, rows: NDArray[np.int64]) -> Fingerprints:
-        """Those of some documents."""
+        """Return the fingerprints of the documents at ``rows``, which are indices of shape (k,)."""
         return Fingerprints(
-            self.codes[rows], self.telling[rows], self.fine[rows], self.scores[rows]
+            codes=self.codes[rows],
+            telling=self.telling[rows],
+            fine=self.fine[rows],
+            scores=self.scores[rows],
         )
 
 
 def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
-    """Documents whose log-probabilities are equal to the last digit in two runs, and how many could be.
+    """Return the number of documents with equal log-probabilities in two runs, and of all compared.
 
-    Both runs have the same documents in the same order. (0, …) below twenty equal ones, or where equal ones
-    have other scores, which then do not come from them. Where some differ, log-probabilities in half
-    precision do not count: near models share those by chance.
+    Log-probabilities are equal if all their digits are. If some documents differ, those in half
+    precision do not count as equal, since similar models share them by chance. Documents whose
+    log-probabilities are missing or all 0 are not compared.
+
+    Args:
+        first: Fingerprints of one run.
+        second: Fingerprints of the other run, for the same documents in the same order.
+
+    Returns:
+        The first number is 0 if it would be below twenty, or if equal log-probabilities have
+            different scores, so that the scores do not come from them.
     """
     telling = first.telling & second.telling
+    compared = int(telling.sum())
     equal = telling & (first.codes == second.codes)
     if not np.array_equal(first.scores[equal], second.scores[equal], equal_nan=True):
-        return 0, int(telling.sum())
-    counted = int(equal.sum())
+        return 0, compared
     if (equal != telling).any():
-        counted = int((equal & first.fine).sum())
-    if counted < _FEWEST_ALIKE:
-        counted = 0
-    return counted, int(telling.sum())
+        equal &= first.fine
+    count = int(equal.sum())
+    if count < _FEWEST_ALIKE:
+        count = 0
+    return count, compared
 
 
 def equal_answers_clause(equal: int, telling: int) -> str:
-    """The clause on two runs of which :func:`equal_answers` gives ``equal`` > 0."""
+    """Return a clause on how many log-probabilities of two runs are equal, and the likely causes.
+
+    ``equal`` and ``telling`` are the numbers of :func:`equal_answers`, the first above 0.
+    """
     documents = f"all {telling:,}" if equal == telling else f"{equal:,} of {telling:,}"
     return (
-        f"the log-probabilities of {documents} documents are equal to the last digit: copies, a shared cache "
-        "(use_cache), an adapter that was not applied, or a server that answers unknown names with its "
-        "default model"
+        f"the log-probabilities of {documents} documents are equal to the last digit: the models are copies, "
+        "share a cache (use_cache), lack an adapter that was not applied, or come from a server that answers "
+        "unknown names with its default model"
     )
 
 
 def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, int], str]) -> int:
-    """Number of documents that ``second`` holds under another number than ``first``.
+    """Return how many documents have another number in a second run than in the first.
 
-    Each maps (task, number) to the document's hash. Documents whose hash repeats within a run do not count.
+    A hash that several documents of a task have does not count. Each argument maps a task and a
+    number to the document's hash.
     """
     others = _unique(second)
     count = 0
     for key, number in _unique(first).items():
-        count += others.get(key, number) != number
+        if others.get(key, number) != number:
+            count += 1
     return count
 
 
 def renumbered_clause(documents: int) -> str:
-    """The clause on a run with ``documents`` > 0 under other numbers than another run's."""
+    """Return a clause on a run of which ``documents`` have other numbers than in the first run."""
     return (
-        f"{documents:,} documents have another number than in the first run, as lm-eval up to 0.4.13 gives "
-        "them where `--samples` lists them unsorted (its issue 4084)"
+        f"{documents:,} documents have another number than in the first run, because lm-eval up to 0.4.13 "
+        "numbers them wrongly where `--samples` lists them unsorted (its issue 4084)"
     )
 
 
@@ -432,12 +525,17 @@ def _beyond_half_precision(values: Array) -> Flags:
     """Whether a row of log-probabilities (k, length) has one that half precision cannot hold; shape (k,)."""
     with np.errstate(over="ignore"):
         bits = values.astype(np.float32).view(np.uint32)
-    return np.asarray((np.isfinite(values) & ((bits & _HALF_PRECISION) != 0)).any(axis=1))
+    is_beyond = (bits & _HALF_PRECISION) != 0
+    return np.asarray((is_beyond & np.isfinite(values)).any(axis=1))
 
 
 def by_length(rows: Sequence[Sequence[float]]) -> Iterator[tuple[NDArray[np.int64], Array]]:
-    """The places and values of the rows of each length above 0: (k,), (k, length)."""
+    """Yield the rows of equal length together, for each length above 0: indices and values.
+
+    The indices have shape (k,), int64, and the values shape (k, length), float64.
+    """
     lengths = np.array([len(values) for values in rows], dtype=np.int64)
     for length in np.unique(lengths[lengths > 0]):
         places = np.flatnonzero(lengths == length)
-        yield places, np.array([rows[place] for place in places.tolist()], dtype=np.float64)
+        values = [rows[place] for place in places.tolist()]
+        yield places, np.array(values, dtype=np.float64)

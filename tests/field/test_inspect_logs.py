@@ -148,7 +148,7 @@ def test_several_tasks_in_a_folder_are_one_run_and_errors_are_counted(capsys):
     assert main(["compare", str(DATA / "base-tasks"), str(DATA / "tuned-tasks")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "22 shared documents, 0 and 2 left out" in text
-    assert "2 of 12 answers were not completed" in text
+    assert "2 of 12 samples ended in an error" in text
     assert "logs of Inspect hold no vectors" in text
 
 

@@ -121,7 +121,8 @@ def test_documents_that_ranks_wrote_twice_count_once(tmp_path):
         store = read_logged(run)
         assert store.documents["correct"].tolist() == FIRST.astype(float).tolist()
         assert any(
-            "3 documents were logged twice alike" in note for note in store.manifest["notes"]
+            "3 documents were logged twice with equal content" in note
+            for note in store.manifest["notes"]
         )
         other = {**lines[0], "acc": 1 - lines[0]["acc"]}
         run = logs.write(tmp_path / f"{version}-other", version, "base", [*lines, other])
@@ -229,7 +230,7 @@ def test_other_prompts_are_refused_or_left_out_with_their_number(
         assert main([*command, str(first), str(second)]) == 2
         assert "the runs used different prompts" in capsys.readouterr().err
         assert main([*command, str(first), str(mixed), "-q"]) == 0
-        assert "10 of 60 documents had another prompt in" in " ".join(
+        assert "10 of 60 documents are left out, as they had another prompt in" in " ".join(
             capsys.readouterr().out.split()
         )
     whole = compare([first, mixed]).others[0].slices[0]
@@ -531,7 +532,7 @@ def test_of_a_metric_whose_lower_scores_are_better_the_worst_is_the_highest(tmp_
     assert tuned.accuracy_as_wrong == pytest.approx((values[1, 15:].sum() + 15) / N)
     assert found.best is None  # the highest is not the best
     assert main(["race", "--replay", runs[0], runs[2], "--metric", "brier", "-q"]) == 2
-    assert "expected scores of which higher ones are better" in capsys.readouterr().err
+    assert "expected a metric of which higher values are better" in capsys.readouterr().err
 
 
 def test_metrics_of_all_documents_at_once_are_named_as_such(tmp_path, capsys):
@@ -540,7 +541,7 @@ def test_metrics_of_all_documents_at_once_are_named_as_such(tmp_path, capsys):
     assert main(["audit", str(first), "-q", "--details"]) == 0
     assert "bleu is logged as pairs or lists" in " ".join(capsys.readouterr().out.split())
     assert main(["audit", str(first), "--metric", "bleu"]) == 1
-    assert "bleu scores no single document" in capsys.readouterr().err
+    assert "bleu does not score single documents" in capsys.readouterr().err
     assert main(["audit", str(first), "--metric", "acc"]) == 1
     assert "it has bleu" in capsys.readouterr().err
 

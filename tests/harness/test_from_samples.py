@@ -81,8 +81,11 @@ def test_samples_that_are_not_whole_are_refused_or_noted(
     for lines, message in (
         ([*whole, json.dumps({**first, "acc": 0.5})], "line 5 holds document 0 twice"),
         ([*whole[:3], whole[3][:90]], "line 4 is cut off"),
-        ([json.dumps(changed), *whole[1:]], "document 0 is not the one that was run"),
-        ([json.dumps(older), *whole[1:]], "has no 'filtered_resps': another lm-eval wrote it"),
+        ([json.dumps(changed), *whole[1:]], "document 0 was changed after the run"),
+        (
+            [json.dumps(older), *whole[1:]],
+            "has no 'filtered_resps', which lm-eval 0.4.0 and later log",
+        ),
         ([], "is empty"),
         ([strange, whole[1], whole[3]], r"lacks 1 of 4 documents \(2\)"),
     ):

@@ -135,7 +135,7 @@ def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
 
     found = compare([logged, changed(logged, "targets", other_target)])
     assert any(
-        "documents have another target in org/targets and are left out" in note
+        "documents are left out, as they have another target in org/targets" in note
         for note in found.notes
     )
     assert found.left_out[0] == found.left_out[1] > 0

@@ -218,7 +218,7 @@ def test_runs_that_cannot_work_are_refused_before_the_model_runs(world, tmp_path
     lm.model.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(UsageError, match=r"expected layers among last, norm, embeddings, layer\.0"):
         world.run(lm, layers="layer.9")
-    with pytest.raises(UsageError, match="holds a finished store already"):
+    with pytest.raises(UsageError, match="already holds a finished store"):
         world.run(lm, store=tmp_path, limit=2)
     assert not calls
     with pytest.raises(

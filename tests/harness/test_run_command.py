@@ -198,7 +198,7 @@ def test_the_page_on_hidden_states_does_what_it_says_on_the_store_of_a_users_own
     assert run(model, "sums", *more, **metadata) == 2
     again = capsys.readouterr().err.strip().splitlines()[-1]
     assert again.startswith(
-        f"dispersion run: {tmp_path / 'runs/sums'} holds a finished store already: "
+        f"dispersion run: {tmp_path / 'runs/sums'} already holds a finished store; "
     )
 
     store = open_store((tmp_path / "runs/sums").rename(tmp_path / "states"))

@@ -111,7 +111,7 @@ def test_rows_replace_the_work_and_are_read_again(inputs, tmp_path, monkeypatch)
     for name in ("summary", "layers", "histogram", "texts"):
         pd.testing.assert_frame_equal(getattr(again, name), getattr(made, name), check_exact=True)
     with pytest.raises(
-        DispersionError, match="cannot be written: Not a directory; choose another place"
+        DispersionError, match="cannot be written: Not a directory; choose another folder"
     ):
         condensation(*inputs, folder=tmp_path / "thesis.txt", **OPTIONS)
 

@@ -469,7 +469,7 @@ def test_the_phases_of_a_budget(
     checkpoints: int, questions: int, kept: bool, reference: bool
 ) -> None:
     everyone = checkpoints + reference
-    with pytest.raises(UsageError, match=f"at least {everyone}, a question of each"):
+    with pytest.raises(UsageError, match=f"at least {everyone}, one question for each"):
         phases(checkpoints, questions, everyone - 1, kept=kept, reference=reference)
     for share in (0.03, 0.1, 0.5, 1.0):
         budget = max(everyone, int(share * everyone * questions))

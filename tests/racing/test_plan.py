@@ -34,7 +34,7 @@ def test_a_budget_is_a_number_or_a_part(budget: int | str, everything: int, ques
 
 @pytest.mark.parametrize("budget", ["", "%", "0%", "101%", "ten", "1e3", "0", "-1", "nan%"])
 def test_another_budget_is_refused(budget: str) -> None:
-    with pytest.raises(UsageError, match="expected a number of questions, or a part such as 10%"):
+    with pytest.raises(UsageError, match="expected a number of questions, or a share such as 10%"):
         questions_of(budget, 100)
 
 
@@ -66,7 +66,7 @@ def test_the_phases_cost_what_the_plan_says_and_no_more_than_the_budget(
 def test_a_budget_without_a_question_for_each_is_refused() -> None:
     listed = lineup(5, base=True)
     with pytest.raises(
-        UsageError, match="expected at least 6, a question of each checkpoint, got 5"
+        UsageError, match="expected at least 6, one question for each checkpoint, got 5"
     ):
         Plan.of(listed, listed.entries, 200, budget=5, api=False)
 
@@ -94,10 +94,11 @@ def test_a_plan_counts_what_is_answered(
     assert (plan.expected, plan.loads) == ((few, many), loads)
     said = plan.words("9 GB")
     if answered:
-        assert f"{sum(answered.values())} questions answered; at most {loads} would be" in said
+        assert f"load weights at most {loads} times" in said
+        assert f"({sum(answered.values())} are answered)" in said
         assert "9 GB" not in said
     else:
-        assert "dry run): 4 (about 9 GB) would be, and asked 230 to 800 questions." in said
+        assert "load 4 checkpoints (about 9 GB) and ask 230 to 800 questions." in said
 
 
 def test_a_plan_of_a_budget_counts_what_is_answered() -> None:

@@ -59,12 +59,17 @@ def test_a_replay_asks_what_a_race_asks(margin: float) -> None:
         (
             [0.9, 0.3, 0.2],
             False,
-            "would have named the same best, 0, in 40 of 40 orders",
+            "would have named the same best, 0, in 40 of 40 random orders",
             "Where it named",
         ),
-        ([0.9, 0.3, 0.2], False, "They were raced in the order given.", "alphabetical"),
-        ([0.9, 0.3, 0.2], True, "The results came in alphabetical order", "order given"),
-        ([0.6, 0.6, 0.6, 0.6], True, "Where it named another, that was worse by", "in 40 of 40"),
+        ([0.9, 0.3, 0.2], False, "were raced in the order given.", "alphabetical"),
+        ([0.9, 0.3, 0.2], True, "results were named in alphabetical order", "order given"),
+        (
+            [0.6, 0.6, 0.6, 0.6],
+            True,
+            "Where it named another one, that was worse by",
+            "in 40 of 40",
+        ),
     ],
 )
 def test_the_sentences_of_a_replay(
@@ -75,7 +80,7 @@ def test_the_sentences_of_a_replay(
     text = " ".join(render(result.document(), "markdown").split())
     assert stands in text
     assert not_there not in text
-    assert f"with {100 * result.share[0]:.0f} % of the questions (median;" in text
+    assert f"with {100 * result.share[0]:.0f} % of the questions asked (median;" in text
     assert sum(row.named for row in result.checkpoints) == 40
     assert result.share[1] <= result.share[0] <= result.share[2] <= 1
     lowest = min(row.score for row in result.checkpoints if row.named)
@@ -88,9 +93,10 @@ def test_the_sentences_of_a_replay(
     [
         (
             ["0", "2"],
-            "in 40 of 40 orders, with 35 % of the questions (median; 35 to 35) and 2 of 3 loaded.",
+            "in 40 of 40 random orders, with 35 % of the questions asked (median; in nine of ten orders "
+            "35 to 35 %) and 2 of 3 loaded.",
         ),
-        (["2", "1"], "another best than 0 in 40 of 40 orders"),
+        (["2", "1"], "another best than 0 in 40 of 40 random orders"),
     ],
 )
 def test_a_screen_leaves_some_unloaded(listed: list[str], sentence: str) -> None:
@@ -99,7 +105,7 @@ def test_a_screen_leaves_some_unloaded(listed: list[str], sentence: str) -> None
     text = " ".join(render(result.document(), "markdown").split())
     assert sentence in text
     assert "2 of 3 loaded" in text
-    assert "They were raced in the screen's order; the others count as not loaded." in text
+    assert "were raced in the screen's order; the others count as not loaded." in text
     assert "each checkpoint is loaded" not in text
     assert {row.label for row in result.checkpoints if row.asked} == {*listed}
     assert "loaded." not in " ".join(replay(Recorded(answers, ["sums"]), orders=2).answer())
@@ -114,11 +120,11 @@ def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
     answers = {"b": Scores(score, score), "a": Scores(more, more)}
     result = replay(Recorded(answers, ["t"]), orders=20, margin=0.05)
     text = " ".join(result.answer())
-    assert "another best than a in 20 of 20 orders" in text
-    assert "worse by 0.010 at most" in text
+    assert "another best than a in 20 of 20 random orders" in text
+    assert "worse by at most 0.010" in text
     # Of equal ones the sentence has the one that was named.
     result = replay(Recorded({**answers, "b": answers["a"]}, ["t"]), orders=20, margin=0.05)
-    assert "named the same best, b, in 20 of 20 orders" in " ".join(result.answer())
+    assert "named the same best, b, in 20 of 20 random orders" in " ".join(result.answer())
 
 
 @pytest.fixture(scope="module", params=[60, pytest.param(400, marks=pytest.mark.slow)])
@@ -182,7 +188,7 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     listed = ["race", str(tmp_path), "--replay", *names, "--format", "json", "-q"]
     missing = {c.label for c in screened.shortlist(2).chosen} - {"sums-80"}
     assert main(listed) == 2
-    assert f"lists, got none of {missing.pop()}" in capsys.readouterr().err
+    assert f"names, got none of {missing.pop()}" in capsys.readouterr().err
     (tmp_path / "manifest.json").write_text(
         json.dumps(manifest_dict(head, screened.shortlist(1), tasks=("sums",), command=""))
     )
@@ -204,9 +210,9 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     for given, sentence in [
         (
             [names[1], str(fewer)],
-            f"expected 50 or more questions with a score in all results, got 30 of {asked}",
+            f"expected at least 50 questions with a score in all results, got 30 of {asked}",
         ),
-        ([names[1], names[1]], "expected results of two or more models, each once"),
+        ([names[1], names[1]], "expected results of two or more models, one for each model"),
         ([names[1]], "expected results of two or more models"),
         ([str(tmp_path / "none")], "expected the folder of a run"),
     ]:
@@ -248,8 +254,8 @@ def test_released_models_race_at_once(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--metric", "f1"], "race what is recorded; leave out --metric"),
-        (["family", "list"], "race what is recorded; leave out list"),
+        (["--metric", "f1"], "race recorded answers; leave out --metric"),
+        (["family", "list"], "race recorded answers; leave out list"),
         (["--seed", "-1"], "--seed: expected at least 0, got -1"),
     ],
 )
@@ -276,7 +282,7 @@ def test_a_race_of_version_0_2_is_read_but_not_continued(tmp_path):
     }
     (tmp_path / "race.json").write_text(json.dumps(kept))
     assert kept_race(tmp_path, older=True) == kept
-    with pytest.raises(UsageError, match="got an older one"):
+    with pytest.raises(UsageError, match="got one by an older version"):
         kept_race(tmp_path)
 
 
@@ -285,7 +291,7 @@ def test_a_manifest_of_another_program_is_left_alone_and_a_damaged_one_is_named(
     file.write_text('["a.js"]')
     assert Named.of([tmp_path]).manifest == {}
     file.write_text("{")
-    with pytest.raises(UsageError, match=r"manifest\.json cannot be read .*; remove or mend it"):
+    with pytest.raises(UsageError, match=r"manifest\.json cannot be read .*; remove it, or"):
         Named.of(str(tmp_path))
 
 
@@ -345,7 +351,7 @@ def test_a_replay_weighs_as_it_is_told(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"sharing": 25}, "They were raced in the order of their shared questions."),
+        ({"sharing": 25}, "in the order of their answers to shared questions."),
         ({"margin": 0.05}, "no other raced is better"),
         ({"budget": 240}, "240 of 1,200 questions asked (20 %)."),
         ({"top": 2}, "The best 2: 0 and 1."),
@@ -363,6 +369,6 @@ def test_the_first_lines_of_a_replay(settings: dict[str, Any], sentence: str) ->
 def test_a_replays_budget_has_a_question_for_each() -> None:
     answers = planted(np.random.default_rng(8), [0.9, 0.3, 0.2], 100)
     with pytest.raises(
-        UsageError, match="expected at least 3, a question of each checkpoint, got 2"
+        UsageError, match="expected at least 3, one question for each checkpoint, got 2"
     ):
         replay(Recorded(answers, ["sums"]), orders=2, budget=2)

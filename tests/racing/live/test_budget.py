@@ -72,7 +72,7 @@ def test_a_budget_is_spent_in_the_phases_that_a_dry_run_prints(
     assert (result["best"], result["checkpoints"][0]["status"]) == ("sums-80", "best")
     assert 0 < result["margin_shown"] < 1
     assert "questions of sums; no other raced is better by more than 0." in result["answer"][0]
-    assert "without a budget goes on to the proof" in result["answer"][0]
+    assert "without a budget asks on until this is proven" in result["answer"][0]
     kept = json.loads((tmp_path / "out" / "race.json").read_text())
     assert kept["split"] == len(MODELS)
     assert sorted(kept["shared"].values(), reverse=True) == asked
@@ -144,13 +144,16 @@ def test_a_race_that_is_stopped_shows_what_is_known(
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--budget", "2"], "--budget: expected at least 3, a question of each checkpoint, got 2"),
+        (
+            ["--budget", "2"],
+            "--budget: expected at least 3, one question for each checkpoint, got 2",
+        ),
         (
             ["--budget", "many"],
-            "--budget: expected a number of questions, or a part such as 10%, got many",
+            "--budget: expected a number of questions, or a share such as 10%, got many",
         ),
         (["--budget", "200%"], "got 200%"),
-        (["--budget", "0"], "expected a number of questions, or a part such as 10%, got 0"),
+        (["--budget", "0"], "expected a number of questions, or a share such as 10%, got 0"),
         (["--budget", "many", "--dry-run"], "got many"),
         (["--answers", "none"], "--answers: without answers nothing can be shown"),
         (["--answers", "none", "--budget", "12"], "5 or more questions each"),
@@ -206,6 +209,6 @@ def test_answers_that_are_no_tokens_are_refused_by_the_first_checkpoint(
     for _ in range(2):
         assert main([*command, "--budget", "40"]) == 2
         last = capsys.readouterr().err.splitlines()[-1]
-        assert "expected questions whose answers are tokens" in last
+        assert "expected answers that are tokens" in last
         assert "`dispersion tokens`" in last
         assert len([*out.glob("*/results_*.json")]) == 1

@@ -221,7 +221,7 @@ def test_other_weights_in_the_same_place_do_not_go_on_with_the_answers(
     assert standing(result)[0] == ("done", 40, 1.0, "best")  # finished: nothing is loaded
     assert result["checkpoints"][1]["message"] == (
         "the files of its weights have other sizes or times than those that gave the 10 answers in "
-        f"{tmp_path / 'out' / 'mine'}; remove that folder, and the checkpoint is asked anew"
+        f"{tmp_path / 'out' / 'mine'}; remove that folder, and the same command asks the checkpoint again"
     )
     shutil.rmtree(tmp_path / "out" / "mine")
     assert standing(raced(capsys, *given))[1][:2] == ("mine", 10)
@@ -434,7 +434,7 @@ def test_a_full_disk_is_a_sentence_and_loses_no_block(
         patch.setattr(os, "fsync", sync)
         assert main(given) == 1
     assert (
-        "No space left on device; free some space, and the same command goes on"
+        "No space left on device; check its disk and its permissions, then run the same command to go on"
         in capsys.readouterr().err
     )
     assert raced(capsys, *given)["questions"] == 40
@@ -543,7 +543,7 @@ def test_a_folder_that_grew_names_the_best_of_one_race_of_all_and_loads_newcomer
         loaded.clear()
         grown = raced(capsys, *words(tasks, tmp_path / "out", *models))
         assert loaded == new
-    note = "Checkpoints joined this race later; the error holds for each time by itself."
+    note = "Checkpoints joined this race after it had begun; the error holds separately before and after that."
     assert grown["notes"] == [note]
     assert (grown["of"], grown["loaded"]) == (4, 4)
     whole = raced(
@@ -561,7 +561,7 @@ def test_a_folder_that_grew_names_the_best_of_one_race_of_all_and_loads_newcomer
     assert found["questions"] == grown["questions"]
     judged = raced(capsys, "race", "--replay", str(tmp_path / "out"), "--format", "json", "-q")
     assert standing(judged) == standing(grown)
-    assert judged["notes"][-1] == "Judged by the folder's answers; no model was loaded."
+    assert judged["notes"][-1] == "Judged by the answers in the folder; no model was loaded."
     results = next((tmp_path / "out").glob("sums-30/results_*"))
     samples_file = next((tmp_path / "out").glob("sums-30/samples_*"))
     content, lines = (
@@ -598,7 +598,7 @@ def test_a_budget_ends_a_race_with_what_is_known_and_the_same_command_goes_on(
     whole = raced(capsys, *words(tasks, tmp_path / "whole", "sums-30", "sums-45", "sums-20"))
     assert standing(raced(capsys, *given)) == standing(whole)
     assert main(["race", "--replay", str(tmp_path / "out"), "--metric", "acc"]) == 2
-    assert "judged by the race's own; leave out --metric" in capsys.readouterr().err
+    assert "judged by the settings of that race; leave out --metric" in capsys.readouterr().err
     samples = json.loads((tmp_path / "out" / "samples.json").read_text())
     assert samples["sums"] == [
         *range(40)
@@ -615,7 +615,8 @@ def test_a_dry_run_says_what_would_be_loaded_and_keeps_nothing(
     given = words(tasks, tmp_path / "out", "sums-30", "sums-45", "sums-20")
     result = raced(capsys, *given, "--dry-run")
     assert (
-        result["plan"] == "Nothing was loaded (dry run): 3 would be, and asked 60 to 120 questions."
+        result["plan"]
+        == "Dry run, nothing was loaded: the race would load 3 checkpoints and ask 60 to 120 questions."
     )
     assert result["answer"] == [result["plan"]]
     assert {c["status"] for c in result["checkpoints"]} == {"undecided"}
@@ -628,9 +629,9 @@ def test_a_dry_run_says_what_would_be_loaded_and_keeps_nothing(
         "--dry-run",
     ]
     about = (planned := raced(capsys, *screen))["plan"]
-    cheap = "Where loading is cheap, as here, a first block of all is the better screen (by block)."
+    cheap = "Loading is cheap here, so that"
     assert planned["notes"] == [cheap]
-    size = re.search(r"run\): 5 \(about (\S+) MB\) would be", about)
+    size = re.search(r"load 5 checkpoints \(about (\S+) MB\)", about)
     assert size is not None
     weights = sum(file.stat().st_size for file in (DEMO / "sums-45").glob("*.safetensors"))
     assert float(size[1]) == pytest.approx(5 * weights / 1e6, rel=0.1)
@@ -667,15 +668,19 @@ def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not
     assert (found["loaded"], found["questions_each"], found["shuffled"]) == (2, 80, False)
     assert [Path(row["label"]).name for row in found["checkpoints"]] == ["sums-80", "a twin"]
     assert found["notes"][0] == "Raced by acc, exact_match."
-    assert found["notes"][1] == "Of the race, the checkpoints that were asked everything."
+    assert found["notes"][1] == "Only checkpoints that the race asked all questions are replayed."
     assert len(found["notes"]) == 3
     assert "equal to the last digit" in found["notes"][2]  # a twin
     assert main(both) == 2
-    assert f"expected a race of this version in {out}, got an older one" in capsys.readouterr().err
+    assert (
+        f"expected a race by this version in {out}, got one by an older version"
+        in capsys.readouterr().err
+    )
     shutil.rmtree(out / "a_twin")
     assert main(["race", "--replay", str(out)]) == 2
     assert (
-        f"that were asked everything in {out}, got 1 of 2; name finished" in capsys.readouterr().err
+        "were asked all questions, got 1 of 2; run the race to its end, or name finished"
+        in capsys.readouterr().err
     )
 
 
@@ -723,7 +728,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
     ("more", "sentence"),
     [
         (["--tasks", "none"], "lm-eval has no task 'none'"),
-        (["--metric", "f1"], "sums has no 'f1' to judge answers by; it has acc"),
+        (["--metric", "f1"], "expected a metric of sums, got 'f1'; name one of acc"),
         (
             ["--tasks", "lengths"],
             "--metric: lengths: expected a score from 0 to 1 for each question",
@@ -734,10 +739,13 @@ def test_the_screen_comes_first_and_verify_judges_it(
         ),
         (["--error", "1"], "--error: expected above 0 and below 1, got 1.0"),
         (["--margin", "1"], "--margin: expected from 0 to below 1, got 1.0"),
-        (["--base", "base"], "--base: needs a screen, which a list and all checkpoints go without"),
+        (
+            ["--base", "base"],
+            "--base: needs a screen, and there is none for a short list or with --all",
+        ),
         (["--limit", "0"], "--limit: expected at least 1, got 0"),
         (["--seed", "-1"], "--seed: expected at least 0, got -1"),
-        (["--output_path", "{tasks}/other"], "expected a race in"),
+        (["--output_path", "{tasks}/other"], "expected the folder of a race"),
         (
             ["--model", "nothing"],
             "--model: expected the name of a model that `lm_eval run --help` lists, such as hf, got 'nothing'",
@@ -792,14 +800,14 @@ def test_a_folder_of_another_race_is_refused(
     given = [*words(tasks, tmp_path / "out", "sums-80"), "--limit", "25"]
     raced(capsys, *given)
     for option, value, sentence in (
-        ("--seed", "1", "has answers to another seed (0, now 1)"),
-        ("--num_fewshot", "3", "has answers to sums with other prompts or examples;"),
+        ("--seed", "1", "has the answers of a race with another seed (0, now 1)"),
+        ("--num_fewshot", "3", "with other prompts or examples of sums;"),
         (
             "--by",
             "block",
-            f"expected rows, by which the race in {tmp_path / 'out'} began, got block",
+            f"expected rows, with which the race in {tmp_path / 'out'} began, got block",
         ),
-        ("--limit", "30", "has answers to another number of questions (25, now 30)"),
+        ("--limit", "30", "with another number of questions (25, now 30)"),
     ):
         assert main([*given, option, value]) == 2
         assert sentence in capsys.readouterr().err
@@ -904,7 +912,10 @@ def test_after_ctrl_c_a_race_goes_on_with_the_same_task_alone(
         (shots / name).write_text(text.replace(before, after))
         assert main(given) == 2
         said = capsys.readouterr().err
-        assert f"out has answers to sums with other {changed}; name another folder" in said
+        assert (
+            f"out has the answers of a race with other {changed} of sums; name another folder"
+            in said
+        )
         assert len(said) < 300
         (shots / name).write_text(text)
     result = raced(capsys, *given)
@@ -932,7 +943,7 @@ def test_a_fault_of_the_task_ends_the_race_after_two_checkpoints(
     assert main(given) == 1
     said = capsys.readouterr().err
     assert "average='binary'" in said
-    assert "(sums-80 and sums-45 failed alike, so no other was loaded)" in said
+    assert "(sums-80 and sums-45 failed in the same way, so no other checkpoint was loaded;" in said
     assert len(loaded) == 2
 
 
@@ -953,7 +964,7 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
     given += ["--limit", "25"]
     for _ in range(2):  # of answers that are there, too
         assert raced(capsys, *given)["notes"] == [
-            "other: the chat template gave 25 questions other prompts than the checkpoints before it had, as "
+            "other: its chat template gave 25 questions other prompts than earlier checkpoints had, as "
             "one with the date does."
         ]
     evaluation = asked_of("sums_written", tasks, limit=25)  # without a template
@@ -1215,11 +1226,11 @@ def test_a_race_screens_by_the_answers_of_its_own_task(
     own = raced(
         capsys, "race", *models, "--task", "sums", *shared, *backend, "--output_path", out[0]
     )
-    note = next(note for note in own["notes"] if note.startswith("Screened by the "))
+    note = next(note for note in own["notes"] if note.startswith("Screened by "))
     counted, tokens = note.removesuffix(".").split(": ")
     assert (
         counted
-        == f"Screened by the {len(tokens.split())} tokens of the answers of sums (40 documents)"
+        == f"Screened by {len(tokens.split())} tokens, from the answers of sums (40 documents)"
     )
     assert {*"0123456789"} <= {*tokens.split()}
     settings = [json.loads(Path(place, "race.json").read_text()) for place in out[:1]]
@@ -1284,7 +1295,7 @@ def test_own_answers_without_tokens_need_a_domain_or_all(
     ]
     assert main([*given, "--output_path", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert "--domain: expected the token set to screen by: sums_written: " in error
+    assert "--domain: expected a token set to screen by: sums_written: " in error
     assert why in error
     assert "or race all, in the order given" in error
     assert main(["race", str(DEMO / "sums-80")]) == 2

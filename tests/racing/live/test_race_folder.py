@@ -74,7 +74,11 @@ def test_an_added_checkpoint_is_left_out_and_its_code_does_not_run(
     result = raced(capsys, *given)
     assert standing(result)[:2] == standing(before)
     assert standing(result)[2] == ("friend", 0, None, "not loaded")
-    (note,) = [note for note in result["notes"] if note.startswith("Left out and not loaded")]
+    (note,) = [
+        note
+        for note in result["notes"]
+        if note.startswith("Not loaded, because this command does not name")
+    ]
     assert f"dispersion race … {evil} --tasks sums --output_path {out}" in note
     assert not marker.exists()
     # Named by the command, it is raced; its code runs only if the command says so too.

@@ -151,5 +151,5 @@ def test_agreement_is_with_the_mean_answer() -> None:
     with pytest.raises(UsageError, match="of one tokenizer"):
         agreement(unlike)
     for checkpoints, questions in ((2, 25), (3, 4)):
-        with pytest.raises(UsageError, match="3 or more checkpoints and 5 or more questions"):
+        with pytest.raises(UsageError, match="at least 3 checkpoints and 5 questions"):
             check_agreement(checkpoints, questions)

@@ -274,8 +274,11 @@ def test_a_task_or_group_may_have_a_metric_of_its_own(
 @pytest.mark.parametrize(
     ("metric", "cause"),
     [
-        ("longer=acc", "longer=acc names no task that is scored; there are long"),
-        ("long=f1", "long has no 'f1' to judge answers by; it has acc, acc_norm"),
+        (
+            "longer=acc",
+            "expected the metric of a task that is scored, got longer=acc; tasks are long",
+        ),
+        ("long=f1", "expected a metric of long, got 'f1'; name one of acc, acc_norm"),
         ("acc", "written has no 'acc'"),
         ("long=acc,long=acc_norm", "one metric for long, got acc and acc_norm"),
         ("acc,acc_norm", "one metric for all tasks, got acc and acc_norm"),
@@ -351,7 +354,7 @@ def test_a_race_of_a_suite_weighs_its_units_and_is_judged_alike_by_its_folder(
     assert "leave out --weigh" in capsys.readouterr().err
     other = [*given, "--weigh", "questions"]
     assert main(["race", *models, "--all", *other]) == 2
-    assert "several tasks that count otherwise" in capsys.readouterr().err
+    assert "another weighing of the tasks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
