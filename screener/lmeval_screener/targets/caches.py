@@ -17,10 +17,15 @@ _MODEL = "application/vnd.ollama.image.model"
 
 
 def hub_snapshots(folder: str) -> dict[str, str]:
-    """Repository's folder -> its snapshot, for a Hub cache or one repository in it; empty for others.
+    """Find the snapshot to read for each repository in a Hub cache.
 
-    The snapshot is that of ``refs/main``, else the one written last. Data sets, spaces and repositories
-    without a snapshot are left out.
+    The folder may be the cache or one repository's folder in it. The snapshot is the one to which
+    ``refs/main`` points, or else the one written last. Data sets, Spaces and repositories without a
+    snapshot are left out.
+
+    Returns:
+        A mapping from each repository's folder to the folder of its snapshot; empty for any folder
+        that is not a Hub cache.
     """
     place = Path(folder).expanduser()
     if (place / "hub").is_dir() and not _repositories(place):
@@ -62,7 +67,7 @@ def _snapshot(repository: Path) -> str:
 
 
 def cached_name(path: str) -> str | None:
-    """``ORG/NAME`` for the path of a Hub cache's snapshot; None for any other.
+    """Return ``ORG/NAME`` for the path of a snapshot in a Hub cache, or None for any other path.
 
     >>> cached_name("hub/models--org--name/snapshots/" + 40 * "a")
     'org/name'
@@ -77,7 +82,10 @@ def cached_name(path: str) -> str | None:
 
 
 def ollama_models(folder: str) -> dict[str, str]:
-    """Model's name -> the path of its blob, for a folder of Ollama's; empty for any other folder."""
+    """Return the path of each model's blob in a folder of Ollama, by the model's name.
+
+    The mapping is empty for any other folder.
+    """
     place = Path(folder).expanduser()
     for store in (place, place / "models", place.parent):
         manifests = store / "manifests"

@@ -56,12 +56,12 @@ Names = tuple[Collection[str], Collection[str]]
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """The revisions that match a glob, each once, in the order of their steps."""
+    """Return the names that match a glob, each once, ordered by training step."""
     return sorted({n for n in names if fnmatch.fnmatchcase(n, pattern)}, key=step_key)
 
 
 def step_key(revision: str) -> tuple[tuple[int, str], ...]:
-    """Sort key that puts ``step1000`` before ``step2000`` before ``step10000``."""
+    """Return a key that sorts names by number: ``step1000``, ``step2000``, ``step10000``."""
     key = []
     for index, part in enumerate(re.split(r"([0-9]+)", revision)):
         # A number's order is that of its length, then of its digits: `int` refuses thousands of them.
@@ -71,7 +71,9 @@ def step_key(revision: str) -> tuple[tuple[int, str], ...]:
 
 
 def step_number(revision: str) -> float | None:
-    """The training step in a revision's name: the number after ``step``, else its first; None without one.
+    """Return the training step in a name: the number after ``step``, or else its first number.
+
+    The result is None for a name without a number, or with one of more than 18 digits.
 
     >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
     (140000.0, 500.0, None)
@@ -85,12 +87,13 @@ def step_number(revision: str) -> float | None:
 
 @dataclass
 class Run:
-    """What a training run's folder holds; everything is empty for any other folder.
+    """The checkpoints of a training run; all lists are empty if a folder holds no run.
 
     Attributes:
-        checkpoints: Folders of its checkpoints: by step, then those without a step, its own folder last.
-        left_out: Its other folders that hold no model, without those that trainers write for themselves.
-        tokenizers: Checkpoint that stores no tokenizer -> the run's folder that has one.
+        checkpoints: Folders of the checkpoints: first those of a step, by step, then other models
+            of the run, and last the run's own folder if it holds a model.
+        left_out: Other folders that hold no model, except those that trainers write for themselves.
+        tokenizers: For each checkpoint without a tokenizer, the folder of the run that has one.
     """
 
     checkpoints: list[str] = field(default_factory=list)
@@ -99,12 +102,14 @@ class Run:
 
 
 def checkpoints_in(folder: str) -> Run:
-    """The checkpoints in a folder on disk: a training run's (see `run_checkpoints`), or its subfolders.
+    """Find the checkpoints in a folder on disk.
 
-    A folder without any is a checkpoint itself.
+    They are those of a training run (`run_checkpoints`), or else the models in its subfolders, such
+    as those of a Hub cache. A folder that holds neither counts as one checkpoint.
 
     Raises:
-        ScreeningError: ``FolderNotFound``: the checkpoints lie further down; it names a glob of them.
+        ScreeningError: ``FolderNotFound``: the checkpoints lie further down, or in a store of
+            Ollama. The message says how to name them.
     """
     search = run_checkpoints(folder, os.path.dirname(os.path.abspath(folder)))
     try:
@@ -188,8 +193,8 @@ def _refuse_ollama(folder: str) -> None:
         names += ", …"
     raise ScreeningError(
         "FolderNotFound",
-        f"expected a checkpoint, got {folder}, a store of Ollama with {len(blobs)} models; name their "
-        f"blobs: {names}",
+        f"expected a checkpoint, got {folder}, where Ollama stores {len(blobs)} models; name their "
+        f"files: {names}",
     )
 
 
@@ -233,20 +238,29 @@ def _holds_model(files: Collection[str]) -> bool:
 
 
 def names_in(folder: str) -> Names:
-    """Subfolders and files in a folder on disk; both empty if it cannot be listed."""
+    """Return the names of the subfolders and files in a folder; none if it cannot be listed."""
     _, folders, files = next(os.walk(folder), ("", [], []))
     return folders, files
 
 
 def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[Names], Run]:
-    """The checkpoints in a training run's folder; an empty `Run` if the folder holds no run.
+    """Find the checkpoints of a training run, in folders that the caller lists.
 
-    They lie in folders named after a step (``checkpoint-500``, ``step_500``, ``iter_0000500``,
-    ``global_step500``, else ``epoch_0``), in ``folder`` or in its ``checkpoints``; the model itself may lie
-    deeper, as in ``global_step_500/actor/huggingface``. After them come the run's other models
-    (``merged``, ``final``) and the final model in the run's own folder. A step's folder is a run of one;
-    its own run is the folder ``above`` it, whose tokenizer serves it.
-    A generator: it yields folders to list, local or remote, and expects ``send`` with the names in each.
+    The folders of steps (``checkpoint-500``, ``step_500``, ``iter_0000500``, ``global_step500``, or
+    else ``epoch_0``) lie in ``folder`` itself or in its ``checkpoints``. The model of a step may
+    lie deeper, as in ``global_step_500/actor/huggingface``. Then come the run's other models
+    (``merged``, ``final``) and the final model in the run's own folder. If ``folder`` is itself the
+    folder of a step, that is the only checkpoint.
+
+    Args:
+        folder: The folder, local or remote.
+        above: The folder above it, whose tokenizer serves the checkpoint if ``folder`` is a step's.
+
+    Yields:
+        Folders to list; ``send`` must return the names of subfolders and files in each, in order.
+
+    Returns:
+        The run; empty if the folder holds none.
     """
     (top,) = yield [folder]
     inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top[0]]
@@ -327,8 +341,8 @@ def _tokenizers(
 def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, Collection[str]]]:
     """The nearest folder with configuration and weights, from each one down; else with either; else itself.
 
-    Shards of a distributed checkpoint are safetensors too, often above the folder where they are joined.
-    Each comes with the names of its files.
+    Shards of a distributed checkpoint are safetensors too, often above the folder where they are
+    joined. Each comes with the names of its files.
     """
     whole: dict[str, str] = {}
     either: dict[str, str] = {}
@@ -357,12 +371,14 @@ def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, 
 
 
 def joined(path: str, name: str) -> str:
-    """``path/name``, or the other if one is empty."""
+    """Return ``path/name``, or only one of the two if the other is empty."""
     return f"{path}/{name}" if path and name else path or name
 
 
 def belongs_to_run(folder: str, run: str) -> bool:
-    """Whether a folder without a step is a training run's own, or lies in it, as ``merged`` and ``final`` do.
+    """Whether a folder without a step is, or lies in, the folder ``run`` of a training run.
+
+    Such folders are the run's own, and ``merged`` or ``final`` inside it.
 
     >>> belongs_to_run("out/run1/merged", "out/run1"), belongs_to_run("out/run2", "out/run1")
     (True, False)
@@ -371,7 +387,9 @@ def belongs_to_run(folder: str, run: str) -> bool:
 
 
 def possible_runs(folder: str) -> tuple[str, str]:
-    """The training runs to which a folder without a step may belong: itself, and the folder around it.
+    """Return the training runs that a folder without a step may belong to.
+
+    They are the folder itself and the folder around it, or around its ``checkpoints``.
 
     >>> possible_runs("out/run1/checkpoints/merged")
     ('out/run1/checkpoints/merged', 'out/run1')
@@ -386,15 +404,17 @@ def _run_of(place: Path) -> str:
 
 
 def is_epoch(step: str) -> bool:
-    """Whether a step's name counts epochs alone, which have no place among numbered steps."""
+    """Whether the name of a checkpoint's folder counts epochs (``epoch_3``) instead of steps."""
     return _EPOCH_FOLDER.fullmatch(step) is not None
 
 
 def run_and_step(folder: str) -> tuple[str, str] | None:
-    """Training run and step's name for a checkpoint's folder; None if no part of the path names a step.
+    """Return the training run and the step's name for the folder of a checkpoint.
 
-    >>> run_and_step("out/run1/checkpoint-500"), run_and_step("titan/checkpoint/step-50"), run_and_step("a/b")
-    (('out/run1', 'checkpoint-500'), ('titan', 'step-50'), None)
+    The result is None if neither the folder's name nor one of the three above it names a step.
+
+    >>> run_and_step("out/run1/checkpoint-500"), run_and_step("titan/checkpoint/step-50"),
+    run_and_step("a/b") (('out/run1', 'checkpoint-500'), ('titan', 'step-50'), None)
     """
     path = Path(folder)
     for place in (path, *list(path.parents)[:_DEPTH]):

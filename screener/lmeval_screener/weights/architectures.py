@@ -2,8 +2,8 @@
 
 The names are data, in ``architectures.yaml``: a new architecture is a line there.
 
-The rule is transformers' own: a stored head if there is one (with a warning if config.json says *tied*); else
-the input embedding, if config.json or the architecture's default ties the two.
+The rule is transformers' own: a stored head if there is one (with a warning if config.json says
+*tied*); else the input embedding, if config.json or the architecture's default ties the two.
 """
 
 from __future__ import annotations
@@ -78,9 +78,20 @@ SAYS_TIED = "config.json says that embeddings are tied"
 def choose_tensor(
     names: Iterable[str], config: Mapping[str, Any], warnings: list[str]
 ) -> tuple[str, bool]:
-    """The stored output projection's name, and whether it is the tied input embedding; or ScreeningError.
+    """Choose the stored tensor that serves as the output projection.
 
-    Contradictions and silence of config.json are added to ``warnings``.
+    Args:
+        names: The names of all stored tensors.
+        config: The content of config.json; empty if there is none.
+        warnings: A sentence is added for everything in which config.json contradicts the tensors,
+            or leaves the choice open.
+
+    Returns:
+        The tensor's name, and whether it is the input embedding, to which the head is tied.
+
+    Raises:
+        ScreeningError: No output projection is stored (``NoOutputProjection``), or it is stored
+            packed or in parts (``QuantizedTensor``).
     """
     stored = set(names)
     scale = stored_name(stored, _LOGIT_SCALE)
@@ -109,29 +120,33 @@ def choose_tensor(
         first_names = some(sorted(stored), 3) or "none"
         raise cannot(
             "NoOutputProjection",
-            f"none of its {len(stored)} tensors ({first_names}) is a known output projection or input "
-            "embedding",
+            f"none of its {len(stored)} tensors ({first_names}) is a known output projection or "
+            "input embedding",
             "check that it is a causal language model",
         )
     types = model_types(config)
     if ties is None and not types:
         warnings.append(
-            f"config.json is silent on tied embeddings and no head is stored; read {embedding}"
+            "config.json does not say whether embeddings are tied, and no head is stored: "
+            f"{embedding} was read"
         )
     if not class_ties(config):
         why = "config.json says that embeddings are not tied"
         if ties is not False:
-            why = f"{types[0]} does not tie embeddings by this config.json"
+            why = f"{types[0]} does not tie embeddings with this config.json"
         raise cannot(
             "NoOutputProjection",
-            f"{why}, but no head is stored, only {embedding}: a loader starts the head at random",
-            "it may be a base model without a head, or an incomplete upload",
+            f"{why}, but no head is stored, only {embedding}: a loader would start the head at random",
+            "check whether it is a base model without a head, or upload it again if it is incomplete",
         )
     return embedding, True
 
 
 def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | None:
-    """The stored name of the first stored candidate, under any wrapper; None without one."""
+    """Return the stored name of the first candidate that is stored, or None if none is.
+
+    A candidate also counts if it is stored behind a wrapper's prefix, such as ``language_model.``.
+    """
     for candidate in candidates:
         for wrapper in WRAPPERS:
             if wrapper + candidate in stored:
@@ -140,17 +155,19 @@ def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | Non
 
 
 def head_bias(stored: Collection[str]) -> list[str]:
-    """The warning for a stored bias of the head; empty without one."""
+    """Return a list with a warning if the output projection has a bias; else an empty list."""
     bias = stored_name(stored, _HEAD_BIASES)
     if bias is None:
         return []
-    return [f"{bias} is stored: neither G nor the ratio includes a head's bias"]
+    return [f"the head has a bias ({bias}), which neither G nor the ratio includes"]
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:
-    """Stored tensors that change a matrix's rows, by their names after the matrix's stem.
+    """Return the tensors stored with the matrix ``name`` that change its rows, such as its scales.
 
-    Those that are not in `SCALES` come first: an error names them. Empty without any.
+    Each is given by its name without the part that it shares with the matrix: ``weight_scale`` for
+    ``lm_head.weight_scale`` next to ``lm_head.weight``. Tensors that are not in `SCALES` come
+    first. The list is empty if the matrix stands alone.
     """
     stem = name.removesuffix("weight")
     words = set()
@@ -162,13 +179,22 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
-    """``model_type`` in config.json and in the language model inside it, outermost first."""
+    """Return the ``model_type`` of config.json, then that of the language model in it, if any."""
     stated = [level.get("model_type") for level in levels(config)]
     return [model_type for model_type in stated if isinstance(model_type, str)]
 
 
 def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
-    """Kind of the final norm, whether it multiplies by 1 + weight, whether it has a weight; None: unknown."""
+    """Return how an architecture's final norm works, or None if the architecture is not known.
+
+    Args:
+        model_type: The ``model_type`` of the language model.
+        config: The content of config.json.
+
+    Returns:
+        Three values: the kind, ``rms`` or ``layer``; whether the norm multiplies by 1 + its weight
+        rather than by its weight; and whether it has a weight.
+    """
     if model_type == "hf_olmo":
         # OLMo as first released, and DataDecide: by settings (olmo/model.py).
         kinds: dict[str, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
@@ -182,19 +208,22 @@ def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, 
 
 
 def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """config.json and the configurations of a language model inside it."""
+    """Return config.json and then the configurations of language models that are nested in it."""
     stated = [config.get(key) for key in _INNER_CONFIGS]
     return [config, *(level for level in stated if isinstance(level, dict))]
 
 
 def is_of_model(name: str) -> bool:
-    """Whether a name belongs to the text model, outside its layers: not to a draft head or an image tower."""
+    """Whether a tensor's or module's name belongs to the text model, outside its numbered layers.
+
+    It does not if it names part of a draft head or of an image encoder.
+    """
     in_layer = any(map(str.isdigit, name.split(".")))
     return not in_layer and not any(word in name for word in NOT_THE_MODEL)
 
 
 def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
-    """A stored tensor that replaces one of some weights, if there is one."""
+    """Return a stored tensor that stands for one of the candidates in packed form, or None."""
     stems = [w + name.removesuffix("weight") for name in candidates for w in WRAPPERS]
     for name in sorted(stored):
         stem = next((stem for stem in stems if name.startswith(stem)), name)
@@ -204,13 +233,17 @@ def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
 
 
 def _only_head(stored: set[str]) -> str | None:
-    """A head under an unknown wrapper, if there is exactly one."""
+    """Return the head under an unknown wrapper if there is exactly one; else None."""
     heads = [name for name in stored if name.endswith(".lm_head.weight") and is_of_model(name)]
     return heads[0] if len(heads) == 1 else None
 
 
 def class_ties(config: Mapping[str, Any]) -> bool:
-    """Whether the class ties the head to the embedding; a class that is not known does so where silent."""
+    """Whether the model's class ties the output projection to the input embedding.
+
+    This follows config.json and, where that is silent, the default of the class. A class that is
+    not known is taken to tie.
+    """
     types = model_types(config)
     stated = _says_tied(levels(config))
     rule = TYING.get(types[0]) if types else None
@@ -227,7 +260,7 @@ def class_ties(config: Mapping[str, Any]) -> bool:
 
 
 def _says_tied(levels: Iterable[Mapping[str, Any]]) -> bool | None:
-    """Whether some levels of config.json tie; the first with an entry decides. None without an entry."""
+    """Return the first entry on tied embeddings in levels of config.json; None without one."""
     for level in levels:
         # OLMo as first released has its own key for it, and its class reads no other.
         for key in ("weight_tying", "tie_word_embeddings"):

@@ -1,8 +1,9 @@
 """A checkpoint's body in brief: a few numbers of its tensors (of 32, if remote) before the final norm.
 
-Checkpoints with equal rows are copies only if their bodies are equal too: LoRA, merges and a frozen head
-change the body alone. A body in brief has a hash of the weights files' digests, which a listing holds, and
-for each tensor read a weighted sum of some numbers, which a training step changes.
+Checkpoints with equal rows are copies only if their bodies are equal too: LoRA, merges and a frozen
+head change the body alone. A body in brief has a hash of the weights files' digests, which a
+listing holds, and for each tensor read a weighted sum of some numbers, which a training step
+changes.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ _TENSOR = np.dtype([("name", "<u4"), ("dtype", "<u4"), ("sum", "<f4"), ("error",
 
 
 class Likeness(NamedTuple):
-    """How far two bodies are equal.
+    """The result of comparing two checkpoints' bodies (their tensors before the final norm).
 
     Attributes:
-        is_same: Whether everything compared is equal; None if nothing can be compared.
-        compared: Number of compared tensors; 0 for equal files.
-        of: Number of tensors in the body that has more; 0 for equal files.
+        is_same: Whether everything that was compared is equal; None if nothing could be compared.
+        compared: Number of tensors that were compared; 0 if the weights files themselves are equal.
+        of: Number of tensors in the larger of the two bodies; 0 if the weights files are equal.
     """
 
     is_same: bool | None
@@ -64,13 +65,17 @@ UNKNOWN = Likeness(None)
 
 
 def are_body(content: bytes) -> bool:
-    """Whether bytes have the length of a body in brief, or of a hash of files, or of none."""
+    """Whether bytes have a length that `read_body` returns, or are empty."""
     tensors = len(content) - _DIGEST - 4
     return len(content) in (0, _DIGEST) or (tensors >= 0 and tensors % _TENSOR.itemsize == 0)
 
 
 def likeness(first: bytes, second: bytes) -> Likeness:
-    """Compare bodies of `read_body`: equal types exactly, others by rounding; `UNKNOWN` if none is shared."""
+    """Compare two bodies, each as `read_body` returned it.
+
+    Tensors of the same dtype must be equal exactly, others up to rounding. The result is `UNKNOWN`
+    if the bodies have no tensor in common.
+    """
     digest, whole, a = _parts(first)
     other_digest, other_whole, b = _parts(second)
     if digest == other_digest and digest.strip(b"\0"):
@@ -97,23 +102,31 @@ def _parts(body: bytes) -> tuple[bytes, bytes, NDArray[Any]]:
 
 
 def keys(body: bytes) -> list[bytes]:
-    """Keys that only equal bodies share: their files' hash, and everything read from them."""
+    """Return keys by which equal bodies are found: two bodies that share a key are equal.
+
+    There is one for the hash of the weights files, if that is known, and one for the numbers that
+    were read from the tensors.
+    """
     return [key for key in (body[:_DIGEST], body[_DIGEST:]) if key.strip(b"\0") or len(key) == 4]
 
 
 def kind(body: bytes) -> bytes:
-    """A key of the tensors that were read, their names and types; empty for a body without any."""
+    """Return a key of the names and dtypes of the tensors that were read; empty if none was."""
     _, _, tensors = _parts(body)
     return tensors["name"].tobytes() + tensors["dtype"].tobytes()
 
 
 def tensors_in(body: bytes) -> int:
-    """The number of tensors that were read."""
+    """Return the number of tensors from which numbers were read."""
     return len(_parts(body)[2])
 
 
 class Bodies:
-    """Bodies of one kind, by their places, among which a body of another kind is looked for."""
+    """Bodies of the same tensors in the same dtypes, for comparison with bodies in other dtypes.
+
+    Args:
+        tensors: Number of tensors in each of them.
+    """
 
     def __init__(self, tensors: int) -> None:
         self._row = np.dtype(
@@ -123,12 +136,15 @@ class Bodies:
         self._places: list[int] = []
 
     def add(self, place: int, body: bytes) -> None:
-        """Add a body of this kind."""
+        """Add a body, as `read_body` returned it, under the number ``place``."""
         self._content += body
         self._places.append(place)
 
     def same(self, body: bytes) -> int | None:
-        """The place of the first body that is the same as one of another kind, as `likeness` has it."""
+        """Return the ``place`` of the first added body that equals ``body``, or None.
+
+        Two bodies are equal under the same conditions as in `likeness`.
+        """
         _, whole, own = _parts(body)
         rows = np.frombuffer(self._content, self._row)
         tensors = rows["tensors"]
@@ -146,7 +162,10 @@ class Bodies:
 
 
 def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
-    """A hash (8 bytes) of weights files' digests, without a request; zeros if the listing lacks one."""
+    """Return an 8-byte hash of the content of weights files, from the digests in the listing.
+
+    This takes no request. The bytes are zeros if the listing lacks the SHA-256 of a file.
+    """
     digests = sorted(snapshot.files[path].digest or "" for path in paths)
     if not digests or not all(digest.startswith("sha256:") for digest in digests):
         return bytes(_DIGEST)
@@ -156,11 +175,23 @@ def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
 async def read_body(
     snapshot: Snapshot, most: int | None = None, paths: Sequence[str] | None = None
 ) -> bytes:
-    """Read a body in brief, over all tensors or ``most``, the same ones in every checkpoint.
+    """Read a short summary of a checkpoint's body, by which copies are recognised.
 
-    Tensors that are packed or not contiguous are left out, and all but one slice of a sliced tensor; for
-    GGUF, and for stacked experts of mlx_lm, only the digest is kept. ``paths`` are the weights files, if they
-    are known (else `weights_in`). ScreeningError if a file is broken.
+    The summary holds a hash of the weights files and, for each tensor that is read, a weighted sum
+    of some of its numbers. Left out are tensors that are packed or not contiguous, and all but one
+    slice of a tensor that is stored in slices. For GGUF, and for experts stacked by mlx_lm, the
+    summary is the hash alone.
+
+    Args:
+        snapshot: The checkpoint's files.
+        most: Number of tensors to read, the same ones in every checkpoint; None for all.
+        paths: The weights files; None to choose them by `weights_in`.
+
+    Returns:
+        The summary in bytes, which `likeness` compares.
+
+    Raises:
+        ScreeningError: A weights file is missing or broken.
     """
     files = WeightFiles(snapshot)
     places: dict[int, tuple[str, Tensor]] = {}
@@ -222,7 +253,13 @@ def _middle(tensor: Tensor) -> tuple[int, int]:
 
 
 async def weights_in(snapshot: Snapshot) -> list[str]:
-    """The weights files of a checkpoint or an adapter, else all GGUF files; or ScreeningError (BadIndex)."""
+    """Return the paths of a checkpoint's or an adapter's weights files.
+
+    If there is neither a model in transformers' layout nor an adapter, these are all GGUF files.
+
+    Raises:
+        ScreeningError: ``BadIndex``: the index of the shards does not fit the files.
+    """
     chosen = await model_files(snapshot)
     if chosen.paths:
         return list(chosen.paths)
