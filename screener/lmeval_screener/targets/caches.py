@@ -82,7 +82,7 @@ def cached_name(path: str) -> str | None:
 
 
 def ollama_models(folder: str) -> dict[str, str]:
-    """Return the path of each model's blob in a folder of Ollama, by the model's name.
+    """Map the name of each model in a store of Ollama to the path of its file (a blob).
 
     The mapping is empty for any other folder.
     """

@@ -77,7 +77,7 @@ def layout_of(
     *,
     is_local: bool = True,
 ) -> tuple[str, str, str] | None:
-    """Return the error for a folder without readable weights whose files show what left them.
+    """Return the error for a folder that a known program left without weights that can be read.
 
     Args:
         paths: The checkpoint's files relative to its folder. Known files below it and next to it
@@ -126,7 +126,7 @@ def _joined(place: str, inside: str) -> str:
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Return the rows of the table in the docs: program, signs, where the model is, command."""
+    """Return the rows of the table in the docs: program, signs, place of the model, command."""
     table = _table()
     return [
         (row.program, row.signs, row.model, row.step.format(folder="FOLDER", name="FILE"))

@@ -32,13 +32,13 @@ _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a list of the Hub says of a repository.
+    """A repository's entry in a listing of the Hub.
 
     Attributes:
         commit: The commit of its default branch.
         files: Paths of its files.
         parameters: Number of parameters; None if the Hub does not state it.
-        gated: Whether its files need accepted conditions.
+        gated: Whether reading its files takes accepted conditions and a token.
         base: The repository that it was trained from; empty if its tags name none.
         private: Whether only some tokens may read it; None if not stated.
     """
@@ -67,7 +67,7 @@ class Base(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A checkpoint to screen, as a user, a list or a file names it.
+    """A checkpoint to screen, as a user, a listing or a file names it.
 
     Attributes:
         repo: Repository on the Hub, path of a folder or file, or an address such as
@@ -80,21 +80,21 @@ class Target:
         local: Whether ``repo`` is a folder or a file.
         accuracy: Accuracy that the user or the family supplies, in the unit of that source; None
             without one.
-        negative_control: Whether it is known not to have learned the domain.
-        file: A GGUF file in it, or a quantisation that names one; None for weights in transformers'
-            layout.
+        negative_control: Whether the checkpoint is known not to have learned the domain.
+        file: A GGUF file in ``repo``, or a quantisation that names one; None for weights in
+            transformers' layout.
         refused: Code and message of the error, if ``repo`` cannot be parsed; else None.
-        tokenizer: Repository, folder, address or file whose tokenizer is used if the checkpoint
-            stores none; None if there is no such tokenizer.
-        listed: What a list of the Hub says of it; None if the user named it.
+        tokenizer: Repository, folder, address or file of a tokenizer to use if the checkpoint
+            stores none; None if no other tokenizer may be used.
+        listed: The entry in a listing of the Hub; None if the user named the checkpoint.
         on: The base of an adapter; None for a whole model, and until the adapter has been opened.
-        kind: Its kind in the family's file, such as ``base`` or ``instruct``; empty for none.
-        order: The figure that ranks the family; unsaid outside of families.
-        labelled: Its unique name in reports; None until `labelled` has been called.
+        kind: The kind in the family's file, such as ``base`` or ``instruct``; empty for none.
+        order: The figure that ranks the family; ``UNSAID`` outside of families.
+        labelled: The unique name in reports; None until the function `labelled` has set it.
         secret: The whole address if it holds a user name, a password or a query; else empty. It is
             only used to open the checkpoint.
-        by_file: Whether a downloaded file or a registry names it, and not the user. Such a
-            checkpoint may not lie in a private network.
+        by_file: Whether a downloaded file or a registry names the checkpoint, and not the user. It
+            may not lie in a private network then.
     """
 
     repo: str
@@ -116,7 +116,7 @@ class Target:
     by_file: bool = field(default=False, compare=False, repr=False)
 
     def at(self, address: str) -> Target:
-        """Return a copy of the target at another address, the secrets of which are kept apart."""
+        """Return the target with another address, whose secrets are kept out of ``repo``."""
         public = without_secrets(address)
         return replace(self, repo=public, secret="" if public == address else address)
 
@@ -140,7 +140,7 @@ class Target:
 
     @property
     def place(self) -> str:
-        """``repo``, but for a folder its absolute path."""
+        """``repo``; for a folder, its absolute path."""
         return str(Path(self.repo).resolve()) if self.local else self.repo
 
     @property
@@ -150,7 +150,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """The name in reports: unique after `labelled`, before that ``name``."""
+        """The name in reports: the unique one, if `labelled` has set it, or else ``name``."""
         return self.labelled or self.name
 
     @property
@@ -179,11 +179,11 @@ class Target:
         return str(path.resolve())
 
     def arguments(self, commit: str | None = None, folder: str | None = None) -> dict[str, str]:
-        """Return lm-eval's ``--model_args`` for loading the checkpoint.
+        """Return the arguments by which lm-eval loads the checkpoint, as for ``--model_args``.
 
-        For an adapter these are the arguments of its base and ``peft``. lm-eval has one
-        ``revision`` for both; it is that of the base. ``tokenizer`` is given if the checkpoint's
-        own folder stores none.
+        For an adapter they are the arguments of its base, and ``peft``. lm-eval has one
+        ``revision`` for both, which is that of the base. ``tokenizer`` is added if the checkpoint's
+        folder stores none.
 
         Args:
             commit: The commit to load; None for the target's own revision.
@@ -213,7 +213,7 @@ class Target:
 def parse_targets(
     text: str, tokenizer: str | None = None, left_out: list[str] | None = None
 ) -> list[Target]:
-    """Return the targets for a name that a user gives.
+    """Return the targets that a name given by a user stands for.
 
     A glob stands for the paths that match it. A folder stands for itself, for the checkpoints of
     the training run in it, or for the models in its subfolders. A name that cannot be parsed
@@ -288,7 +288,7 @@ def matching_paths(text: str) -> list[str]:
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
-    """Parse a name like `parse_name`; if that fails, return a target with ``refused``."""
+    """Parse a name as `parse_name` does; a name that cannot be parsed gives ``refused``."""
     try:
         return replace(parse_name(text), tokenizer=tokenizer)
     except ScreeningError as error:
@@ -463,7 +463,7 @@ def storable(text: str) -> str:
 
 
 def path_of(text: str) -> str:
-    """Return the path that `storable` turned into ``text``."""
+    """Undo `storable`: return the path that it turned into ``text``."""
     return re.sub(r"\\udc([89a-f][0-9a-f])", lambda byte: chr(0xDC00 + int(byte[1], 16)), text)
 
 
@@ -486,8 +486,9 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
     other target is the end of its path: as many parts as make it unique, and at least two for a
     GGUF file or a version of a registered model.
 
-    >>> [t.label for t in labelled([Target("gg", local=True, file="a.gguf"),
-    Target("models:/sums/2")])] ['gg/a.gguf', 'sums/2']
+    >>> targets = [Target("gg", local=True, file="a.gguf"), Target("models:/sums/2")]
+    >>> [target.label for target in labelled(targets)]
+    ['gg/a.gguf', 'sums/2']
     """
     from lmeval_dispersion.report.cells import short_names
 

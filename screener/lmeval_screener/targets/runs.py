@@ -87,11 +87,11 @@ def step_number(revision: str) -> float | None:
 
 @dataclass
 class Run:
-    """The checkpoints of a training run; all lists are empty if a folder holds no run.
+    """The checkpoints of a training run; everything is empty for a folder that holds no run.
 
     Attributes:
-        checkpoints: Folders of the checkpoints: first those of a step, by step, then other models
-            of the run, and last the run's own folder if it holds a model.
+        checkpoints: Folders of the checkpoints: first those of steps, in their order, then other
+            models of the run, and last the run's own folder if it holds a model.
         left_out: Other folders that hold no model, except those that trainers write for themselves.
         tokenizers: For each checkpoint without a tokenizer, the folder of the run that has one.
     """
@@ -376,9 +376,7 @@ def joined(path: str, name: str) -> str:
 
 
 def belongs_to_run(folder: str, run: str) -> bool:
-    """Whether a folder without a step is, or lies in, the folder ``run`` of a training run.
-
-    Such folders are the run's own, and ``merged`` or ``final`` inside it.
+    """Whether a folder without a step is the folder ``run`` of a training run, or lies in it.
 
     >>> belongs_to_run("out/run1/merged", "out/run1"), belongs_to_run("out/run2", "out/run1")
     (True, False)
@@ -413,8 +411,10 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
 
     The result is None if neither the folder's name nor one of the three above it names a step.
 
-    >>> run_and_step("out/run1/checkpoint-500"), run_and_step("titan/checkpoint/step-50"),
-    run_and_step("a/b") (('out/run1', 'checkpoint-500'), ('titan', 'step-50'), None)
+    >>> run_and_step("out/run1/checkpoint-500"), run_and_step("a/b")
+    (('out/run1', 'checkpoint-500'), None)
+    >>> run_and_step("titan/checkpoint/step-50")
+    ('titan', 'step-50')
     """
     path = Path(folder)
     for place in (path, *list(path.parents)[:_DEPTH]):

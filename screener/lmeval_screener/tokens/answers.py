@@ -150,19 +150,19 @@ def resolve_answers(
 ) -> tuple[tuple[Token, ...], float]:
     """Find the tokens of a vocabulary that differ between a task's answers.
 
-    They are chosen by `differing` and `most_frequent`, at most ``answers.most``, without the words
-    of the everyday set. If two thirds of the digits or capital letters in the answers are chosen,
-    the others are added.
+    They are chosen by `differing` and `most_frequent`, at most ``answers.most``, without everyday
+    words. If two thirds of the digits or capital letters in the answers are chosen, the others are
+    added.
 
     Args:
         answers: The task's answers.
         vocabulary: The vocabulary of a checkpoint.
-        everyday: The reference set R, none of whose words is taken.
+        everyday: The token set R of everyday words, which are not taken.
 
     Returns:
-        The tokens, most frequent first; and the share of the answers' tokens that they do not
-        cover. If all are single characters, that share counts only tokens in answers that are
-        sentences.
+        The tokens, most frequent first; and the share of the answers' tokens that was left out. If
+        all chosen tokens are single characters, only those of answers that are sentences count as
+        left out.
 
     Raises:
         ScreeningError: ``TooFewTokens``: fewer than 3 tokens differ, most answers are sentences, or
@@ -210,11 +210,13 @@ def resolve_answers(
 
 
 def left_out_note(task: str, share: float) -> str:
-    """Return a warning if more than half of a task's answers is not covered by T; else empty text.
+    """Return a warning if more than half of the tokens in a task's answers is left out.
+
+    The text is empty otherwise.
 
     Args:
         task: Name of the task.
-        share: Share of the answers' tokens that T does not cover.
+        share: Share of the answers' tokens that is not among the tokens to compare (T).
     """
     if share <= 1 / 2:
         return ""

@@ -32,7 +32,7 @@ DOMAIN = "math"  # if neither a domain nor a task is named
 
 
 def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -> TokenSet:
-    """Load the token set T of a screening: the words for G, and the answers for the ratio.
+    """Load the token set T of a screening: words for the gap G, and answers for the ratio.
 
     Args:
         name: Name or file of the domain set, for G. If only tasks are given, it is the domain that
@@ -78,22 +78,22 @@ def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -
 
 @dataclass(frozen=True)
 class Resolution:
-    """The token sets T and R as rows of one vocabulary (a row is a token id).
+    """The words of T (a domain) and R (everyday words) as tokens of one vocabulary.
 
     Attributes:
-        domain: The tokens of T for G, in the order of the token set.
+        domain: The tokens of T for the gap G, in the order of the token set.
         reference: The tokens of R in the order of the token set, without those that are in T.
         dropped: Words of T that are not a single token.
         dropped_reference: Words of R that are not a single token.
         never_made: Dropped words that have a token which the tokenizer never makes from text, each
             with the reason.
         shared: Tokens of R that were removed because they are in T.
-        one_row: Pairs of words in one set that have the same row, which counts once.
+        one_row: Pairs of words in one set that have the same token, which counts once.
         digit_scheme: How the tokenizer splits numbers; see `Vocabulary.digit_scheme`.
-        vocabulary: The last token id plus 1. The matrix may have more rows, by padding.
-        answers: The tokens of T for the ratio, none of them in R; empty if the ratio uses
-            ``domain``.
-        left_out: Share of the answers' tokens that ``answers`` does not cover.
+        vocabulary: The last token id plus 1. The matrix may have more rows, as padding.
+        answers: The tokens of a task's answers for the ratio, none of them in R; empty if the ratio
+            uses ``domain``.
+        left_out: Share of the answers' tokens that is not in ``answers``.
     """
 
     domain: tuple[Token, ...]
@@ -110,12 +110,12 @@ class Resolution:
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
-        """The tokens of T from which the ratio is computed."""
+        """The tokens from which the ratio is computed: those of the answers, or else those of T."""
         return self.answers or self.domain
 
     @property
     def compared(self) -> tuple[Token, ...]:
-        """All tokens whose rows are read: those of T, of R, and of the answers."""
+        """All tokens whose rows are read: those of T, of R and of the answers."""
         return *self.domain, *self.reference, *self.answers
 
     @property
@@ -145,10 +145,10 @@ class Resolution:
 
 
 def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
-    """Find the rows of T, R and the task's answers in a vocabulary.
+    """Find the tokens of T, R and the task's answers in a vocabulary.
 
     Each word must be one exact token in the variant that its group names (``7`` without a space,
-    ``␣the`` with one). Words that are not are dropped, and rows of T are removed from R.
+    ``␣the`` with one). Other words are dropped, and tokens of T are removed from R.
 
     Args:
         domain: The token set T, with the answers for the ratio.

@@ -44,8 +44,7 @@ class AnswerSet:
     Attributes:
         name: Name of the set.
         tasks: Names of lm-eval's tasks, or shell patterns for them.
-        domain: The bundled domain set from which G is computed; empty to compute G from the
-            answers.
+        domain: The bundled domain set for the gap G; empty if G is computed from the answers, too.
         about: What the set holds, such as ``answers of gsm8k (1,319 documents)``.
         answers: Each answer, as it follows the prompt, with the number of its occurrences.
         pieces: Tokens with which a base model begins its answers, most probable first.
@@ -113,11 +112,11 @@ class _File:
 
 @dataclass(frozen=True)
 class TokenSet:
-    """The words of a domain (T) or of the reference (R), with the selected groups.
+    """The words of a domain (T), or everyday words for comparison (R), in the selected groups.
 
     Attributes:
         name: Name of the set; with selected groups such as ``math:digits,operators``.
-        role: ``domain`` or ``reference``.
+        role: ``domain`` for T, ``reference`` for R.
         min_tokens: Number of words that must be single tokens of a vocabulary; else it is refused.
         groups: The selected groups by name, in order.
         digest: SHA-256 of everything that decides which tokens are taken.

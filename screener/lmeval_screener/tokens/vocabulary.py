@@ -112,7 +112,10 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer_json(cls, content: bytes) -> Vocabulary:
-        """Parse a ``tokenizer.json`` (BPE or Unigram, byte-level or SentencePiece-style)."""
+        """Read the content of a ``tokenizer.json``, for BPE or Unigram.
+
+        Tokens must be spelled as by a byte-level tokenizer or by SentencePiece.
+        """
         data = _parsed(content, "tokenizer.json")
         model = data.get("model")
         if not isinstance(model, dict):

@@ -83,11 +83,12 @@ def choose_tensor(
     Args:
         names: The names of all stored tensors.
         config: The content of config.json; empty if there is none.
-        warnings: A sentence is added for everything in which config.json contradicts the tensors,
-            or leaves the choice open.
+        warnings: Receives a sentence for each point on which config.json is silent or contradicts
+            the stored tensors.
 
     Returns:
-        The tensor's name, and whether it is the input embedding, to which the head is tied.
+        The tensor's name; and whether it is the input embedding, which serves as the head because
+        the two are tied.
 
     Raises:
         ScreeningError: No output projection is stored (``NoOutputProjection``), or it is stored
@@ -143,9 +144,9 @@ def choose_tensor(
 
 
 def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | None:
-    """Return the stored name of the first candidate that is stored, or None if none is.
+    """Return the first candidate that is stored, by its stored name; None if none is stored.
 
-    A candidate also counts if it is stored behind a wrapper's prefix, such as ``language_model.``.
+    The stored name may have a wrapper's prefix, such as ``language_model.``.
     """
     for candidate in candidates:
         for wrapper in WRAPPERS:
@@ -208,7 +209,7 @@ def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, 
 
 
 def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return config.json and then the configurations of language models that are nested in it."""
+    """Return config.json, followed by the configurations of language models nested in it."""
     stated = [config.get(key) for key in _INNER_CONFIGS]
     return [config, *(level for level in stated if isinstance(level, dict))]
 
@@ -216,7 +217,7 @@ def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def is_of_model(name: str) -> bool:
     """Whether a tensor's or module's name belongs to the text model, outside its numbered layers.
 
-    It does not if it names part of a draft head or of an image encoder.
+    Parts of a draft head or an image encoder do not belong to it.
     """
     in_layer = any(map(str.isdigit, name.split(".")))
     return not in_layer and not any(word in name for word in NOT_THE_MODEL)
@@ -241,8 +242,8 @@ def _only_head(stored: set[str]) -> str | None:
 def class_ties(config: Mapping[str, Any]) -> bool:
     """Whether the model's class ties the output projection to the input embedding.
 
-    This follows config.json and, where that is silent, the default of the class. A class that is
-    not known is taken to tie.
+    config.json decides, or the default of the class if config.json does not say. A class that is
+    not known is assumed to tie.
     """
     types = model_types(config)
     stated = _says_tied(levels(config))

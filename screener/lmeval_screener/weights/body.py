@@ -65,13 +65,13 @@ UNKNOWN = Likeness(None)
 
 
 def are_body(content: bytes) -> bool:
-    """Whether bytes have a length that `read_body` returns, or are empty."""
+    """Whether bytes have a length that `read_body` can return; empty bytes count, too."""
     tensors = len(content) - _DIGEST - 4
     return len(content) in (0, _DIGEST) or (tensors >= 0 and tensors % _TENSOR.itemsize == 0)
 
 
 def likeness(first: bytes, second: bytes) -> Likeness:
-    """Compare two bodies, each as `read_body` returned it.
+    """Compare the bodies of two checkpoints, each given as `read_body` returned it.
 
     Tensors of the same dtype must be equal exactly, others up to rounding. The result is `UNKNOWN`
     if the bodies have no tensor in common.
@@ -102,7 +102,7 @@ def _parts(body: bytes) -> tuple[bytes, bytes, NDArray[Any]]:
 
 
 def keys(body: bytes) -> list[bytes]:
-    """Return keys by which equal bodies are found: two bodies that share a key are equal.
+    """Return keys for finding equal bodies: two bodies that share a key are equal.
 
     There is one for the hash of the weights files, if that is known, and one for the numbers that
     were read from the tensors.
@@ -111,21 +111,21 @@ def keys(body: bytes) -> list[bytes]:
 
 
 def kind(body: bytes) -> bytes:
-    """Return a key of the names and dtypes of the tensors that were read; empty if none was."""
+    """Return a key of the names and dtypes of the tensors in a body; empty if it has none."""
     _, _, tensors = _parts(body)
     return tensors["name"].tobytes() + tensors["dtype"].tobytes()
 
 
 def tensors_in(body: bytes) -> int:
-    """Return the number of tensors from which numbers were read."""
+    """Return the number of tensors in a body from which numbers were read."""
     return len(_parts(body)[2])
 
 
 class Bodies:
-    """Bodies of the same tensors in the same dtypes, for comparison with bodies in other dtypes.
+    """Bodies that have the same tensors in the same dtypes, for comparison with other dtypes.
 
     Args:
-        tensors: Number of tensors in each of them.
+        tensors: Number of tensors in each of these bodies.
     """
 
     def __init__(self, tensors: int) -> None:
@@ -162,7 +162,7 @@ class Bodies:
 
 
 def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
-    """Return an 8-byte hash of the content of weights files, from the digests in the listing.
+    """Return an 8-byte hash of the content of weights files, computed from their listed digests.
 
     This takes no request. The bytes are zeros if the listing lacks the SHA-256 of a file.
     """

@@ -52,9 +52,9 @@ def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
     """Return a sketch of some rows: a few hundred bytes by which copies are recognised.
 
     It holds hashes of the rows and of the norm's weight γ, each as it is and rounded to F16 and
-    BF16. After them come float32 numbers: `_RAW` random sums of the stored numbers with their
-    expected rounding, and ``v_j K v_k`` of the Gram matrix K for every pair of `_SIDES` random
-    vectors, with their expected rounding.
+    BF16. After them come float32 numbers, each group with its expected rounding: random sums of the
+    stored numbers, and products ``v_j K v_k`` of the rows' Gram matrix K with pairs of random
+    vectors.
 
     Args:
         rows: Rows of the output projection, shape (n, d).
@@ -121,19 +121,19 @@ def _keys(sketch: bytes) -> list[bytes]:
 
 
 class Original(NamedTuple):
-    """Which checkpoint has the same rows as a given one, and of which checkpoint it is a copy.
+    """Which other checkpoint has the same rows as this one, and of which one it is a copy.
 
-    Each checkpoint is given by its index among the readings that were compared (`originals`).
+    Checkpoints are given by their index in the sequence that was passed to `originals`.
 
     Attributes:
-        place: Index of the checkpoint with the same rows whose dtype rounds least; the index of the
-            given checkpoint itself if no other has its rows.
-        exact: Whether the rows hold the same numbers up to their rounding; False if only their Gram
-            matrices agree.
-        copied: Index of a checkpoint with the same rows and the same body, of which the given one
-            is a copy; None if it is no copy.
-        bodies: Comparison of its body with that of ``copied``; without a ``copied``, with that of
-            ``place``.
+        place: The checkpoint with the same rows whose dtype rounds least; this checkpoint itself if
+            no other has its rows.
+        exact: Whether the two have the same numbers in their rows up to rounding; False if only the
+            Gram matrices agree.
+        copied: The checkpoint with the same rows and the same body, of which this one is a copy;
+            None if it is no copy.
+        bodies: Comparison of this checkpoint's body with that of ``copied``, or with that of
+            ``place`` if it is no copy.
     """
 
     place: int

@@ -42,12 +42,12 @@ class ModelFiles:
 
     @property
     def holders(self) -> dict[str, list[str]]:
-        """For each tensor, a list of the one file in the index; empty without an index."""
+        """The file of each tensor by the index, in a list of one; empty without an index."""
         return {tensor: [file] for tensor, file in self.index.get("weight_map", {}).items()}
 
 
 async def model_files(snapshot: Snapshot) -> ModelFiles:
-    """Choose a model's weights files by the rules of transformers.
+    """Choose a model's weights files as transformers does.
 
     Raises:
         ScreeningError: ``BadIndex``: the index is not valid, or it names a missing file. No loader

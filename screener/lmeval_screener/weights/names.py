@@ -129,7 +129,7 @@ _INNER = _inner_parts()
 def loaded_name(name: str, model_type: str = "") -> str:
     """Return the name by which transformers loads a stored tensor.
 
-    A missing prefix of the class is added; one that stands there twice is removed once.
+    A missing prefix of the class is added, and a doubled prefix is reduced to one.
 
     Args:
         name: The name as stored.
@@ -151,17 +151,17 @@ def loaded_name(name: str, model_type: str = "") -> str:
 def refuse_names(
     shapes: Mapping[str, Shape], config: Mapping[str, Any], *, by_transformers: bool = True
 ) -> None:
-    """Raise an error if a loader would start the head, the final norm or a layer at random.
+    """Raise an error if a loader would initialise the head, the final norm or a layer at random.
 
     Args:
         shapes: The shape of every tensor by its stored name; None for a shape that is not known.
         config: The content of config.json; empty if there is none.
-        by_transformers: Whether transformers loads the checkpoint. It is mlx_lm if this is False,
-            which puts a wrapper's prefix before its own names.
+        by_transformers: Whether transformers loads the checkpoint; False for mlx_lm, in whose files
+            a wrapper's prefix may stand before the names.
 
     Raises:
-        ScreeningError: ``RandomWeights``; ``NoOutputProjection`` for a draft model of speculative
-            decoding, whose rows stand for the vocabulary of another model.
+        ScreeningError: ``RandomWeights``; or ``NoOutputProjection`` for a draft model of
+            speculative decoding, whose rows belong to the vocabulary of another model.
     """
     _refuse_drafts(shapes, config)
     _refuse_wrappers(shapes, config)
@@ -176,17 +176,18 @@ def refuse_names(
 def refuse_part(
     name: str, shape: Sequence[int], config: Mapping[str, Any], *, more_rows: bool = False
 ) -> None:
-    """Raise an error if an output projection or embedding has another size than config.json says.
+    """Raise an error if the shape of an output projection or embedding differs from config.json.
 
     Args:
         name: The name of the matrix.
         shape: Its shape, (v, d).
         config: The content of config.json.
-        more_rows: Whether more rows are allowed, as some classes have them in the input embedding.
+        more_rows: Whether more rows than ``vocab_size`` are allowed, as some classes have them in
+            the input embedding.
 
     Raises:
-        ScreeningError: ``NoOutputProjection``, if the model is a plain language model of a known
-            class: transformers refuses to load it.
+        ScreeningError: ``NoOutputProjection``: the shapes differ, so transformers would not load
+            the model. This is raised only for plain language models of a known class.
     """
     if not _plain_type(config) or len(shape) != 2 or any(key in config for key in _OTHER_WIDTHS):
         return

@@ -107,8 +107,8 @@ class StoredNorm:
         holders: The files that hold the tensor: one, or one for each of its slices.
         kind: ``rms`` or ``layer``.
         plus_one: Whether the norm multiplies by 1 + the weight.
-        guess: Size in bytes of the first request for the header of a holder.
-        reason: Why the place is not known; empty if it is.
+        guess: Size in bytes of the first request for the header of a file in ``holders``.
+        reason: Why the place is not known; empty if it is known.
     """
 
     files: WeightFiles
@@ -194,7 +194,7 @@ class OutputProjection:
 async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
-    """Read rows of the output projection, as `read_rows` does, and the final norm before it."""
+    """Read rows of the output projection, as `read_rows` does, and its final norm, concurrently."""
     rows, norm = await side_by_side(
         [read_rows(projection, ids), projection.norm.read(projection.shape[1])]
     )
@@ -252,8 +252,8 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """Find the output projection of a checkpoint in transformers' layout, without reading rows.
 
     Raises:
-        ScreeningError: The output projection is missing, or stored in a way that cannot be read.
-            For a quantised one, the message names the base model if the checkpoint does.
+        ScreeningError: The output projection is missing, or stored in a way that cannot be read. If
+            it is quantised, the message recommends the base model that the checkpoint names.
     """
     config, chosen = await side_by_side(
         [read_json(snapshot, "config.json", "BadConfig"), model_files(snapshot)]

@@ -106,7 +106,10 @@ class Rows(Protocol):
         ...
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Read the rows with these numbers: float32 of shape (len(ids), width), in their order.
+        """Read the rows with the numbers ``ids``, in that order.
+
+        Returns:
+            float32 array of shape (len(ids), width).
 
         Raises:
             ScreeningError: The rows cannot be read.
@@ -227,7 +230,7 @@ def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]
             smallest gaps are closed first.
 
     Returns:
-        The first and the last row of each run, plus one for the last.
+        A pair for each run: its first row, and its last row plus one.
 
     >>> coalesced([3, 4, 6, 90], slack=0.25)
     [(3, 7), (90, 91)]
@@ -388,7 +391,7 @@ def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, i
 
 
 def sliced_error(name: str, why: str) -> ScreeningError:
-    """Return the error for slices that cannot be joined, for the reason ``why``."""
+    """Return the error for slices that cannot be joined; the clause ``why`` gives the reason."""
     return cannot(
         "SlicedTensor",
         f"{name} is stored in slices of torch's distributed checkpoint, and {why}",

@@ -76,7 +76,7 @@ class Header:
         tensors: Every tensor in the file, by its stored name.
         slices: For each tensor that torch's distributed checkpoint stored as a slice, the slice's
             first index in each dimension; None if the file's metadata does not give numbers.
-        pairs: The metadata that is read of a GGUF file, by key.
+        pairs: Metadata of a GGUF file by key, as far as they are needed.
         writer: The ``format`` in a safetensors file's metadata, such as ``pt`` or ``mlx``; else
             empty.
     """
@@ -143,13 +143,13 @@ class WeightFile:
         return body
 
     async def understood(self, work: Awaitable[T]) -> T:
-        """Await a reader of this file, and cache the bytes that it read if it succeeds.
+        """Await the reading of this file, and cache the bytes that were read if it succeeds.
 
         Args:
-            work: The reader, which calls `read`.
+            work: A coroutine that reads the file by `read`.
 
         Returns:
-            The reader's result.
+            The coroutine's result.
 
         Raises:
             ScreeningError: In place of a `DamagedError`, with the file's name and advice.

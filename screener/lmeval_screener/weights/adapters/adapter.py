@@ -133,13 +133,13 @@ class _Update:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """The rows of a base model, changed by an adapter as merging does.
+    """The rows of an output projection after an adapter has been merged into its base.
 
     Attributes:
-        base: The base's rows, or the rows that the adapter stores instead.
+        base: The base's rows, or the whole matrix that the adapter stores instead.
         updates: The low-rank changes of the matrix.
-        tokens: Numbers of single rows that the adapter stores (trained tokens).
-        token_rows: Those rows, in the order of ``tokens``; None if there are none.
+        tokens: Token ids of single rows that the adapter stores (``trainable_token_indices``).
+        token_rows: The rows of ``tokens``, in the same order; None if there are none.
     """
 
     base: Rows
@@ -176,11 +176,11 @@ class Adapter:
         base: Name or path of the base in its configuration; may be empty if ``has_base``.
         revision: The base's revision; None if not stated.
         settings: The content of ``adapter_config.json``.
-        tensors: All its tensors by name.
+        tensors: All tensors of the adapter by name.
         modules: The tensors of heads, embeddings and final norms, by module and part, such as
             ``["lm_head"]["A"]``.
-        nothing: Why it changes nothing, as far as its own file shows; empty if it changes
-            something, or if this is not known.
+        nothing: Why the adapter changes nothing, such as ``its lora_alpha is 0``; empty if it
+            changes something, or if its file does not tell.
         has_base: Whether the base's weights lie in the same folder, where transformers loads both.
     """
 
@@ -203,9 +203,9 @@ class Adapter:
 
     @property
     def leaves_head(self) -> bool:
-        """Whether it leaves the output projection and the final norm as they are in its base.
+        """Whether the output projection and the final norm stay as they are in the base.
 
-        Only the names of its tensors are looked at, and whether it changes anything.
+        This is judged by the names of the adapter's tensors, and by ``nothing``.
         """
         return not self.modules or bool(self.nothing)
 
@@ -225,7 +225,7 @@ class Adapter:
 def is_adapter(snapshot: Snapshot) -> bool:
     """Whether a folder holds an adapter without a whole model.
 
-    Other .bin files, which training leaves next to an adapter, are no model.
+    Files such as ``training_args.bin``, which a trainer leaves there, do not count as a model.
     """
     return holds_adapter(snapshot) and not own_weights(snapshot.files)
 
@@ -237,15 +237,15 @@ def holds_adapter(snapshot: Snapshot) -> bool:
 
 
 def holds_both(snapshot: Snapshot) -> bool:
-    """Whether a folder holds an adapter together with the whole model that it is put on.
+    """Whether a folder holds both an adapter and the whole model to which transformers applies it.
 
     If config.json is there too, ``from_pretrained(FOLDER)`` of transformers 5 loads the weights in
-    the folder and puts the adapter on them (5.24, ``maybe_load_adapters``). From a repository on
-    the Hub it loads the base that the adapter names.
+    the folder and applies the adapter to them (5.24, ``maybe_load_adapters``). Given a repository
+    on the Hub, it loads the base that the adapter names instead.
 
     Raises:
-        ScreeningError: ``AdapterOnly``: the adapter's weights are missing, or a pickle.
-            transformers 5 does not load such a folder.
+        ScreeningError: ``AdapterOnly``: the adapter's weights are missing or pickled, so that
+            transformers 5 does not load the folder.
     """
     files = snapshot.files
     if CONFIG not in files or "config.json" not in files or not own_weights(files):
@@ -266,15 +266,15 @@ def holds_both(snapshot: Snapshot) -> bool:
 
 
 async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter:
-    """Read an adapter's settings, and the places of its tensors.
+    """Read an adapter's settings, and locate its tensors.
 
     Args:
         snapshot: The adapter's folder or repository.
-        has_base: Whether the weights in the same folder are its base, whatever base it names.
+        has_base: Whether the weights in the same folder are its base, even if it names another.
 
     Raises:
-        ScreeningError: It names no base (``BadConfig``), or its tensors are missing, empty or
-            broken.
+        ScreeningError: The adapter names no base (``BadConfig``), or its tensors are missing, empty
+            or broken.
     """
     settings = await read_json(snapshot, CONFIG, "BadConfig")
     base = _text(settings, "base_model_name_or_path")
@@ -621,7 +621,8 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
         raise adapter.unread_error(
-            f"has factors of rank {rank} for {module}, for which {CONFIG} says r={stated!r}: PEFT does not load it"
+            f"has factors of rank {rank} for {module}, for which {CONFIG} says r={stated!r}: PEFT does "
+            "not load it"
         )
     scaling = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     return _Update(a, b, scaling, embedding, magnitude)

@@ -42,15 +42,15 @@ _SURPLUS = {
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words between the dots of a name: at most 40, of its first 1000 characters."""
+    """Split a tensor's name at its dots: at most 40 words, from its first 1000 characters."""
     return name[:_LENGTH].split(".")[:_WORDS]
 
 
 def module_of(name: str) -> str:
     """Return the name of the module that an adapter's tensor changes.
 
-    It is empty for a tensor that belongs to the whole adapter, such as a prompt. If the prefix of
-    PEFT stands there twice, the second one is kept, and so is the prefix of any other program.
+    The name is empty for a tensor of the whole adapter, such as a prompt. The prefix
+    ``base_model.model.`` is removed once; a second one stays, and so does another program's prefix.
 
     >>> module_of("base_model.model.lm_head.lora_A.weight")
     'lm_head'
@@ -70,8 +70,8 @@ class BaseModules:
     Args:
         stored: Names of all tensors of the base.
         types: The ``model_type`` of the base, and that of a language model inside it.
-        forgiving: Whether adapters' tensors also fit without the prefix of PEFT, as they do where
-            transformers itself loads the adapter.
+        forgiving: Whether an adapter's tensor may lack the prefix ``base_model.model.``, as it may
+            if transformers itself loads the adapter.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class BaseModules:
         return (self._forgiving or name.startswith(PREFIX)) and self.has(module)
 
     def has(self, module: str) -> bool:
-        """Whether the base has a module of this name; True where stored names cannot tell."""
+        """Whether the base has a module of this name; True if the stored names cannot tell."""
         if module.startswith(tuple(_SURPLUS)):
             return False
         if self._renamed or module in _HEAD_MODULES:
@@ -111,10 +111,9 @@ class BaseModules:
         return (_to_layers(inner) if self._has_experts else inner) in self._names
 
     def mistake(self, names: Iterable[str]) -> str:
-        """Return how tensors that fit no module got their names, and what to do; empty if unknown.
+        """Explain why the names of an adapter's tensors fit no module of the base, and what to do.
 
-        Args:
-            names: The names of an adapter's tensors.
+        The text is empty if no known mistake explains the names.
         """
         modules = [module for module in map(module_of, names) if module]
         for surplus, how in _SURPLUS.items():

@@ -36,10 +36,12 @@ class UnknownPattern(ValueError):
 
 
 def first_match(patterns: Iterable[str], module: str) -> str | None:
-    """Return the first pattern that matches a module's name as PEFT matches it; None if none does.
+    """Return the first pattern that matches a module's name by PEFT's rules, or None.
+
+    A pattern is a regular expression of the whole name, or of its end after a dot.
 
     Raises:
-        UnknownPattern: A pattern before the match is a regular expression that is not supported.
+        UnknownPattern: A pattern before the match is an expression that is not supported.
     """
     for pattern in patterns:
         if _matches(pattern, module):

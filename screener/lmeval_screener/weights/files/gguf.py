@@ -182,7 +182,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
     Raises:
         ScreeningError: No model has that name or a part is missing (``FileNotFound``), or several
-            models do (``SeveralFiles``).
+            models have it (``SeveralFiles``).
 
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
@@ -232,8 +232,8 @@ def _named(models: Mapping[str, Sequence[str]], choice: str) -> list[str]:
 async def models_among(snapshot: Snapshot) -> list[str]:
     """Return the GGUF files that may hold a model.
 
-    Left out are LoRA adapters and projectors of images or sound, by the files' headers. Headers are
-    read only for 2 to 16 models; if no file would be left, all are returned.
+    LoRA adapters and projectors of images or sound are left out, judged by the files' headers.
+    Headers are read only if there are 2 to 16 models. If no file would be left, all are returned.
     """
     files = sorted(path for path in snapshot.files if path.endswith(".gguf"))
     whole = {PART.sub(".gguf", path) for path in files}
@@ -270,7 +270,7 @@ async def read_header(file: WeightFile) -> Header:
     """Read the header of a GGUF file.
 
     Raises:
-        ScreeningError: ``BadHeader``: the header does not fit the file.
+        ScreeningError: ``BadHeader``: the header is broken, or contradicts the file.
     """
     return await _Walk(file).header()
 
@@ -283,7 +283,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         names: The model's file, or all its parts in order.
 
     Raises:
-        ScreeningError: One of them is missing or broken.
+        ScreeningError: The output projection or the vocabulary is missing, or a file is broken.
     """
     files = WeightFiles(snapshot)
     what = f"{names[0]} of {snapshot.repo}"

@@ -34,7 +34,7 @@ async def read_header(file: WeightFile) -> Header:
     """Read the header of a safetensors file, in one request or two.
 
     Raises:
-        ScreeningError: ``BadHeader``: the header does not fit the file.
+        ScreeningError: ``BadHeader``: the header is broken, or contradicts the file.
     """
     start = await file.read(0, min(file.guess, file.size))
     length = parse_length(start, file.size)
@@ -47,8 +47,12 @@ async def read_header(file: WeightFile) -> Header:
 def parse_length(start: bytes, file_size: int) -> int:
     """Return the length of the JSON header in bytes, which the first 8 bytes of a file state.
 
+    Args:
+        start: The first bytes of the file.
+        file_size: Size of the whole file in bytes.
+
     Raises:
-        ScreeningError: ``BadHeader``: the file is shorter, or the header is too long to be one.
+        ScreeningError: ``BadHeader``: the file is shorter than that, or the length is too large.
     """
     if len(start) < 8 or file_size < 10:
         raise _bad(f"the file is {file_size} bytes, too short for a safetensors file")
@@ -76,7 +80,7 @@ def parse_header(body: bytes, file_size: int) -> Header:
         file_size: Size of the whole file in bytes.
 
     Raises:
-        ScreeningError: ``BadHeader``: the header is not like that.
+        ScreeningError: ``BadHeader``: the header breaks one of these rules.
     """
     if not body.startswith(b"{"):
         raise _bad(f"it begins with {body[:1]!r}, not with a brace")

@@ -25,7 +25,7 @@ _OTHER_PLACE = re.compile(
 
 
 async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
-    """Return a tensor with its exact byte range, by the local header of its archive entry.
+    """Return a tensor with its exact byte range, which the local header of its entry gives.
 
     Args:
         file: The archive.
@@ -44,7 +44,7 @@ async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Te
 
 
 async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo]:
-    """Read the directory of an archive: its entries by name.
+    """Return the entries of an archive by name, read from its directory.
 
     Args:
         file: The archive.
@@ -125,7 +125,12 @@ async def _start(file: WeightFile, offset: int, name: str) -> int:
 
 
 def least_start(offset: int, name: str) -> int:
-    """Return where an entry's content would begin if its local header held nothing but the name."""
+    """Return where an entry's content begins if its local header holds nothing but the name.
+
+    Args:
+        offset: Position of the local header.
+        name: Name of the entry.
+    """
     return offset + 30 + len(name.encode())
 
 
@@ -134,9 +139,14 @@ async def content(
 ) -> bytes:
     """Read the content of an entry.
 
+    Args:
+        file: The archive.
+        entries: Its entries by name.
+        name: Name of the entry.
+        most: Size in bytes above which the entry is refused.
+
     Raises:
-        ScreeningError: ``BadArchive``: the entry has more than ``most`` bytes, or is not where the
-            directory says.
+        ScreeningError: ``BadArchive``: the entry is larger, or not where the directory says.
     """
     entry = entries[name]
     if entry.file_size > most:
@@ -146,5 +156,5 @@ async def content(
 
 
 def broken(reason: str) -> DamagedError:
-    """Return the error for an archive that contradicts its own directory."""
+    """Return the error for a broken archive; the clause ``reason`` says what is wrong with it."""
     return DamagedError("the archive", reason, "BadArchive")
