@@ -46,7 +46,11 @@ def _repositories(place: Path) -> list[Path]:
         entries = sorted(place.iterdir())
     except OSError:
         return []
-    return [entry for entry in entries if _REPOSITORY.fullmatch(entry.name) and entry.is_dir()]
+    repositories: list[Path] = []
+    for entry in entries:
+        if _REPOSITORY.fullmatch(entry.name) and entry.is_dir():
+            repositories.append(entry)
+    return repositories
 
 
 def _snapshot(repository: Path) -> str:
@@ -100,7 +104,8 @@ def _named_blobs(manifests: Path, blobs: Path) -> dict[str, str]:
         folders.sort()
         for file in sorted(files):
             # HOST/NAMESPACE/NAME/TAG
-            *_, namespace, name = ("", "", *Path(place).relative_to(manifests).parts)
+            parts = Path(place).relative_to(manifests).parts
+            *_, namespace, name = ("", "", *parts)
             digest = _model_digest(Path(place) / file)
             if namespace not in ("", "library"):
                 name = f"{namespace}/{name}"
@@ -121,5 +126,7 @@ def _model_digest(manifest: Path) -> str:
     for layer in content["layers"]:
         if isinstance(layer, dict) and layer.get("mediaType") == _MODEL:
             digest = str(layer.get("digest"))
-            return digest if BLOB.fullmatch(digest) else ""
+            if BLOB.fullmatch(digest):
+                return digest
+            return ""
     return ""

@@ -118,7 +118,10 @@ class Target:
     def at(self, address: str) -> Target:
         """Return the target with another address, whose secrets are kept out of ``repo``."""
         public = without_secrets(address)
-        return replace(self, repo=public, secret="" if public == address else address)
+        secret = address
+        if public == address:
+            secret = ""
+        return replace(self, repo=public, secret=secret)
 
     @property
     def address(self) -> str:
@@ -141,7 +144,9 @@ class Target:
     @property
     def place(self) -> str:
         """``repo``; for a folder, its absolute path."""
-        return str(Path(self.repo).resolve()) if self.local else self.repo
+        if not self.local:
+            return self.repo
+        return str(Path(self.repo).resolve())
 
     @property
     def name(self) -> str:
@@ -161,7 +166,9 @@ class Target:
     @property
     def is_glob(self) -> bool:
         """Whether the revision is a glob, such as ``step*``."""
-        return self.revision is not None and any(sign in self.revision for sign in "*?[")
+        if self.revision is None:
+            return False
+        return glob.has_magic(self.revision)
 
     @property
     def _borrowed_tokenizer(self) -> str | None:
@@ -254,9 +261,10 @@ def _not_local(target: Target, path: str) -> Target:
     is_plain = target.on_hub and "/" not in path and target.revision is None
     if target.refused or not is_plain:
         return target
-    families = bundled_yaml(Path(__file__).with_name("families.yaml"))["families"]
+    bundled = bundled_yaml(Path(__file__).with_name("families.yaml"))
     written = target.repo.lower()
-    alike = sorted((name for name in families if name.lower().startswith(written)), key=len)
+    alike = [name for name in bundled["families"] if name.lower().startswith(written)]
+    alike.sort(key=len)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if written == "demo":
         why = "that is the bundled family: run `screen-checkpoints --demo`"
@@ -283,16 +291,20 @@ def matching_paths(text: str) -> list[str]:
     path = os.path.expanduser(text.removeprefix("file://"))
     if "://" in path or not glob.has_magic(path) or os.path.exists(path):
         return []
-    matches = [p for p in glob.glob(path) if p.endswith(SUFFIXES) or os.path.isdir(p)]
+    matches: list[str] = []
+    for match in glob.glob(path):
+        if match.endswith(SUFFIXES) or os.path.isdir(match):
+            matches.append(match)
     return sorted(matches, key=step_key)
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
     """Parse a name as `parse_name` does; a name that cannot be parsed gives ``refused``."""
     try:
-        return replace(parse_name(text), tokenizer=tokenizer)
+        target = parse_name(text)
     except ScreeningError as error:
         return Target(without_secrets(text), refused=(error.code, str(error)))
+    return replace(target, tokenizer=tokenizer)
 
 
 def parse_name(text: str) -> Target:
@@ -320,13 +332,15 @@ def parse_name(text: str) -> Target:
             )
         return Target(text)
     if text.startswith("file://"):
-        return parse_name(unquote(text.removeprefix("file://")) or ".")
+        path = unquote(text.removeprefix("file://"))
+        return parse_name(path or ".")
     local = _on_disk(text)
     if local is not None:
         return local
     rest, _, choice = text.rpartition(":")
     is_host = re.fullmatch(r"\w+://[^/]*", rest)
-    if len(rest) > 1 and _GGUF_CHOICE.fullmatch(choice) and not is_host:
+    is_choice = len(rest) > 1 and _GGUF_CHOICE.fullmatch(choice)
+    if is_choice and not is_host:
         return replace(parse_name(rest), file=choice)
     scheme, mark, rest = text.partition("://")
     if not mark:
@@ -429,7 +443,8 @@ def _is_page_of_hub(text: str) -> bool:
 
 def _page_of_revision(text: str) -> tuple[str, str]:
     """Return the repository and the revision of a page on the Hub; the revision may be empty."""
-    parts = [part for part in urlsplit(text).path.split("/") if part]
+    path = urlsplit(text).path
+    parts = [part for part in path.split("/") if part]
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
         raise _bad(text, "that page lists models; write 'ORG/*' for those of an organisation")
     if parts and parts[0] in ("datasets", "spaces", "papers", "collections", "buckets"):
@@ -453,8 +468,10 @@ def _page_of_revision(text: str) -> tuple[str, str]:
 
 
 def _bad(text: str, why: str = "") -> ScreeningError:
-    reason = f": {why}" if why else ""
-    return ScreeningError("BadName", f"expected {_FORMS}, got {text!r}{reason}")
+    message = f"expected {_FORMS}, got {text!r}"
+    if why:
+        message += f": {why}"
+    return ScreeningError("BadName", message)
 
 
 def storable(text: str) -> str:
@@ -528,7 +545,8 @@ def shared_name(targets: Sequence[Target]) -> str:
     for target in targets:
         path = target.repo if target.on_hub else _path(target)
         paths.append(_cached_name(target) or path)
-    if len({(target.scheme, target.local) for target in targets}) > 1:
+    kinds = {(target.scheme, target.local) for target in targets}
+    if len(kinds) > 1:
         return ""
     if len(paths) > 1:
         return os.path.basename(os.path.commonpath(paths))
@@ -538,10 +556,14 @@ def shared_name(targets: Sequence[Target]) -> str:
 def _path(target: Target) -> str:
     if target.local:
         # Absolute, so that `.` has a name.
-        path = printable(os.path.abspath(target.repo).replace(os.sep, "/"))
+        absolute = os.path.abspath(target.repo)
+        path = printable(absolute.replace(os.sep, "/"))
     else:
-        path = target.shown.partition(":/")[2].strip("/")
+        _, _, place = target.shown.partition(":/")
+        path = place.strip("/")
     if target.file is None:
         return path
     file = printable(target.file)
-    return f"{path}/{file}" if is_gguf(target.file) else f"{path}:{file}"
+    if is_gguf(target.file):
+        return f"{path}/{file}"
+    return f"{path}:{file}"

@@ -57,7 +57,8 @@ Names = tuple[Collection[str], Collection[str]]
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
     """Return the names that match a glob, each once, ordered by training step."""
-    return sorted({n for n in names if fnmatch.fnmatchcase(n, pattern)}, key=step_key)
+    matches = {name for name in names if fnmatch.fnmatchcase(name, pattern)}
+    return sorted(matches, key=step_key)
 
 
 def step_key(revision: str) -> tuple[tuple[int, str], ...]:
@@ -65,8 +66,12 @@ def step_key(revision: str) -> tuple[tuple[int, str], ...]:
     key = []
     for index, part in enumerate(re.split(r"([0-9]+)", revision)):
         # A number's order is that of its length, then of its digits: `int` refuses thousands of them.
-        digits = part.lstrip("0")
-        key.append((len(digits), digits) if index % 2 else (-1, part))
+        is_number = index % 2 == 1
+        if is_number:
+            digits = part.lstrip("0")
+            key.append((len(digits), digits))
+        else:
+            key.append((-1, part))
     return tuple(key)
 
 
@@ -78,11 +83,14 @@ def step_number(revision: str) -> float | None:
     >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
     (140000.0, 500.0, None)
     """
-    number = re.search(r"step[-_=]?([0-9]+)", revision, re.IGNORECASE)
-    number = number or re.search(r"([0-9]+)", revision)
-    if number is None or len(number[1]) > _DIGITS:
+    match = re.search(r"step[-_=]?([0-9]+)", revision, re.IGNORECASE)
+    match = match or re.search(r"([0-9]+)", revision)
+    if match is None:
         return None
-    return float(number[1])
+    digits = match[1]
+    if len(digits) > _DIGITS:
+        return None
+    return float(digits)
 
 
 @dataclass
@@ -111,11 +119,13 @@ def checkpoints_in(folder: str) -> Run:
         ScreeningError: ``FolderNotFound``: the checkpoints lie further down, or in a store of
             Ollama. The message says how to name them.
     """
-    search = run_checkpoints(folder, os.path.dirname(os.path.abspath(folder)))
+    above = os.path.dirname(os.path.abspath(folder))
+    search = run_checkpoints(folder, above)
     try:
         wanted = next(search)
         while True:
-            wanted = search.send([names_in(path) for path in wanted])
+            listings = list(map(names_in, wanted))
+            wanted = search.send(listings)
     except StopIteration as end:
         run: Run = end.value
     if run.checkpoints:
@@ -128,11 +138,13 @@ def checkpoints_in(folder: str) -> Run:
     if cached:
         run = Run()
         for repository, place in cached.items():
-            if _holds_model(names_in(place)[1]):
+            _, inside = names_in(place)
+            if _holds_model(inside):
                 run.checkpoints.append(place)
             else:
                 run.left_out.append(repository)
-        run.checkpoints = run.checkpoints or [folder]
+        if not run.checkpoints:
+            run.checkpoints = [folder]
         return run
     _refuse_ollama(folder)
     listed: dict[str, Names] = {}
@@ -148,14 +160,16 @@ def checkpoints_in(folder: str) -> Run:
 
 def _model_and_results(folder: str, names: Names) -> Run:
     """A model's folder, after results of the same training in it, such as ``merged``."""
+    folders, own_files = names
     models: dict[str, Collection[str]] = {}
-    for name in sorted(filter(_RESULT.fullmatch, names[0])):
+    for name in sorted(filter(_RESULT.fullmatch, folders)):
         place = joined(folder, name)
         _, files = names_in(place)
         if _holds_readable(files):
             models[place] = files
-    models[folder] = names[1]
-    return Run([*models], tokenizers=_tokenizers(models, [(folder, names)]))
+    models[folder] = own_files
+    tokenizers = _tokenizers(models, [(folder, names)])
+    return Run(list(models), tokenizers=tokenizers)
 
 
 def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
@@ -166,7 +180,9 @@ def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
     is_readable = False
     for place, names in listed.items():
         _, files = names
-        below += [joined(os.path.basename(place), name) for name in files]
+        subfolder = os.path.basename(place)
+        for name in files:
+            below.append(joined(subfolder, name))
         if _holds_model(files):
             models[place] = files
             is_readable |= "config.json" in files or _holds_readable(files)
@@ -176,10 +192,11 @@ def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
         return Run([folder])
     if not models:
         return None
-    run = Run([*models], [*others])
+    run = Run(list(models), list(others))
     if len(models) == 1:  # MLflow keeps the tokenizer of its one model in a folder of its own
         components = joined(folder, "components/tokenizer")
-        run.tokenizers = _tokenizers(models, [*others.items(), (components, names_in(components))])
+        others[components] = names_in(components)
+        run.tokenizers = _tokenizers(models, others.items())
     return run
 
 
@@ -188,9 +205,12 @@ def _refuse_ollama(folder: str) -> None:
     blobs = ollama_models(folder)
     if not blobs:
         return
-    names = ", ".join(f"{blob} ({name})" for name, blob in [*blobs.items()][:_NAMED])
+    named: list[str] = []
+    for name, blob in islice(blobs.items(), _NAMED):
+        named.append(f"{blob} ({name})")
     if len(blobs) > _NAMED:
-        names += ", …"
+        named.append("…")
+    names = ", ".join(named)
     raise ScreeningError(
         "FolderNotFound",
         f"expected a checkpoint, got {folder}, where Ollama stores {len(blobs)} models; name their "
@@ -202,15 +222,16 @@ def _refuse_deeper(folder: str) -> None:
     """Raise ScreeningError with a glob of the checkpoints that lie further down, if any do."""
     for pattern in ("*/*", "*/*/*", "*/*/*/*"):
         place = _first_model(folder, pattern)
-        if place and _STEP_FOLDER.fullmatch(os.path.basename(place)):
+        if not place:
+            continue
+        if _STEP_FOLDER.fullmatch(os.path.basename(place)):
             pattern = pattern.removesuffix("/*")
             place = os.path.dirname(place)
-        if place:
-            raise ScreeningError(
-                "FolderNotFound",
-                f"expected a checkpoint, got {folder}, which holds folders of checkpoints, such as "
-                f"{place}; name them all: '{joined(folder, pattern)}'",
-            )
+        raise ScreeningError(
+            "FolderNotFound",
+            f"expected a checkpoint, got {folder}, which holds folders of checkpoints, such as "
+            f"{place}; name them all: '{joined(folder, pattern)}'",
+        )
 
 
 def _without_links(places: list[str]) -> list[str]:
@@ -218,7 +239,8 @@ def _without_links(places: list[str]) -> list[str]:
     known = {os.path.realpath(place) for place in places if not os.path.islink(place)}
     kept: list[str] = []
     for place in places:
-        if not os.path.islink(place) or os.path.realpath(place) not in known:
+        is_link = os.path.islink(place)
+        if not is_link or os.path.realpath(place) not in known:
             kept.append(place)
     return kept
 
@@ -226,8 +248,9 @@ def _without_links(places: list[str]) -> list[str]:
 def _first_model(folder: str, pattern: str) -> str | None:
     """The first folder below that matches a glob and holds a configuration or weights that are read."""
     for place in islice(glob.iglob(f"{glob.escape(folder)}/{pattern}/"), _LOOKED_AT):
-        files = names_in(place)[1]
-        if not _MODEL_FILES.isdisjoint(files) or any(name.endswith(GGUF.suffix) for name in files):
+        _, files = names_in(place)
+        is_model = not _MODEL_FILES.isdisjoint(files)
+        if is_model or any(name.endswith(GGUF.suffix) for name in files):
             return place.rstrip("/")
     return None
 
@@ -263,9 +286,11 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
         The run; empty if the folder holds none.
     """
     (top,) = yield [folder]
-    inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top[0]]
+    top_folders, _ = top
+    inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top_folders]
     listings = yield inner
-    for place, (folders, _) in zip([folder, *inner], [top, *listings], strict=True):
+    places = [folder, *inner]
+    for place, (folders, _) in zip(places, [top, *listings], strict=True):
         if _steps_among(folders):
             return (yield from _whole_run(folder, top, place, folders))
     # The names of `.` and `..` are in the whole path.
@@ -273,13 +298,14 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
     if not folder or not _STEP_FOLDER.fullmatch(name):
         return Run()
     models = yield from _models_in([folder])
-    run = Run([*models])
-    if above and not all(map(_has_tokenizer, models.values())):
-        places = [above]
-        if os.path.basename(above) in _STORE_FOLDERS:
-            places.append(os.path.dirname(above))
-        outer = yield places
-        run.tokenizers = _tokenizers(models, zip(places, outer, strict=True))
+    run = Run(list(models))
+    if not above or all(map(_has_tokenizer, models.values())):
+        return run
+    outer = [above]
+    if os.path.basename(above) in _STORE_FOLDERS:
+        outer.append(os.path.dirname(above))
+    listings = yield outer
+    run.tokenizers = _tokenizers(models, zip(outer, listings, strict=True))
     return run
 
 
@@ -287,30 +313,40 @@ def _steps_among(folders: Iterable[str]) -> list[str]:
     """The folders named after steps, in order; those named after epochs where no other is."""
     names = list(folders)
     steps = list(filter(_STEP_FOLDER.fullmatch, names))
-    return sorted(steps or filter(_EPOCH_FOLDER.fullmatch, names), key=step_key)
+    if not steps:
+        steps = list(filter(_EPOCH_FOLDER.fullmatch, names))
+    return sorted(steps, key=step_key)
 
 
 def _whole_run(
     folder: str, top: Names, store: str, folders: Collection[str]
 ) -> Generator[list[str], list[Names], Run]:
     """A run in ``folder``, whose steps and perhaps other models are the ``folders`` of ``store``."""
+    top_folders, top_files = top
     steps = _steps_among(folders)
     models = yield from _models_in([joined(store, step) for step in steps])
-    others = {joined(store, name): name for name in folders if name not in steps}
+    places: list[str] = []
+    for name in folders:
+        if name not in steps and not _is_no_model(name):
+            places.append(joined(store, name))
     if store != folder:
-        others |= {joined(folder, name): name for name in top[0]}
-    places = sorted((place for place in others if not _is_no_model(others[place])), key=step_key)
+        for name in top_folders:
+            if not _is_no_model(name):
+                places.append(joined(folder, name))
+    places.sort(key=step_key)
     listings = yield places
     left_out: list[str] = []
     for place, (_, files) in zip(places, listings, strict=True):
-        if _holds_readable(files) or ("config.json" in files and holds_weights(files)):
+        is_whole = "config.json" in files and holds_weights(files)
+        if is_whole or _holds_readable(files):
             models[place] = files
         elif _RACE not in files:
             left_out.append(place)
-    if _holds_readable(top[1]):
-        models[folder] = top[1]
+    if _holds_readable(top_files):
+        models[folder] = top_files
     outer = [(folder, top), *zip(places, listings, strict=True)]
-    return Run([*models], left_out, _tokenizers(models, outer))
+    tokenizers = _tokenizers(models, outer)
+    return Run(list(models), left_out, tokenizers)
 
 
 def _is_no_model(name: str) -> bool:
@@ -320,8 +356,11 @@ def _is_no_model(name: str) -> bool:
 
 def _holds_readable(files: Collection[str]) -> bool:
     """Whether a folder holds a model's or an adapter's weights in a format that is read."""
-    stored = any(name.endswith((SAFETENSORS.suffix, GGUF.suffix)) for name in files)
-    return stored or bool(own_weights(files)) or not set(ADAPTERS).isdisjoint(files)
+    suffixes = (SAFETENSORS.suffix, GGUF.suffix)
+    if any(name.endswith(suffixes) for name in files):
+        return True
+    is_adapter = not set(ADAPTERS).isdisjoint(files)
+    return is_adapter or bool(own_weights(files))
 
 
 def _has_tokenizer(files: Collection[str]) -> bool:
@@ -332,10 +371,15 @@ def _tokenizers(
     models: Mapping[str, Collection[str]], outer: Iterable[tuple[str, Names]]
 ) -> dict[str, str]:
     """Model without a tokenizer -> the first folder that has one, among the run's other folders."""
-    for source, (_, files) in outer:
-        if _has_tokenizer(files):
-            return {place: source for place in models if not _has_tokenizer(models[place])}
-    return {}
+    tokenizers: dict[str, str] = {}
+    for source, (_, outer_files) in outer:
+        if not _has_tokenizer(outer_files):
+            continue
+        for place, files in models.items():
+            if not _has_tokenizer(files):
+                tokenizers[place] = source
+        break
+    return tokenizers
 
 
 def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, Collection[str]]]:
@@ -372,7 +416,9 @@ def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, 
 
 def joined(path: str, name: str) -> str:
     """Return ``path/name``, or only one of the two if the other is empty."""
-    return f"{path}/{name}" if path and name else path or name
+    if path and name:
+        return f"{path}/{name}"
+    return path or name
 
 
 def belongs_to_run(folder: str, run: str) -> bool:
@@ -392,13 +438,16 @@ def possible_runs(folder: str) -> tuple[str, str]:
     >>> possible_runs("out/run1/checkpoints/merged")
     ('out/run1/checkpoints/merged', 'out/run1')
     """
-    return str(Path(folder)), _run_of(Path(folder))
+    place = Path(folder)
+    return str(place), _run_of(place)
 
 
 def _run_of(place: Path) -> str:
     """The folder around a checkpoint's, or around its store of checkpoints."""
     above = place.parent
-    return str(above.parent if above.name in _STORE_FOLDERS else above)
+    if above.name in _STORE_FOLDERS:
+        above = above.parent
+    return str(above)
 
 
 def is_epoch(step: str) -> bool:
@@ -417,7 +466,9 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
     ('titan', 'step-50')
     """
     path = Path(folder)
-    for place in (path, *list(path.parents)[:_DEPTH]):
-        if _STEP_FOLDER.fullmatch(place.name) or _EPOCH_FOLDER.fullmatch(place.name):
-            return _run_of(place), place.name
+    parents = list(path.parents)
+    for place in (path, *parents[:_DEPTH]):
+        step = place.name
+        if _STEP_FOLDER.fullmatch(step) or is_epoch(step):
+            return _run_of(place), step
     return None

@@ -68,7 +68,10 @@ class _File(AnswerSet):
 def bundled_answers() -> Mapping[Path, _File]:
     """Return the bundled answer sets, each by the path of its file."""
     folder = data_folder("token_sets") / "answers"
-    return {path: load_yaml(_File, path) for path in sorted(folder.glob("*.yaml"))}
+    files: dict[Path, _File] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        files[path] = load_yaml(_File, path)
+    return files
 
 
 def load_answers(name_or_path: str) -> AnswerSet:
@@ -86,8 +89,9 @@ def load_answers(name_or_path: str) -> AnswerSet:
         return _set(path, load_yaml(_File, path, _ELSEWHERE), name_or_path)
     task = name_or_path.removesuffix("_dispersion")
     for path, file in bundled_answers().items():
-        if any(fnmatch.fnmatchcase(task, pattern) for pattern in file.tasks):
-            return _set(path, file, task)
+        for pattern in file.tasks:
+            if fnmatch.fnmatchcase(task, pattern):
+                return _set(path, file, task)
     known: list[str] = []
     for file in bundled_answers().values():
         known += file.tasks
@@ -124,8 +128,12 @@ def tasks_in(tasks: str) -> tuple[str, ...]:
     """
     names: list[str] = []
     for name in _split(tasks):
-        names += load_answers(name).tasks if is_file(name) else (name,)
-    return tuple(dict.fromkeys(itertools.filterfalse(_PATTERN.search, names)))
+        if is_file(name):
+            names += load_answers(name).tasks
+        else:
+            names.append(name)
+    without_patterns = itertools.filterfalse(_PATTERN.search, names)
+    return tuple(dict.fromkeys(without_patterns))
 
 
 def _split(names: str) -> list[str]:
@@ -187,7 +195,9 @@ def resolve_answers(
     else:
 
         def cut(text: str) -> Iterable[Piece]:
-            return (token for token in vocabulary.cut(text) if token[0] not in left_out)
+            for row, piece in vocabulary.cut(text):
+                if row not in left_out:
+                    yield row, piece
 
         counts = differing(answers.name, answers.answers, cut)
         rows = most_frequent(answers.name, counts.weights)[: answers.most]
@@ -272,7 +282,9 @@ def differing(
     Raises:
         ScreeningError: ``TooFewTokens``: most answers are sentences.
     """
-    words = {text: _words(text, _WORD) for text in answers}
+    words: dict[str, set[Piece]] = {}
+    for text in answers:
+        words[text] = _words(text, _WORD)
     same_words = _in_nearly_all(words, answers)
     short: dict[str, int] = {}
     for text, count in answers.items():
@@ -285,7 +297,9 @@ def differing(
             f"{name}: {sentences:.0%} of its answers are sentences (more than {WORDS} words that differ "
             f"between answers); ask {_ASK.format(name)}, or name a domain",
         )
-    tokens = {text: set(cut(text)) for text in answers}
+    tokens: dict[str, set[Piece]] = {}
+    for text in answers:
+        tokens[text] = set(cut(text))
     same = _in_nearly_all(tokens, short)
     for text in short:
         if len(tokens[text]) == 1:
@@ -313,7 +327,11 @@ def _weights(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> Coun
 
 def _in_nearly_all(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> set[Piece]:
     most = SAME * sum(answers.values())
-    return {token for token, count in _weights(held, answers).items() if count > most}
+    tokens: set[Piece] = set()
+    for token, count in _weights(held, answers).items():
+        if count > most:
+            tokens.add(token)
+    return tokens
 
 
 def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
@@ -355,12 +373,15 @@ def _missing(rows: Sequence[Piece], tokens: Iterable[Piece], vocabulary: Vocabul
     """Digits, or capital letters, that the answers' tokens lack, if two thirds of them are there."""
     classes: dict[tuple[str, int], list[Piece]] = {}
     for token in sorted(tokens):
-        text = vocabulary.text(token[1])
+        _, piece = token
+        text = vocabulary.text(piece)
+        before = text[:-1]
         sign = text.strip()
         if len(sign) == 1 and sign.isdecimal():  # of any script
-            classes.setdefault((text[:-1], ord(sign) - unicodedata.decimal(sign)), []).append(token)
+            zero = ord(sign) - unicodedata.decimal(sign)
+            classes.setdefault((before, zero), []).append(token)
         elif sign in {*ascii_uppercase}:
-            classes.setdefault((text[:-1], 0), []).append(token)
+            classes.setdefault((before, 0), []).append(token)
     missing = list[Piece]()
     for members in classes.values():
         others = [token for token in members if token not in rows]

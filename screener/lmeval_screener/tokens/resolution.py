@@ -183,7 +183,8 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
     for text in dict.fromkeys((*dropped, *dropped_reference)):
         if vocabulary.never_made(text):
             never_made.append(with_reason(text, vocabulary).strip())
-    if {token.id for token in answers} == rows_of_domain:
+    rows_of_answers = {token.id for token in answers}
+    if rows_of_answers == rows_of_domain:
         answers = tuple(tokens)
     return Resolution(
         domain=tuple(tokens),

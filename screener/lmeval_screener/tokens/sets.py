@@ -92,7 +92,11 @@ class WordGroup:
     def texts(self) -> list[str]:
         """Return the texts to look up, with any leading space, in the order of ``items``."""
         space = " " if self.variant == "space" else ""
-        return [space + _CASES[self.case](item) for item in self.items]
+        written = _CASES[self.case]
+        texts: list[str] = []
+        for item in self.items:
+            texts.append(space + written(item))
+        return texts
 
 
 @dataclass(frozen=True)
@@ -222,11 +226,17 @@ def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
             raise mistake(path, f"default_groups[{position}]", expected, default)
     if file.role != role:
         raise mistake(path, "role", f"{role} (it is used as the {role} set)", file.role)
-    # A group of that name wins: it is the file's own name.
-    variants = [name for name in selected if name in get_args(Variant) and name not in groups]
+    variants: list[str] = []
+    chosen: list[str] = []
+    for name in selected:
+        # A group of that name wins: it is the file's own name.
+        is_variant = name in get_args(Variant) and name not in groups
+        if is_variant:
+            variants.append(name)
+        else:
+            chosen.append(name)
     if len(variants) > 1:
         raise UsageError(f"{path}: expected one variant, got {' and '.join(variants)}; take one")
-    chosen = [name for name in selected if name not in variants]
     for name in chosen:
         if name not in groups:
             raise UsageError(
@@ -235,10 +245,15 @@ def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
             )
     taken: dict[str, WordGroup] = {}
     for key in chosen or file.default_groups:
-        taken[key] = groups[key]
+        group = groups[key]
         if variants:
-            taken[key] = replace(groups[key], variant=cast(Variant, variants[0]))
-    size = sum(len(group.items) for group in taken.values())
+            group = replace(group, variant=cast(Variant, variants[0]))
+        taken[key] = group
+    size = 0
+    deciding: list[list[Any]] = []
+    for key, group in taken.items():
+        size += len(group.items)
+        deciding.append([key, group.require_all, group.texts()])
     if size < file.min_tokens:
         raise UsageError(
             f"{path}: expected at least {file.min_tokens} words (`min_tokens`) in {', '.join(taken)}, got "
@@ -252,10 +267,7 @@ def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
         role=role,
         min_tokens=file.min_tokens,
         groups=taken,
-        digest=_digest(
-            file.min_tokens,
-            [[name, group.require_all, group.texts()] for name, group in taken.items()],
-        ),
+        digest=_digest(file.min_tokens, deciding),
         tasks=file.tasks,
     )
 

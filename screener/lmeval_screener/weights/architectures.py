@@ -181,8 +181,12 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
     """Return the ``model_type`` of config.json, then that of the language model in it, if any."""
-    stated = [level.get("model_type") for level in levels(config)]
-    return [model_type for model_type in stated if isinstance(model_type, str)]
+    types: list[str] = []
+    for level in levels(config):
+        model_type = level.get("model_type")
+        if isinstance(model_type, str):
+            types.append(model_type)
+    return types
 
 
 def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
@@ -201,17 +205,26 @@ def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, 
         kinds: dict[str, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
         kind = kinds.get(str(config.get("layer_norm_type")))
         has_weight = config.get("layer_norm_with_affine")
-        return (kind, False, has_weight) if kind and isinstance(has_weight, bool) else None
+        if kind is None or not isinstance(has_weight, bool):
+            return None
+        return kind, False, has_weight
     if model_type == "chatglm" and config.get("rmsnorm") is True:
         return "rms", False, True
     norm = NORMS.get(model_type)
-    return norm and (*norm, model_type not in NORMS_WITHOUT_WEIGHT)
+    if norm is None:
+        return None
+    kind_of_norm, plus_one = norm
+    return kind_of_norm, plus_one, model_type not in NORMS_WITHOUT_WEIGHT
 
 
 def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return config.json, followed by the configurations of language models nested in it."""
-    stated = [config.get(key) for key in _INNER_CONFIGS]
-    return [config, *(level for level in stated if isinstance(level, dict))]
+    found = [config]
+    for key in _INNER_CONFIGS:
+        level = config.get(key)
+        if isinstance(level, dict):
+            found.append(level)
+    return found
 
 
 def is_of_model(name: str) -> bool:
@@ -219,8 +232,10 @@ def is_of_model(name: str) -> bool:
 
     Parts of a draft head or an image encoder do not belong to it.
     """
-    in_layer = any(map(str.isdigit, name.split(".")))
-    return not in_layer and not any(word in name for word in NOT_THE_MODEL)
+    words = name.split(".")
+    if any(map(str.isdigit, words)):
+        return False  # inside a layer
+    return not any(part in name for part in NOT_THE_MODEL)
 
 
 def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
@@ -235,8 +250,13 @@ def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
 
 def _only_head(stored: set[str]) -> str | None:
     """Return the head under an unknown wrapper if there is exactly one; else None."""
-    heads = [name for name in stored if name.endswith(".lm_head.weight") and is_of_model(name)]
-    return heads[0] if len(heads) == 1 else None
+    heads: list[str] = []
+    for name in stored:
+        if name.endswith(".lm_head.weight") and is_of_model(name):
+            heads.append(name)
+    if len(heads) != 1:
+        return None
+    return heads[0]
 
 
 def class_ties(config: Mapping[str, Any]) -> bool:
@@ -249,11 +269,13 @@ def class_ties(config: Mapping[str, Any]) -> bool:
     stated = _says_tied(levels(config))
     rule = TYING.get(types[0]) if types else None
     if rule is None:
-        is_untied = any(name in UNTIED_BY_DEFAULT for name in types)
-        return not is_untied if stated is None else stated
+        if stated is not None:
+            return stated
+        return UNTIED_BY_DEFAULT.isdisjoint(types)
     by, silent = rule
-    outer = _says_tied(levels(config)[:1])
-    inner = _says_tied(levels(config)[1:])
+    outer_level, *inner_levels = levels(config)
+    outer = _says_tied([outer_level])
+    inner = _says_tied(inner_levels)
     by_outer = silent if outer is None else outer
     by_inner = silent if inner is None else inner
     answers = {"outer": by_outer, "inner": by_inner, "either": by_outer or by_inner, "never": False}

@@ -70,8 +70,10 @@ class WeightFiles:
             ScreeningError: The file is missing or broken.
         """
         if path not in self._headers:
-            file = WeightFile(self.snapshot, await self.snapshot.look_up(path), guess)
-            self._headers[path] = await file.understood(format_of(path).read_header(file))
+            entry = await self.snapshot.look_up(path)
+            file = WeightFile(self.snapshot, entry, guess)
+            reading = format_of(path).read_header(file)
+            self._headers[path] = await file.understood(reading)
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
@@ -89,11 +91,16 @@ class WeightFiles:
         if tensor.entry is not None:
             from lmeval_screener.weights.files import zip_archive
 
-            file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
-            tensor = await file.understood(zip_archive.locate(file, tensor, *tensor.entry))
-        shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
-        if tensor.strides is not None and len(tensor.strides) == 1 and tensor.strides != (1,):
-            tensor = tensor._replace(strides=(*tensor.strides, 1))
+            entry = await self.snapshot.look_up(path)
+            file = WeightFile(self.snapshot, entry)
+            locating = zip_archive.locate(file, tensor, *tensor.entry)
+            tensor = await file.understood(locating)
+        shape = tensor.shape
+        if len(shape) != 2:
+            shape = (tensor.elements, 1)
+        strides = tensor.strides
+        if strides is not None and len(strides) == 1 and strides != (1,):
+            tensor = tensor._replace(strides=(*strides, 1))
         return Matrix(self.snapshot, path, tensor, (shape[0], shape[1]), narrow)
 
 
@@ -181,9 +188,14 @@ class Matrix:
     async def _in_runs(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Rows that lie one after the other, and those between them that cost less than a request."""
         width = self.row_bytes
-        runs = coalesced(ids, max(1, BRIDGE // width) if self.narrow else SLACK)
+        slack = SLACK
+        if self.narrow:
+            slack = max(1, BRIDGE // width)
+        runs = coalesced(ids, slack)
         begin = self.tensor.begin
-        spans = [(begin + first * width, begin + end * width) for first, end in runs]
+        spans: list[tuple[int, int]] = []
+        for first, end in runs:
+            spans.append((begin + first * width, begin + end * width))
         bodies = await self.snapshot.ranges(self.file, spans)
         rows: dict[int, bytes] = {}
         for (first, _), body in zip(runs, bodies, strict=True):
@@ -192,9 +204,10 @@ class Matrix:
 
     async def _strided(self, ids: Sequence[int], strides: tuple[int, ...]) -> dict[int, bytes]:
         """Rows of a view, such as a transposed matrix, from all bytes that the view spans."""
-        span = (self.tensor.begin, self.tensor.end)
-        self.refuse_scattered(span[1] - span[0], "as a view", f"for {len(ids)} rows")
-        (body,) = await self.snapshot.ranges(self.file, [span])
+        begin = self.tensor.begin
+        end = self.tensor.end
+        self.refuse_scattered(end - begin, "as a view", f"for {len(ids)} rows")
+        (body,) = await self.snapshot.ranges(self.file, [(begin, end)])
         element = self.row_bytes // self.shape[1]
         numbers = np.frombuffer(body, f"V{element}")
         steps = [stride * element for stride in strides]
@@ -212,13 +225,14 @@ class Matrix:
         Raises:
             ScreeningError: ``ScatteredRows``, for more than 64 MiB (`MOST_SCATTERED`).
         """
-        if not self.snapshot.is_local and size > MOST_SCATTERED:
-            raise ScreeningError(
-                "ScatteredRows",
-                f"cannot be screened remotely because {self.tensor.name} is stored {how}: "
-                f"{size / 1e6:.0f} MB would have to be read {why}; download the checkpoint and screen "
-                "the folder",
-            )
+        if self.snapshot.is_local or size <= MOST_SCATTERED:
+            return
+        raise ScreeningError(
+            "ScatteredRows",
+            f"cannot be screened remotely because {self.tensor.name} is stored {how}: "
+            f"{size / 1e6:.0f} MB would have to be read {why}; download the checkpoint and screen "
+            "the folder",
+        )
 
 
 def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]:
@@ -240,11 +254,15 @@ def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]
     budget = math.floor(slack * len(ids))
     gaps = np.diff(ids) - 1
     order = np.argsort(gaps, kind="stable")
-    bridged = order[np.cumsum(gaps[order]) <= budget]
+    sizes = np.cumsum(gaps[order])
+    bridged = order[sizes <= budget]
     breaks = np.setdiff1d(np.arange(len(gaps)), bridged)
     firsts = np.concatenate([[0], breaks + 1])
     lasts = np.concatenate([breaks, [len(gaps)]])
-    return [(ids[first], ids[last] + 1) for first, last in zip(firsts, lasts, strict=True)]
+    runs: list[tuple[int, int]] = []
+    for first, last in zip(firsts, lasts, strict=True):
+        runs.append((ids[first], ids[last] + 1))
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +287,17 @@ class ScaledRows:
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Read rows by their numbers, multiplied by their scales; see `Rows.read`."""
         high, wide = self.block
-        blocks, place = np.unique(np.asarray(ids, dtype=int) // high, return_inverse=True)
+        width = self.shape[1]
+        block_rows = np.asarray(ids, dtype=int) // high
+        blocks, place = np.unique(block_rows, return_inverse=True)
         codes, scales = await side_by_side(
-            [self.codes.read(ids), self.scales.read(blocks.tolist())]
+            [
+                self.codes.read(ids),
+                self.scales.read(blocks.tolist()),
+            ]
         )
         spread = np.repeat(scales[place], wide, axis=1)
-        result: NDArray[np.float32] = codes * spread[:, : self.shape[1]]
+        result: NDArray[np.float32] = codes * spread[:, :width]
         return result
 
 
@@ -297,14 +320,18 @@ def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | Non
         shape = (v, 1)
     if scales.tensor.dtype not in _SCALE_DTYPES or len(shape) != 2:
         return None
-    stated = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
-    if not isinstance(stated, list) or [type(size) for size in stated] != [int, int]:
+    stated = None
+    if isinstance(quantization, Mapping):
+        stated = quantization.get("weight_block_size")
+    if not isinstance(stated, list) or list(map(type, stated)) != [int, int]:
         stated = (None, None)
-    high = _side(v, shape[0], stated[0])
-    wide = _side(d, shape[1], stated[1])
+    block_rows, block_columns = shape
+    high = _side(v, block_rows, stated[0])
+    wide = _side(d, block_columns, stated[1])
     if high is None or wide is None:
         return None
-    return ScaledRows(codes, replace(scales, shape=(shape[0], shape[1])), (high, wide))
+    scales = replace(scales, shape=(block_rows, block_columns))
+    return ScaledRows(codes, scales, (high, wide))
 
 
 def _side(length: int, count: int, stated: int | None) -> int | None:
@@ -314,8 +341,13 @@ def _side(length: int, count: int, stated: int | None) -> int | None:
     sizes = {stated or _USUAL_BLOCK}
     if not stated and count and length % count == 0:
         sizes.add(length // count)
-    fitting = [size for size in sizes if size > 0 and -(-length // size) == count]
-    return fitting[0] if len(fitting) == 1 else None
+    fitting: list[int] = []
+    for size in sizes:
+        if size > 0 and -(-length // size) == count:
+            fitting.append(size)
+    if len(fitting) != 1:
+        return None
+    return fitting[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,10 +368,14 @@ class PiecedRows:
         rows = np.empty((len(ids), self.shape[1]), dtype=np.float32)
 
         async def fill(matrix: Matrix, row: int, column: int) -> None:
-            here = np.flatnonzero((numbers >= row) & (numbers < row + matrix.shape[0]))
-            if len(here):
-                part = await matrix.read((numbers[here] - row).tolist())
-                rows[here, column : column + matrix.shape[1]] = part
+            height, width = matrix.shape
+            is_inside = (numbers >= row) & (numbers < row + height)
+            here = np.flatnonzero(is_inside)
+            if not len(here):
+                return
+            own_numbers = numbers[here] - row
+            part = await matrix.read(own_numbers.tolist())
+            rows[here, column : column + width] = part
 
         await side_by_side(fill(*piece) for piece in self.pieces)
         return rows
@@ -367,10 +403,11 @@ def pieced(
         if offsets is None or len(offsets) != 2 or len(shape) != 2 or 0 in shape:
             raise sliced_error(name, f"{matrix.file} does not say which rows and columns it holds")
         row, column = offsets
+        height, width = shape
         pieces.append((matrix, row, column))
-        v = max(v, row + shape[0])
-        d = max(d, column + shape[1])
-        held += math.prod(shape)
+        v = max(v, row + height)
+        d = max(d, column + width)
+        held += height * width
         dtypes.add(matrix.tensor.dtype)
     overlap = any(_share_a_number(*pair) for pair in in_steps(combinations(pieces, 2)))
     if held != v * d or overlap or len(dtypes) != 1:
@@ -378,16 +415,26 @@ def pieced(
         raise sliced_error(name, why)
     if sizes is None:
         raise sliced_error(name, "config.json does not state vocab_size and hidden_size")
-    if v < sizes[0] or d != sizes[1]:
-        why = f"the slices found fill {v} × {d} of {sizes[0]} × {sizes[1]} (a file may be missing)"
+    all_rows, all_columns = sizes
+    if v < all_rows or d != all_columns:
+        why = (
+            f"the slices found fill {v} × {d} of {all_rows} × {all_columns} (a file may be missing)"
+        )
         raise sliced_error(name, why)
-    return PiecedRows((v, d), tuple(sorted(pieces, key=lambda piece: piece[1:])))
+    in_order = sorted(pieces, key=lambda piece: piece[1:])
+    return PiecedRows((v, d), tuple(in_order))
 
 
 def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, int]) -> bool:
     """Whether two slices, each given with its first row and column, overlap."""
-    starts = zip(first[1:], second[1:], first[0].shape, second[0].shape, strict=True)
-    return all(a < b + size_b and b < a + size_a for a, b, size_a, size_b in starts)
+    matrix, *starts = first
+    other_matrix, *other_starts = second
+    for axis, (start, other_start) in enumerate(zip(starts, other_starts, strict=True)):
+        end = start + matrix.shape[axis]
+        other_end = other_start + other_matrix.shape[axis]
+        if start >= other_end or other_start >= end:
+            return False
+    return True
 
 
 def sliced_error(name: str, why: str) -> ScreeningError:

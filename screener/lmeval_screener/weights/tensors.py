@@ -64,8 +64,12 @@ class Tensor(NamedTuple):
     @property
     def is_contiguous(self) -> bool:
         """Whether its elements lie row by row without gaps."""
-        rows = tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
-        return self.strides is None or self.strides == rows
+        if self.strides is None:
+            return True
+        strides: list[int] = []
+        for dimension in range(len(self.shape)):
+            strides.append(math.prod(self.shape[dimension + 1 :]))
+        return self.strides == tuple(strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,24 +183,33 @@ def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
     """
     flat: NDArray[np.float32]
     if dtype == "BF16":
-        flat = (np.frombuffer(body, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        halves = np.frombuffer(body, "<u2").astype(np.uint32)
+        flat = (halves << np.uint32(16)).view(np.float32)
     elif dtype in _CODES:
-        flat = _CODES[dtype][np.frombuffer(body, np.uint8)]
+        codes = np.frombuffer(body, np.uint8)
+        flat = _CODES[dtype][codes]
     else:
+        size = DTYPE_BITS[dtype] // 8
         with np.errstate(over="ignore"):
-            flat = np.frombuffer(body, f"<f{DTYPE_BITS[dtype] // 8}").astype(np.float32)
+            flat = np.frombuffer(body, f"<f{size}").astype(np.float32)
     return flat.reshape(-1, width)
 
 
 def _codes() -> dict[str, NDArray[np.float32]]:
     """All 256 values of the 8-bit floats (OCP 8-bit formats): parts of float16, or an exponent alone."""
     code = np.arange(256, dtype="<u2")
-    halves = ((code & 0x7F) << 7 | (code & 0x80) << 8).view("<f2")
+    magnitude = (code & 0x7F) << 7
+    sign = (code & 0x80) << 8
+    halves = (magnitude | sign).view("<f2")
     e4m3 = halves.astype(np.float32) * np.float32(256)
     e4m3[[0x7F, 0xFF]] = np.nan
-    e8m0 = np.where(code == 255, np.nan, np.exp2(code - 127.0))
     e5m2 = (code << 8).view("<f2")
-    return {"F8_E4M3": e4m3, "F8_E5M2": e5m2.astype(np.float32), "F8_E8M0": e8m0.astype(np.float32)}
+    e8m0 = np.where(code == 255, np.nan, np.exp2(code - 127.0))
+    return {
+        "F8_E4M3": e4m3,
+        "F8_E5M2": e5m2.astype(np.float32),
+        "F8_E8M0": e8m0.astype(np.float32),
+    }
 
 
 _CODES = _codes()

@@ -94,7 +94,9 @@ class BaseModules:
         module = module_of(name)
         if not module:
             return True
-        return (self._forgiving or name.startswith(PREFIX)) and self.has(module)
+        if not self._forgiving and not name.startswith(PREFIX):
+            return False
+        return self.has(module)
 
     def has(self, module: str) -> bool:
         """Whether the base has a module of this name; True if the stored names cannot tell."""
@@ -107,8 +109,10 @@ class BaseModules:
         inner = module.removeprefix(self._class_prefix)
         if self._class_prefix and inner == module:
             return False
-        # Experts are fused by transformers 5, and what stands around them is renamed.
-        return (_to_layers(inner) if self._has_experts else inner) in self._names
+        if self._has_experts:
+            # transformers 5 fuses them, and renames what stands around them.
+            inner = _to_layers(inner)
+        return inner in self._names
 
     def mistake(self, names: Iterable[str]) -> str:
         """Explain why the names of an adapter's tensors fit no module of the base, and what to do.
@@ -176,4 +180,6 @@ def _to_layers(module: str) -> str:
 def _without_wrappers(module: str) -> str:
     """A module's name without the wrappers before it."""
     word, _, inner = module.partition(".")
-    return _without_wrappers(inner) if inner and word in _WRAPPER_WORDS else module
+    if not inner or word not in _WRAPPER_WORDS:
+        return module
+    return _without_wrappers(inner)
