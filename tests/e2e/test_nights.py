@@ -391,7 +391,7 @@ def test_an_order_by_g_alone_is_said_of_new_ones_and_of_all(night, tmp_path):
     assert "ratio" not in " ".join(night(*places)[1]).lower()
     config = tmp_path / "best" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "unheard"}))
-    because = "No ratio of best: the norm of unheard is not known; the order is by G alone."
+    because = "No ratio of best: the final normalisation layer of unheard is not known; the order is by G alone."
     assert because in night(*places)[1]
     assert because in " ".join(night.ask("query").stdout.split())
     assert because not in night(*places)[1]  # nothing is new

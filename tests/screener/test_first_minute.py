@@ -140,24 +140,24 @@ def test_what_is_broken_beside_the_weights_that_are_read_stops_nothing(counted):
 
 
 LOCAL = {
-    "odd/nosuch": "that folder does not exist: check the path (the Hub's repository is hf://odd/nosuch)",
+    "odd/nosuch": "that folder does not exist: check the path, or name the Hub's repository hf://odd/nosuch",
     "odd/nosuch@main": "that folder does not exist",
     "odd/nosuch:Q4_K_M": "that folder does not exist",
     "myruns/ft-8": "did you mean myruns/ft-80?",
     "odd/zz*": "which matches nothing",
     "odd/a/zz*": "which matches nothing",
-    "zz*": "which matches nothing here; check the pattern",
+    "zz*": "the pattern matches nothing here",
     "loop": "a broken link",
     "pipe": "which is neither",
     "nowhere/": "that folder does not exist",
     "x/weights.bin": "that file does not exist",
     "./m.gguf": "that file does not exist",
     "myrnus": "did you mean myruns?",
-    "demo": "the bundled family: `screen-checkpoints --demo`",
-    "qwen2.5": "a family: `screen-checkpoints --family qwen2.5`",
-    "llama": "short for llama2, llama3? `screen-checkpoints --family llama2`",
-    "Qwen2.5": "a family: `screen-checkpoints --family qwen2.5`",
-    "gpt2": "(the Hub's repository is hf://gpt2)",
+    "demo": "the bundled family: run `screen-checkpoints --demo`",
+    "qwen2.5": "a family: run `screen-checkpoints --family qwen2.5`",
+    "llama": "(llama2, llama3): run `screen-checkpoints --family llama2`",
+    "Qwen2.5": "a family: run `screen-checkpoints --family qwen2.5`",
+    "gpt2": "name the Hub's repository hf://gpt2",
 }
 
 

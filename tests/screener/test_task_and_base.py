@@ -107,12 +107,12 @@ def test_of_several_tasks_the_first_with_known_answers_counts_and_all_are_evalua
     assert (found.answers.name, found.task, found.name) == ("snippets", "snippets", "math")
     assert found.tasks == ("hellaswag", "mine", "snippets", "gsm8k")
     assert found.remark.startswith(
-        "the ratio is over tokens of snippets; hellaswag has no answer tokens"
+        "the ratio uses the tokens of snippets, since hellaswag has no answer tokens"
     )
     assert load_domain("code", "mine").answers.name == "humaneval"
     assert load_domain("code", "mine").tasks == ("mine",)
     assert (
-        "over tokens of legal; the task 'mine' has no bundled"
+        "the tokens of legal, since the task 'mine' has no bundled"
         in load_domain("legal", "mine").remark
     )
     assert load_domain(None, "gsm8k,mine").remark == load_domain("math").remark == ""
@@ -126,14 +126,14 @@ def test_of_several_tasks_the_first_with_known_answers_counts_and_all_are_evalua
     )
     assert main([*names, "--tasks", f"mine,{task}", "--shortlist", "1", "--emit", str(folder)]) == 0
     assert json.loads((folder / "manifest.json").read_text())["tasks"] == ["mine", "snippets"]
-    assert "the ratio is over tokens of snippets; the task 'mine'" in capsys.readouterr().err
-    with pytest.warns(UserWarning, match="over tokens of snippets"):
+    assert "the ratio uses the tokens of snippets, since the task 'mine'" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="the tokens of snippets"):
         assert screen(names, tasks=f"mine,{task}").task == "snippets"
 
 
 def test_a_report_warns_where_most_of_the_answers_is_left_out(tmp_path, capsys):
     names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)]
-    note = "75% of what the answers of snippets hold is in nearly all of them, or in sentences"
+    note = "T leaves out 75% of the tokens in the answers of snippets"
     path = tmp_path / "snippets.yaml"
     for form, warned in ((" 0 1 2{}", True), ("{}", False)):
         content = {form.format(text): 10 for text in (" num", " buf", " True", " None")}

@@ -17,10 +17,15 @@ _MODEL = "application/vnd.ollama.image.model"
 
 
 def hub_snapshots(folder: str) -> dict[str, str]:
-    """Repository's folder -> its snapshot, for a Hub cache or one repository in it; empty for others.
+    """Find the snapshot to read for each repository in a Hub cache.
 
-    The snapshot is that of ``refs/main``, else the one written last. Data sets, spaces and repositories
-    without a snapshot are left out.
+    The folder may be the cache or one repository's folder in it. The snapshot is the one to which
+    ``refs/main`` points, or else the one written last. Data sets, Spaces and repositories without a
+    snapshot are left out.
+
+    Returns:
+        A mapping from each repository's folder to the folder of its snapshot; empty for any folder
+        that is not a Hub cache.
     """
     place = Path(folder).expanduser()
     if (place / "hub").is_dir() and not _repositories(place):
@@ -41,7 +46,11 @@ def _repositories(place: Path) -> list[Path]:
         entries = sorted(place.iterdir())
     except OSError:
         return []
-    return [entry for entry in entries if _REPOSITORY.fullmatch(entry.name) and entry.is_dir()]
+    repositories: list[Path] = []
+    for entry in entries:
+        if _REPOSITORY.fullmatch(entry.name) and entry.is_dir():
+            repositories.append(entry)
+    return repositories
 
 
 def _snapshot(repository: Path) -> str:
@@ -62,7 +71,7 @@ def _snapshot(repository: Path) -> str:
 
 
 def cached_name(path: str) -> str | None:
-    """``ORG/NAME`` for the path of a Hub cache's snapshot; None for any other.
+    """Return ``ORG/NAME`` for the path of a snapshot in a Hub cache, or None for any other path.
 
     >>> cached_name("hub/models--org--name/snapshots/" + 40 * "a")
     'org/name'
@@ -77,7 +86,10 @@ def cached_name(path: str) -> str | None:
 
 
 def ollama_models(folder: str) -> dict[str, str]:
-    """Model's name -> the path of its blob, for a folder of Ollama's; empty for any other folder."""
+    """Map the name of each model in a store of Ollama to the path of its file (a blob).
+
+    The mapping is empty for any other folder.
+    """
     place = Path(folder).expanduser()
     for store in (place, place / "models", place.parent):
         manifests = store / "manifests"
@@ -92,7 +104,8 @@ def _named_blobs(manifests: Path, blobs: Path) -> dict[str, str]:
         folders.sort()
         for file in sorted(files):
             # HOST/NAMESPACE/NAME/TAG
-            *_, namespace, name = ("", "", *Path(place).relative_to(manifests).parts)
+            parts = Path(place).relative_to(manifests).parts
+            *_, namespace, name = ("", "", *parts)
             digest = _model_digest(Path(place) / file)
             if namespace not in ("", "library"):
                 name = f"{namespace}/{name}"
@@ -113,5 +126,7 @@ def _model_digest(manifest: Path) -> str:
     for layer in content["layers"]:
         if isinstance(layer, dict) and layer.get("mediaType") == _MODEL:
             digest = str(layer.get("digest"))
-            return digest if BLOB.fullmatch(digest) else ""
+            if BLOB.fullmatch(digest):
+                return digest
+            return ""
     return ""

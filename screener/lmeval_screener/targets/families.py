@@ -40,7 +40,13 @@ class _File:
 
 @dataclass(frozen=True)
 class Family:
-    """A family's checkpoints, which share one tokenizer, and the figure that orders them."""
+    """A bundled or user-defined family: checkpoints that share a tokenizer.
+
+    Attributes:
+        checkpoints: The checkpoints, in the order of the file.
+        note: A remark for readers of the list of families; may be empty.
+        order: The figure that ranks the checkpoints.
+    """
 
     checkpoints: tuple[Target, ...]
     note: str
@@ -48,12 +54,19 @@ class Family:
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """The scales, each once, in the file's order."""
+        """The size classes of the checkpoints, such as ``7B``, each once, in the file's order."""
         return tuple(dict.fromkeys(target.scale for target in self.checkpoints if target.scale))
 
 
 def load_families(path: str | Path | None = None) -> dict[str, Family]:
-    """All families in a file (default: the bundled one), by name; UsageError if it cannot be used."""
+    """Read the families in a YAML file, by default the bundled one.
+
+    Returns:
+        Each family by its name.
+
+    Raises:
+        UsageError: The file cannot be read, or it lists a checkpoint twice in a family.
+    """
     file = Path(path or Path(__file__).with_name("families.yaml"))
     content = load_yaml(_File, file)
     order = Order(content.rank_by, content.metric)
@@ -80,7 +93,12 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
 
 
 def load_family(name: str, path: str | Path | None = None) -> Family:
-    """One family by name; else UsageError with near names, and where models of that name are."""
+    """Read one family, whose name may be written in any case, from a file or from the bundled one.
+
+    Raises:
+        UsageError: No family has this name. The message gives similar names, and the families that
+            have a checkpoint of this name.
+    """
     families = load_families(path)
     for known, family in families.items():
         if known.lower() == name.lower():
@@ -88,8 +106,8 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
     where = "" if path is None else f" in {path}"
     members = _families_with(name, families)
     if members:
-        models = f"; models whose names hold it are in {', '.join(members)}"
-        hint = f"{models}: `--family {members[0]}`"
+        found = f"models with this name are in {', '.join(members)}"
+        hint = f"; {found}: `--family {members[0]}`"
     else:
         hint = nearest(name, families)
     raise UsageError(f"unknown family {name!r}{where}{hint}; known: {', '.join(families)}")
@@ -114,7 +132,7 @@ def _letters(name: str) -> str:
 
 
 def demo_targets() -> list[Target]:
-    """The demo's checkpoints, with their accuracies as measured after training."""
+    """Return the checkpoints of the demo, each with its measured accuracy."""
     folder = data_folder("demo")
     family = bundled_yaml(folder / "family.yaml")
     return [

@@ -1,7 +1,7 @@
 """Layouts that programs leave behind: how each is seen, where its model is, and the command that makes one.
 
-The layouts are data, in ``layouts.yaml``: a new program is an entry there. One table serves the refusals of
-folders without weights that can be read, and the reference in the docs.
+The layouts are data, in ``layouts.yaml``: a new program is an entry there. One table serves the
+refusals of folders without weights that can be read, and the reference in the docs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ SAVE_TOKENIZER = (
 
 @dataclass(frozen=True)
 class ProgramLayout:
-    """A layout of files.
+    """Files that a program leaves behind, and what a user can do with them.
 
     Attributes:
-        program: The program, or several.
-        signs: Names by which it is seen, for readers.
-        model: Where its model is, for readers.
-        step: What makes it readable, or how it is named; ``{folder}`` is the folder that holds the sign,
-            ``{name}`` the file's name.
-        seen: Regular expression of a path, relative to the checkpoint, that shows the layout; a group
-            ``folder`` is the folder in question, where it is not the sign's own. Empty for a layout that is
-            read as it is.
-        reason: Why it cannot be read, as a clause.
-        code: Error code of the refusal.
-        next_to: Whether files in the folder above show it too.
+        program: The name of the program, or of several.
+        signs: Names of files or folders by which the layout is recognised, for the docs.
+        model: Where the model lies in it, for the docs.
+        step: The command or action that makes the model readable, or how to name it. ``{folder}``
+            stands for the folder that holds the sign, ``{name}`` for the name of the file.
+        seen: Regular expression of a path, relative to the checkpoint, that shows the layout. Its
+            group ``folder``, if it has one, is the folder for ``step``. Empty for a layout that can
+            be read.
+        reason: Why the layout cannot be read, as a clause.
+        code: Code of the error that refuses it.
+        next_to: Whether a file in the folder above the checkpoint shows the layout, too.
     """
 
     program: str
@@ -77,13 +77,17 @@ def layout_of(
     *,
     is_local: bool = True,
 ) -> tuple[str, str, str] | None:
-    """The refusal for a checkpoint without weights that can be read: code, reason and step; None if unknown.
+    """Return the error for a folder that a known program left without weights that can be read.
 
     Args:
-        paths: The checkpoint's files, relative to it; also those below it and next to it, where known.
-        place: Its folder or address.
-        section: The section of layouts.yaml whose layouts are looked for, in their order.
-        is_local: Whether the files are on this machine; else a command of the step has them copied first.
+        paths: The checkpoint's files relative to its folder. Known files below it and next to it
+            (with ``../``) help as well.
+        place: The folder, repository or address.
+        section: The section of layouts.yaml to look in; the first layout that fits is taken.
+        is_local: Whether the files are on this machine. If not, the advice begins with a download.
+
+    Returns:
+        The error's code, its reason and the next step; None if no layout fits.
     """
     known = sorted(paths, key=lambda path: (path.count("/"), path))
     for layout in _table().of(section):
@@ -122,7 +126,7 @@ def _joined(place: str, inside: str) -> str:
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """The table for the docs: program, how it is seen, where the model is, command."""
+    """Return the rows of the table in the docs: program, signs, place of the model, command."""
     table = _table()
     return [
         (row.program, row.signs, row.model, row.step.format(folder="FOLDER", name="FILE"))

@@ -32,50 +32,69 @@ _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A repository's entry in a Hub listing; ``parameters``, ``base`` and ``private`` as in `Snapshot`."""
+    """A repository's entry in a listing of the Hub.
+
+    Attributes:
+        commit: The commit of its default branch.
+        files: Paths of its files.
+        parameters: Number of parameters; None if the Hub does not state it.
+        gated: Whether reading its files takes accepted conditions and a token.
+        base: The repository that it was trained from; empty if its tags name none.
+        private: Whether only some tokens may read it; None if not stated.
+    """
 
     commit: str
     files: tuple[str, ...]
     parameters: int | None
     gated: bool
-    base: str = ""  # see `Snapshot`
+    base: str = ""
     private: bool | None = None
 
 
 class Base(NamedTuple):
-    """An adapter's base: its repository at a commit, or its folder; whether the tokenizer is the base's."""
+    """The base model of an adapter.
+
+    Attributes:
+        place: Its repository or folder.
+        revision: Its commit; None for a folder.
+        tokenizer: Whether the adapter uses the base's tokenizer rather than one of its own.
+    """
 
     place: str
     revision: str | None
-    tokenizer: bool  # whether it is the base's
+    tokenizer: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One checkpoint to screen.
+    """A checkpoint to screen, as a user, a listing or a file names it.
 
     Attributes:
-        repo: Repository on the Hub, the path of a folder or file, or an address such as ``s3://bucket/run``,
-            without its secrets.
-        revision: Branch, tag or commit; None for the default branch or a folder; may be a glob before it
-            is expanded.
-        family: Name of the family that lists it; None where it was given by name.
-        scale: Scale that the family states; None if the headers decide it.
+        repo: Repository on the Hub, path of a folder or file, or an address such as
+            ``s3://bucket/run`` without its secrets.
+        revision: Branch, tag or commit; None for a folder, and for the default branch. It may be a
+            glob until the target is expanded.
+        family: Name of the family that lists it; None if it was given by name.
+        scale: Size class that the family states, such as ``7B``; None if it follows from the number
+            of parameters.
         local: Whether ``repo`` is a folder or a file.
-        accuracy: Supplied accuracy, in its source's unit; None without one.
-        negative_control: Whether it is known not to have learned the domain.
-        file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
-        refused: Error code and sentence if ``repo`` cannot be parsed.
-        tokenizer: Where to read a tokenizer if the checkpoint stores none: the name or address of a
-            checkpoint, or a tokenizer file; None for nowhere else.
-        listed: Its entry in a Hub listing, above all its commit; None if the user named it.
-        on: The base of an adapter; None for a whole model, and until the adapter was opened.
-        kind: Its kind in the family's file, such as ``base`` or ``instruct``; empty for none.
-        order: The figure by which the family's file orders its members; unsaid outside of families.
-        labelled: Its name in reports (:func:`labelled`); None until all targets are known.
-        secret: The whole address, if a user name, a password or a query is part of it; for opening it only.
-        by_file: Whether a downloaded file or a registry names it, not the user: then it may not be in a
-            private network.
+        accuracy: Accuracy that the user or the family supplies, in the unit of that source; None
+            without one.
+        negative_control: Whether the checkpoint is known not to have learned the domain.
+        file: A GGUF file in ``repo``, or a quantisation that names one; None for weights in
+            transformers' layout.
+        refused: Code and message of the error, if ``repo`` cannot be parsed; else None.
+        tokenizer: Repository, folder, address or file of a tokenizer to use if the checkpoint
+            stores none; None if no other tokenizer may be used.
+        listed: The entry in a listing of the Hub; None if the user named the checkpoint.
+        on: The base of an adapter; None for a whole model, and until the adapter has been opened.
+        kind: The kind in the family's file, such as ``base`` or ``instruct``; empty for none.
+        order: The figure that ranks the family; ``UNSAID`` outside of families.
+        labelled: The unique name in reports; None until the function `labelled` has set it.
+        secret: The whole address if it holds a user name, a password or a query; else empty. It is
+            only used to open the checkpoint.
+        by_file: Whether a downloaded file or a registry names the checkpoint, and not the user. It
+            may not lie in a private network then.
     """
 
     repo: str
@@ -97,18 +116,21 @@ class Target:
     by_file: bool = field(default=False, compare=False, repr=False)
 
     def at(self, address: str) -> Target:
-        """The target at an address, whose secrets are kept apart."""
+        """Return the target with another address, whose secrets are kept out of ``repo``."""
         public = without_secrets(address)
-        return replace(self, repo=public, secret="" if public == address else address)
+        secret = address
+        if public == address:
+            secret = ""
+        return replace(self, repo=public, secret=secret)
 
     @property
     def address(self) -> str:
-        """The address to open, secrets included: never shown or stored."""
+        """The address with its secrets, for opening it; it must not be shown or stored."""
         return self.secret or self.repo
 
     @property
     def scheme(self) -> str | None:
-        """Its address's scheme, such as ``s3``; None for a folder or a Hub repository."""
+        """The scheme of the address, such as ``s3``; None for a folder or Hub repository."""
         scheme, mark, _ = self.repo.partition(":/")
         if not mark or self.local:
             return None
@@ -116,37 +138,41 @@ class Target:
 
     @property
     def on_hub(self) -> bool:
-        """Whether ``repo`` is a Hub repository."""
+        """Whether ``repo`` is a repository on the Hub."""
         return not self.local and self.scheme is None
 
     @property
     def place(self) -> str:
-        """``repo``; a folder's absolute path, which is the same from every working folder."""
-        return str(Path(self.repo).resolve()) if self.local else self.repo
+        """``repo``; for a folder, its absolute path."""
+        if not self.local:
+            return self.repo
+        return str(Path(self.repo).resolve())
 
     @property
     def name(self) -> str:
-        """``repo``, ``repo@revision``, or either with ``:file``, as a user would write it."""
+        """``repo`` with ``@revision`` and ``:file`` where it has them, as a user would write it."""
         return printable(label(self.shown, self.revision, self.file))
 
     @property
     def label(self) -> str:
-        """Its name in reports; as the user wrote it until labels are assigned."""
+        """The name in reports: the unique one, if `labelled` has set it, or else ``name``."""
         return self.labelled or self.name
 
     @property
     def shown(self) -> str:
-        """``repo`` for reports: without control characters."""
+        """``repo`` without control characters, for reports."""
         return printable(self.repo)
 
     @property
     def is_glob(self) -> bool:
-        """Whether the revision is a glob."""
-        return self.revision is not None and any(sign in self.revision for sign in "*?[")
+        """Whether the revision is a glob, such as ``step*``."""
+        if self.revision is None:
+            return False
+        return glob.has_magic(self.revision)
 
     @property
     def _borrowed_tokenizer(self) -> str | None:
-        """The folder or name of the tokenizer of a local checkpoint that stores none; else None."""
+        """The tokenizer for a local checkpoint that stores none, as a folder or name; else None."""
         if not self.local or self.tokenizer is None or self.file is not None:
             return None
         _, files = names_in(self.repo)
@@ -160,11 +186,16 @@ class Target:
         return str(path.resolve())
 
     def arguments(self, commit: str | None = None, folder: str | None = None) -> dict[str, str]:
-        """lm-eval's arguments for loading it, at its commit if known.
+        """Return the arguments by which lm-eval loads the checkpoint, as for ``--model_args``.
 
-        An adapter's are its base's, and ``peft``: its ``folder`` where it was downloaded, else its name. The
-        ``revision`` is the base's: lm-eval has one for both. A ``tokenizer`` is that of the run, or the one
-        given, for a folder that stores none.
+        For an adapter they are the arguments of its base, and ``peft``. lm-eval has one
+        ``revision`` for both, which is that of the base. ``tokenizer`` is added if the checkpoint's
+        folder stores none.
+
+        Args:
+            commit: The commit to load; None for the target's own revision.
+            folder: The folder to which an adapter was downloaded; None to give the adapter by its
+                name.
         """
         revision = commit or self.revision
         given: dict[str, str | None] = {
@@ -189,11 +220,18 @@ class Target:
 def parse_targets(
     text: str, tokenizer: str | None = None, left_out: list[str] | None = None
 ) -> list[Target]:
-    """The targets for a name: a glob's matches, the checkpoints of a training run or of a folder.
+    """Return the targets that a name given by a user stands for.
 
-    Those in a storage are expanded when they are screened: that takes requests. A bad name gives a
-    ``refused`` target. In a folder of checkpoints, subfolders without a model are added to ``left_out``. A
-    run's tokenizer serves its checkpoints that store none.
+    A glob stands for the paths that match it. A folder stands for itself, for the checkpoints of
+    the training run in it, or for the models in its subfolders. A name that cannot be parsed
+    becomes a target with ``refused``. Globs and runs in a remote storage are expanded later, as
+    that takes requests.
+
+    Args:
+        text: The name, path, glob or address.
+        tokenizer: Where to find a tokenizer for checkpoints that store none. Without it, the
+            tokenizer in the run's folder serves them.
+        left_out: Receives the subfolders that hold no model.
     """
     targets: list[Target] = []
     for path in matching_paths(text) or [text]:
@@ -217,74 +255,92 @@ def parse_targets(
 
 
 def _not_local(target: Target, path: str) -> Target:
-    """A name without an owner; refused if it is ``demo``, or close to a family's or a local file's."""
+    """Refuse a bare name that is ``demo``, or close to the name of a family or of a local file."""
     from lmeval_screener.budgets import bundled_yaml
 
     is_plain = target.on_hub and "/" not in path and target.revision is None
     if target.refused or not is_plain:
         return target
-    families = bundled_yaml(Path(__file__).with_name("families.yaml"))["families"]
+    bundled = bundled_yaml(Path(__file__).with_name("families.yaml"))
     written = target.repo.lower()
-    alike = sorted((name for name in families if name.lower().startswith(written)), key=len)
+    alike = [name for name in bundled["families"] if name.lower().startswith(written)]
+    alike.sort(key=len)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if written == "demo":
-        why = "the bundled family: `screen-checkpoints --demo`"
+        why = "that is the bundled family: run `screen-checkpoints --demo`"
     elif alike and alike[0].lower() == written:
-        why = f"a family: `screen-checkpoints --family {alike[0]}`"
+        why = f"that is a family: run `screen-checkpoints --family {alike[0]}`"
     elif alike:
-        why = f"short for {', '.join(alike)}? `screen-checkpoints --family {alike[0]}`"
+        names = ", ".join(alike)
+        why = f"a family may be meant ({names}): run `screen-checkpoints --family {alike[0]}`"
     elif near:
-        why = f"not a folder; did you mean {near[0]}?"
+        why = f"no folder has this name (did you mean {near[0]}?)"
     else:
         return target
-    why = f"expected a checkpoint, got {path!r}, {why} (the Hub's repository is hf://{path})"
+    why = f"expected a checkpoint, got {path!r}; {why}, or name the Hub's repository hf://{path}"
     return replace(target, refused=("BadName", why))
 
 
 def matching_paths(text: str) -> list[str]:
-    """Folders and weights files on disk that match a glob, by step; empty for other texts."""
+    """Return the folders and weights files that match a glob, ordered by training step.
+
+    The list is empty if the text is not a glob, or if a file of exactly that name exists.
+    """
     if "\0" in text:  # in no path
         return []
     path = os.path.expanduser(text.removeprefix("file://"))
     if "://" in path or not glob.has_magic(path) or os.path.exists(path):
         return []
-    matches = [p for p in glob.glob(path) if p.endswith(SUFFIXES) or os.path.isdir(p)]
+    matches: list[str] = []
+    for match in glob.glob(path):
+        if match.endswith(SUFFIXES) or os.path.isdir(match):
+            matches.append(match)
     return sorted(matches, key=step_key)
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
-    """As `parse_name`, but a text that cannot be parsed gives a ``refused`` target."""
+    """Parse a name as `parse_name` does; a name that cannot be parsed gives ``refused``."""
     try:
-        return replace(parse_name(text), tokenizer=tokenizer)
+        target = parse_name(text)
     except ScreeningError as error:
         return Target(without_secrets(text), refused=(error.code, str(error)))
+    return replace(target, tokenizer=tokenizer)
 
 
 def parse_name(text: str) -> Target:
-    r"""Parse the name of a repository, folder or file, or an address; else ScreeningError.
+    r"""Parse the name of a checkpoint: a repository, a folder, a weights file or an address.
 
-    A text is a folder if that folder exists, or if it looks like a path (``./x``, ``/x``, ``~/x``, ``C:\x``).
-    A repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of
-    HF_ENDPOINT counts too), as ``hf://ORG/NAME@REVISION``, and with slashes at its end. A GGUF model is its
-    file (``x/model.gguf``), or is named after a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
-    Any other weights file is given by its path. Addresses of storages (``s3://…``, ``https://…`` of another
-    host, ``models:/…``) stay unchanged.
+    The text is a folder if that folder exists, or if it looks like a path (``./x``, ``/x``,
+    ``~/x``, ``C:\x``). A repository is ``ORG/NAME`` or ``ORG/NAME@REVISION``, with ``hf://`` before
+    it or not, or the address of its page, also on the host of HF_ENDPOINT. A GGUF model is given by
+    the path of its file (``x/model.gguf``), or after a colon: ``ORG/NAME:Q4_K_M``,
+    ``FOLDER:model-Q8_0.gguf``. Any other address (``s3://…``, ``https://…``, ``models:/…``) is kept
+    as it is.
+
+    Raises:
+        ScreeningError: The text is none of these (``BadName``), or a path that does not exist
+            (``FolderNotFound``).
     """
     if "\0" in text:
         raise _bad(text, "no name holds a NUL")
     if text.startswith("models:/") and not text.startswith("models://"):
         if not MODEL.fullmatch(text) or not text.isprintable():
-            forms = "NAME, models:/NAME/VERSION, models:/NAME/STAGE, models:/NAME@ALIAS or models:/NAME/*"
-            raise _bad(text, f"a registered model is models:/{forms}")
+            raise _bad(
+                text,
+                "a registered model is models:/NAME, models:/NAME/VERSION, models:/NAME/STAGE, "
+                "models:/NAME@ALIAS or models:/NAME/*",
+            )
         return Target(text)
     if text.startswith("file://"):
-        return parse_name(unquote(text.removeprefix("file://")) or ".")
+        path = unquote(text.removeprefix("file://"))
+        return parse_name(path or ".")
     local = _on_disk(text)
     if local is not None:
         return local
     rest, _, choice = text.rpartition(":")
     is_host = re.fullmatch(r"\w+://[^/]*", rest)
-    if len(rest) > 1 and _GGUF_CHOICE.fullmatch(choice) and not is_host:
+    is_choice = len(rest) > 1 and _GGUF_CHOICE.fullmatch(choice)
+    if is_choice and not is_host:
         return replace(parse_name(rest), file=choice)
     scheme, mark, rest = text.partition("://")
     if not mark:
@@ -312,12 +368,12 @@ def parse_name(text: str) -> Target:
     name = name.rstrip("/")
     if not REPOSITORY.fullmatch(name) or ".." in name:
         is_pattern = glob.has_magic(text)
-        raise _bad(text, "which matches nothing here; check the pattern" if is_pattern else "")
+        raise _bad(text, "the pattern matches nothing here; check it" if is_pattern else "")
     return Target(name, revision or None)
 
 
 def _missing(text: str) -> ScreeningError:
-    """The error of a path that cannot be read, with the nearest name."""
+    """Return the error for a path that cannot be read, with the nearest existing name."""
     path = os.path.expanduser(text)
     near: list[str] = []
     if os.path.islink(path):
@@ -339,14 +395,14 @@ def _missing(text: str) -> ScreeningError:
     else:
         why += ": check the path"
     if REPOSITORY.fullmatch(text) and "/" in text:
-        why += f" (the Hub's repository is hf://{text})"
+        why += f", or name the Hub's repository hf://{text}"
     return ScreeningError(
         "FolderNotFound", f"expected a folder or a weights file, got {text!r}{why}"
     )
 
 
 def _on_disk(text: str) -> Target | None:
-    """The folder or weights file if it exists, else None."""
+    """Return the target of an existing folder or weights file, or None."""
     path = Path(text)
     try:
         path = path.expanduser()
@@ -386,10 +442,11 @@ def _is_page_of_hub(text: str) -> bool:
 
 
 def _page_of_revision(text: str) -> tuple[str, str]:
-    """Repository and revision of the address of a Hub page."""
-    parts = [part for part in urlsplit(text).path.split("/") if part]
+    """Return the repository and the revision of a page on the Hub; the revision may be empty."""
+    path = urlsplit(text).path
+    parts = [part for part in path.split("/") if part]
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
-        raise _bad(text, "it is a list of models; write 'ORG/*', or name an author or a tag")
+        raise _bad(text, "that page lists models; write 'ORG/*' for those of an organisation")
     if parts and parts[0] in ("datasets", "spaces", "papers", "collections", "buckets"):
         raise _bad(text, f"that page is about {parts[0]}, not a model")
     # gpt2/tree/main: the oldest repositories have no organisation.
@@ -407,21 +464,23 @@ def _page_of_revision(text: str) -> tuple[str, str]:
             return name, unquote(revision[0])
     if revision:
         name += f"@{unquote(revision[0])}"
-    raise _bad(text, f"that page is not a whole revision; give the checkpoint: {name}")
+    raise _bad(text, f"that page does not show a whole revision; give the checkpoint: {name}")
 
 
 def _bad(text: str, why: str = "") -> ScreeningError:
-    reason = f": {why}" if why else ""
-    return ScreeningError("BadName", f"expected {_FORMS}, got {text!r}{reason}")
+    message = f"expected {_FORMS}, got {text!r}"
+    if why:
+        message += f": {why}"
+    return ScreeningError("BadName", message)
 
 
 def storable(text: str) -> str:
-    r"""A path as text that can be stored: bytes of a name that are not UTF-8 become ``\udcff``."""
+    r"""Return a path as valid Unicode; bytes that are not UTF-8 become escapes (``\udcff``)."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def path_of(text: str) -> str:
-    """The path of a `storable` text."""
+    """Undo `storable`: return the path that it turned into ``text``."""
     return re.sub(r"\\udc([89a-f][0-9a-f])", lambda byte: chr(0xDC00 + int(byte[1], 16)), text)
 
 
@@ -429,7 +488,7 @@ def path_of(text: str) -> str:
 
 
 def label(repo: str, revision: str | None, file: str | None = None) -> str:
-    """``repo``, ``repo@revision``, or either with ``:file``."""
+    """Return ``repo``, followed by ``@revision`` and ``:file`` where they are given."""
     if revision is not None:
         repo += f"@{revision}"
     if file is not None:
@@ -438,13 +497,14 @@ def label(repo: str, revision: str | None, file: str | None = None) -> str:
 
 
 def labelled(targets: Sequence[Target]) -> list[Target]:
-    """The targets, each with a label that no other target of the report has.
+    """Return the targets with labels for a report, no two of them alike.
 
-    The label of a Hub repository is its name, also in a Hub cache; that of any other target is the last
-    parts of its path, as many as make it unique, and at least two for a GGUF file or a version of a
-    registered model.
+    The label of a Hub repository is its name, also if it lies in a Hub cache. The label of any
+    other target is the end of its path: as many parts as make it unique, and at least two for a
+    GGUF file or a version of a registered model.
 
-    >>> [t.label for t in labelled([Target("gg", local=True, file="a.gguf"), Target("models:/sums/2")])]
+    >>> targets = [Target("gg", local=True, file="a.gguf"), Target("models:/sums/2")]
+    >>> [target.label for target in labelled(targets)]
     ['gg/a.gguf', 'sums/2']
     """
     from lmeval_dispersion.report.cells import short_names
@@ -474,7 +534,9 @@ def _cached_name(target: Target) -> str | None:
 
 
 def shared_name(targets: Sequence[Target]) -> str:
-    """Name of the folder or organisation that holds all targets; of one target, its own; else empty.
+    """Return the name of the folder or organisation that holds all targets; empty if there is none.
+
+    For a single target, it is the target's own name.
 
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'
@@ -483,7 +545,8 @@ def shared_name(targets: Sequence[Target]) -> str:
     for target in targets:
         path = target.repo if target.on_hub else _path(target)
         paths.append(_cached_name(target) or path)
-    if len({(target.scheme, target.local) for target in targets}) > 1:
+    kinds = {(target.scheme, target.local) for target in targets}
+    if len(kinds) > 1:
         return ""
     if len(paths) > 1:
         return os.path.basename(os.path.commonpath(paths))
@@ -493,10 +556,14 @@ def shared_name(targets: Sequence[Target]) -> str:
 def _path(target: Target) -> str:
     if target.local:
         # Absolute, so that `.` has a name.
-        path = printable(os.path.abspath(target.repo).replace(os.sep, "/"))
+        absolute = os.path.abspath(target.repo)
+        path = printable(absolute.replace(os.sep, "/"))
     else:
-        path = target.shown.partition(":/")[2].strip("/")
+        _, _, place = target.shown.partition(":/")
+        path = place.strip("/")
     if target.file is None:
         return path
     file = printable(target.file)
-    return f"{path}/{file}" if is_gguf(target.file) else f"{path}:{file}"
+    if is_gguf(target.file):
+        return f"{path}/{file}"
+    return f"{path}:{file}"

@@ -56,41 +56,52 @@ Names = tuple[Collection[str], Collection[str]]
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """The revisions that match a glob, each once, in the order of their steps."""
-    return sorted({n for n in names if fnmatch.fnmatchcase(n, pattern)}, key=step_key)
+    """Return the names that match a glob, each once, ordered by training step."""
+    matches = {name for name in names if fnmatch.fnmatchcase(name, pattern)}
+    return sorted(matches, key=step_key)
 
 
 def step_key(revision: str) -> tuple[tuple[int, str], ...]:
-    """Sort key that puts ``step1000`` before ``step2000`` before ``step10000``."""
+    """Return a key that sorts names by number: ``step1000``, ``step2000``, ``step10000``."""
     key = []
     for index, part in enumerate(re.split(r"([0-9]+)", revision)):
         # A number's order is that of its length, then of its digits: `int` refuses thousands of them.
-        digits = part.lstrip("0")
-        key.append((len(digits), digits) if index % 2 else (-1, part))
+        is_number = index % 2 == 1
+        if is_number:
+            digits = part.lstrip("0")
+            key.append((len(digits), digits))
+        else:
+            key.append((-1, part))
     return tuple(key)
 
 
 def step_number(revision: str) -> float | None:
-    """The training step in a revision's name: the number after ``step``, else its first; None without one.
+    """Return the training step in a name: the number after ``step``, or else its first number.
+
+    The result is None for a name without a number, or with one of more than 18 digits.
 
     >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
     (140000.0, 500.0, None)
     """
-    number = re.search(r"step[-_=]?([0-9]+)", revision, re.IGNORECASE)
-    number = number or re.search(r"([0-9]+)", revision)
-    if number is None or len(number[1]) > _DIGITS:
+    match = re.search(r"step[-_=]?([0-9]+)", revision, re.IGNORECASE)
+    match = match or re.search(r"([0-9]+)", revision)
+    if match is None:
         return None
-    return float(number[1])
+    digits = match[1]
+    if len(digits) > _DIGITS:
+        return None
+    return float(digits)
 
 
 @dataclass
 class Run:
-    """What a training run's folder holds; everything is empty for any other folder.
+    """The checkpoints of a training run; everything is empty for a folder that holds no run.
 
     Attributes:
-        checkpoints: Folders of its checkpoints: by step, then those without a step, its own folder last.
-        left_out: Its other folders that hold no model, without those that trainers write for themselves.
-        tokenizers: Checkpoint that stores no tokenizer -> the run's folder that has one.
+        checkpoints: Folders of the checkpoints: first those of steps, in their order, then other
+            models of the run, and last the run's own folder if it holds a model.
+        left_out: Other folders that hold no model, except those that trainers write for themselves.
+        tokenizers: For each checkpoint without a tokenizer, the folder of the run that has one.
     """
 
     checkpoints: list[str] = field(default_factory=list)
@@ -99,18 +110,22 @@ class Run:
 
 
 def checkpoints_in(folder: str) -> Run:
-    """The checkpoints in a folder on disk: a training run's (see `run_checkpoints`), or its subfolders.
+    """Find the checkpoints in a folder on disk.
 
-    A folder without any is a checkpoint itself.
+    They are those of a training run (`run_checkpoints`), or else the models in its subfolders, such
+    as those of a Hub cache. A folder that holds neither counts as one checkpoint.
 
     Raises:
-        ScreeningError: ``FolderNotFound``: the checkpoints lie further down; it names a glob of them.
+        ScreeningError: ``FolderNotFound``: the checkpoints lie further down, or in a store of
+            Ollama. The message says how to name them.
     """
-    search = run_checkpoints(folder, os.path.dirname(os.path.abspath(folder)))
+    above = os.path.dirname(os.path.abspath(folder))
+    search = run_checkpoints(folder, above)
     try:
         wanted = next(search)
         while True:
-            wanted = search.send([names_in(path) for path in wanted])
+            listings = list(map(names_in, wanted))
+            wanted = search.send(listings)
     except StopIteration as end:
         run: Run = end.value
     if run.checkpoints:
@@ -123,11 +138,13 @@ def checkpoints_in(folder: str) -> Run:
     if cached:
         run = Run()
         for repository, place in cached.items():
-            if _holds_model(names_in(place)[1]):
+            _, inside = names_in(place)
+            if _holds_model(inside):
                 run.checkpoints.append(place)
             else:
                 run.left_out.append(repository)
-        run.checkpoints = run.checkpoints or [folder]
+        if not run.checkpoints:
+            run.checkpoints = [folder]
         return run
     _refuse_ollama(folder)
     listed: dict[str, Names] = {}
@@ -143,14 +160,16 @@ def checkpoints_in(folder: str) -> Run:
 
 def _model_and_results(folder: str, names: Names) -> Run:
     """A model's folder, after results of the same training in it, such as ``merged``."""
+    folders, own_files = names
     models: dict[str, Collection[str]] = {}
-    for name in sorted(filter(_RESULT.fullmatch, names[0])):
+    for name in sorted(filter(_RESULT.fullmatch, folders)):
         place = joined(folder, name)
         _, files = names_in(place)
         if _holds_readable(files):
             models[place] = files
-    models[folder] = names[1]
-    return Run([*models], tokenizers=_tokenizers(models, [(folder, names)]))
+    models[folder] = own_files
+    tokenizers = _tokenizers(models, [(folder, names)])
+    return Run(list(models), tokenizers=tokenizers)
 
 
 def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
@@ -161,7 +180,9 @@ def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
     is_readable = False
     for place, names in listed.items():
         _, files = names
-        below += [joined(os.path.basename(place), name) for name in files]
+        subfolder = os.path.basename(place)
+        for name in files:
+            below.append(joined(subfolder, name))
         if _holds_model(files):
             models[place] = files
             is_readable |= "config.json" in files or _holds_readable(files)
@@ -171,10 +192,11 @@ def _subfolders(folder: str, listed: Mapping[str, Names]) -> Run | None:
         return Run([folder])
     if not models:
         return None
-    run = Run([*models], [*others])
+    run = Run(list(models), list(others))
     if len(models) == 1:  # MLflow keeps the tokenizer of its one model in a folder of its own
         components = joined(folder, "components/tokenizer")
-        run.tokenizers = _tokenizers(models, [*others.items(), (components, names_in(components))])
+        others[components] = names_in(components)
+        run.tokenizers = _tokenizers(models, others.items())
     return run
 
 
@@ -183,13 +205,16 @@ def _refuse_ollama(folder: str) -> None:
     blobs = ollama_models(folder)
     if not blobs:
         return
-    names = ", ".join(f"{blob} ({name})" for name, blob in [*blobs.items()][:_NAMED])
+    named: list[str] = []
+    for name, blob in islice(blobs.items(), _NAMED):
+        named.append(f"{blob} ({name})")
     if len(blobs) > _NAMED:
-        names += ", …"
+        named.append("…")
+    names = ", ".join(named)
     raise ScreeningError(
         "FolderNotFound",
-        f"expected a checkpoint, got {folder}, a store of Ollama with {len(blobs)} models; name their "
-        f"blobs: {names}",
+        f"expected a checkpoint, got {folder}, where Ollama stores {len(blobs)} models; name their "
+        f"files: {names}",
     )
 
 
@@ -197,15 +222,16 @@ def _refuse_deeper(folder: str) -> None:
     """Raise ScreeningError with a glob of the checkpoints that lie further down, if any do."""
     for pattern in ("*/*", "*/*/*", "*/*/*/*"):
         place = _first_model(folder, pattern)
-        if place and _STEP_FOLDER.fullmatch(os.path.basename(place)):
+        if not place:
+            continue
+        if _STEP_FOLDER.fullmatch(os.path.basename(place)):
             pattern = pattern.removesuffix("/*")
             place = os.path.dirname(place)
-        if place:
-            raise ScreeningError(
-                "FolderNotFound",
-                f"expected a checkpoint, got {folder}, which holds folders of checkpoints, such as "
-                f"{place}; name them all: '{joined(folder, pattern)}'",
-            )
+        raise ScreeningError(
+            "FolderNotFound",
+            f"expected a checkpoint, got {folder}, which holds folders of checkpoints, such as "
+            f"{place}; name them all: '{joined(folder, pattern)}'",
+        )
 
 
 def _without_links(places: list[str]) -> list[str]:
@@ -213,7 +239,8 @@ def _without_links(places: list[str]) -> list[str]:
     known = {os.path.realpath(place) for place in places if not os.path.islink(place)}
     kept: list[str] = []
     for place in places:
-        if not os.path.islink(place) or os.path.realpath(place) not in known:
+        is_link = os.path.islink(place)
+        if not is_link or os.path.realpath(place) not in known:
             kept.append(place)
     return kept
 
@@ -221,8 +248,9 @@ def _without_links(places: list[str]) -> list[str]:
 def _first_model(folder: str, pattern: str) -> str | None:
     """The first folder below that matches a glob and holds a configuration or weights that are read."""
     for place in islice(glob.iglob(f"{glob.escape(folder)}/{pattern}/"), _LOOKED_AT):
-        files = names_in(place)[1]
-        if not _MODEL_FILES.isdisjoint(files) or any(name.endswith(GGUF.suffix) for name in files):
+        _, files = names_in(place)
+        is_model = not _MODEL_FILES.isdisjoint(files)
+        if is_model or any(name.endswith(GGUF.suffix) for name in files):
             return place.rstrip("/")
     return None
 
@@ -233,25 +261,36 @@ def _holds_model(files: Collection[str]) -> bool:
 
 
 def names_in(folder: str) -> Names:
-    """Subfolders and files in a folder on disk; both empty if it cannot be listed."""
+    """Return the names of the subfolders and files in a folder; none if it cannot be listed."""
     _, folders, files = next(os.walk(folder), ("", [], []))
     return folders, files
 
 
 def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[Names], Run]:
-    """The checkpoints in a training run's folder; an empty `Run` if the folder holds no run.
+    """Find the checkpoints of a training run, in folders that the caller lists.
 
-    They lie in folders named after a step (``checkpoint-500``, ``step_500``, ``iter_0000500``,
-    ``global_step500``, else ``epoch_0``), in ``folder`` or in its ``checkpoints``; the model itself may lie
-    deeper, as in ``global_step_500/actor/huggingface``. After them come the run's other models
-    (``merged``, ``final``) and the final model in the run's own folder. A step's folder is a run of one;
-    its own run is the folder ``above`` it, whose tokenizer serves it.
-    A generator: it yields folders to list, local or remote, and expects ``send`` with the names in each.
+    The folders of steps (``checkpoint-500``, ``step_500``, ``iter_0000500``, ``global_step500``, or
+    else ``epoch_0``) lie in ``folder`` itself or in its ``checkpoints``. The model of a step may
+    lie deeper, as in ``global_step_500/actor/huggingface``. Then come the run's other models
+    (``merged``, ``final``) and the final model in the run's own folder. If ``folder`` is itself the
+    folder of a step, that is the only checkpoint.
+
+    Args:
+        folder: The folder, local or remote.
+        above: The folder above it, whose tokenizer serves the checkpoint if ``folder`` is a step's.
+
+    Yields:
+        Folders to list; ``send`` must return the names of subfolders and files in each, in order.
+
+    Returns:
+        The run; empty if the folder holds none.
     """
     (top,) = yield [folder]
-    inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top[0]]
+    top_folders, _ = top
+    inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top_folders]
     listings = yield inner
-    for place, (folders, _) in zip([folder, *inner], [top, *listings], strict=True):
+    places = [folder, *inner]
+    for place, (folders, _) in zip(places, [top, *listings], strict=True):
         if _steps_among(folders):
             return (yield from _whole_run(folder, top, place, folders))
     # The names of `.` and `..` are in the whole path.
@@ -259,13 +298,14 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
     if not folder or not _STEP_FOLDER.fullmatch(name):
         return Run()
     models = yield from _models_in([folder])
-    run = Run([*models])
-    if above and not all(map(_has_tokenizer, models.values())):
-        places = [above]
-        if os.path.basename(above) in _STORE_FOLDERS:
-            places.append(os.path.dirname(above))
-        outer = yield places
-        run.tokenizers = _tokenizers(models, zip(places, outer, strict=True))
+    run = Run(list(models))
+    if not above or all(map(_has_tokenizer, models.values())):
+        return run
+    outer = [above]
+    if os.path.basename(above) in _STORE_FOLDERS:
+        outer.append(os.path.dirname(above))
+    listings = yield outer
+    run.tokenizers = _tokenizers(models, zip(outer, listings, strict=True))
     return run
 
 
@@ -273,30 +313,40 @@ def _steps_among(folders: Iterable[str]) -> list[str]:
     """The folders named after steps, in order; those named after epochs where no other is."""
     names = list(folders)
     steps = list(filter(_STEP_FOLDER.fullmatch, names))
-    return sorted(steps or filter(_EPOCH_FOLDER.fullmatch, names), key=step_key)
+    if not steps:
+        steps = list(filter(_EPOCH_FOLDER.fullmatch, names))
+    return sorted(steps, key=step_key)
 
 
 def _whole_run(
     folder: str, top: Names, store: str, folders: Collection[str]
 ) -> Generator[list[str], list[Names], Run]:
     """A run in ``folder``, whose steps and perhaps other models are the ``folders`` of ``store``."""
+    top_folders, top_files = top
     steps = _steps_among(folders)
     models = yield from _models_in([joined(store, step) for step in steps])
-    others = {joined(store, name): name for name in folders if name not in steps}
+    places: list[str] = []
+    for name in folders:
+        if name not in steps and not _is_no_model(name):
+            places.append(joined(store, name))
     if store != folder:
-        others |= {joined(folder, name): name for name in top[0]}
-    places = sorted((place for place in others if not _is_no_model(others[place])), key=step_key)
+        for name in top_folders:
+            if not _is_no_model(name):
+                places.append(joined(folder, name))
+    places.sort(key=step_key)
     listings = yield places
     left_out: list[str] = []
     for place, (_, files) in zip(places, listings, strict=True):
-        if _holds_readable(files) or ("config.json" in files and holds_weights(files)):
+        is_whole = "config.json" in files and holds_weights(files)
+        if is_whole or _holds_readable(files):
             models[place] = files
         elif _RACE not in files:
             left_out.append(place)
-    if _holds_readable(top[1]):
-        models[folder] = top[1]
+    if _holds_readable(top_files):
+        models[folder] = top_files
     outer = [(folder, top), *zip(places, listings, strict=True)]
-    return Run([*models], left_out, _tokenizers(models, outer))
+    tokenizers = _tokenizers(models, outer)
+    return Run(list(models), left_out, tokenizers)
 
 
 def _is_no_model(name: str) -> bool:
@@ -306,8 +356,11 @@ def _is_no_model(name: str) -> bool:
 
 def _holds_readable(files: Collection[str]) -> bool:
     """Whether a folder holds a model's or an adapter's weights in a format that is read."""
-    stored = any(name.endswith((SAFETENSORS.suffix, GGUF.suffix)) for name in files)
-    return stored or bool(own_weights(files)) or not set(ADAPTERS).isdisjoint(files)
+    suffixes = (SAFETENSORS.suffix, GGUF.suffix)
+    if any(name.endswith(suffixes) for name in files):
+        return True
+    is_adapter = not set(ADAPTERS).isdisjoint(files)
+    return is_adapter or bool(own_weights(files))
 
 
 def _has_tokenizer(files: Collection[str]) -> bool:
@@ -318,17 +371,22 @@ def _tokenizers(
     models: Mapping[str, Collection[str]], outer: Iterable[tuple[str, Names]]
 ) -> dict[str, str]:
     """Model without a tokenizer -> the first folder that has one, among the run's other folders."""
-    for source, (_, files) in outer:
-        if _has_tokenizer(files):
-            return {place: source for place in models if not _has_tokenizer(models[place])}
-    return {}
+    tokenizers: dict[str, str] = {}
+    for source, (_, outer_files) in outer:
+        if not _has_tokenizer(outer_files):
+            continue
+        for place, files in models.items():
+            if not _has_tokenizer(files):
+                tokenizers[place] = source
+        break
+    return tokenizers
 
 
 def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, Collection[str]]]:
     """The nearest folder with configuration and weights, from each one down; else with either; else itself.
 
-    Shards of a distributed checkpoint are safetensors too, often above the folder where they are joined.
-    Each comes with the names of its files.
+    Shards of a distributed checkpoint are safetensors too, often above the folder where they are
+    joined. Each comes with the names of its files.
     """
     whole: dict[str, str] = {}
     either: dict[str, str] = {}
@@ -357,12 +415,14 @@ def _models_in(steps: list[str]) -> Generator[list[str], list[Names], dict[str, 
 
 
 def joined(path: str, name: str) -> str:
-    """``path/name``, or the other if one is empty."""
-    return f"{path}/{name}" if path and name else path or name
+    """Return ``path/name``, or only one of the two if the other is empty."""
+    if path and name:
+        return f"{path}/{name}"
+    return path or name
 
 
 def belongs_to_run(folder: str, run: str) -> bool:
-    """Whether a folder without a step is a training run's own, or lies in it, as ``merged`` and ``final`` do.
+    """Whether a folder without a step is the folder ``run`` of a training run, or lies in it.
 
     >>> belongs_to_run("out/run1/merged", "out/run1"), belongs_to_run("out/run2", "out/run1")
     (True, False)
@@ -371,33 +431,44 @@ def belongs_to_run(folder: str, run: str) -> bool:
 
 
 def possible_runs(folder: str) -> tuple[str, str]:
-    """The training runs to which a folder without a step may belong: itself, and the folder around it.
+    """Return the training runs that a folder without a step may belong to.
+
+    They are the folder itself and the folder around it, or around its ``checkpoints``.
 
     >>> possible_runs("out/run1/checkpoints/merged")
     ('out/run1/checkpoints/merged', 'out/run1')
     """
-    return str(Path(folder)), _run_of(Path(folder))
+    place = Path(folder)
+    return str(place), _run_of(place)
 
 
 def _run_of(place: Path) -> str:
     """The folder around a checkpoint's, or around its store of checkpoints."""
     above = place.parent
-    return str(above.parent if above.name in _STORE_FOLDERS else above)
+    if above.name in _STORE_FOLDERS:
+        above = above.parent
+    return str(above)
 
 
 def is_epoch(step: str) -> bool:
-    """Whether a step's name counts epochs alone, which have no place among numbered steps."""
+    """Whether the name of a checkpoint's folder counts epochs (``epoch_3``) instead of steps."""
     return _EPOCH_FOLDER.fullmatch(step) is not None
 
 
 def run_and_step(folder: str) -> tuple[str, str] | None:
-    """Training run and step's name for a checkpoint's folder; None if no part of the path names a step.
+    """Return the training run and the step's name for the folder of a checkpoint.
 
-    >>> run_and_step("out/run1/checkpoint-500"), run_and_step("titan/checkpoint/step-50"), run_and_step("a/b")
-    (('out/run1', 'checkpoint-500'), ('titan', 'step-50'), None)
+    The result is None if neither the folder's name nor one of the three above it names a step.
+
+    >>> run_and_step("out/run1/checkpoint-500"), run_and_step("a/b")
+    (('out/run1', 'checkpoint-500'), None)
+    >>> run_and_step("titan/checkpoint/step-50")
+    ('titan', 'step-50')
     """
     path = Path(folder)
-    for place in (path, *list(path.parents)[:_DEPTH]):
-        if _STEP_FOLDER.fullmatch(place.name) or _EPOCH_FOLDER.fullmatch(place.name):
-            return _run_of(place), place.name
+    parents = list(path.parents)
+    for place in (path, *parents[:_DEPTH]):
+        step = place.name
+        if _STEP_FOLDER.fullmatch(step) or is_epoch(step):
+            return _run_of(place), step
     return None

@@ -1,7 +1,8 @@
 """Answer tokens: the tokens that differ between a task's answers, T of the ratio.
 
-A set lists the task's answers as texts with counts (taken from its documents), or the pieces that a base
-model expects at the start of an answer (`dispersion tokens --base`). Rule: ``docs/reference/token-sets.md``.
+A set lists the task's answers as texts with counts (taken from its documents), or the pieces that a
+base model expects at the start of an answer (`dispersion tokens --base`). Rule:
+``docs/reference/token-sets.md``.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ LEAST = 3
 LEAST_COVERED = 2 / 3
 SAME = 0.9  # a token in more than this share of the answers does not differ between them
 WORDS = 5  # an answer with more words that differ is a sentence
-_ELSEWHERE = {"domain": "words of a domain: give it as the domain"}
+_ELSEWHERE = {"domain": "the words of a domain, not answers: give it as the domain"}
 _WORD = re.compile(r"[^\W\d_]+")
 _WORD_OR_DIGIT = re.compile(r"\d|[^\W\d_]+")
 _PATTERN = re.compile(r"[*?[]")
-_ASK = "a few questions of all (`dispersion race --all --budget 5% --task {}`)"
+_ASK = "all checkpoints a few questions (`dispersion race --all --budget 5% --task {}`)"
 Piece = tuple[int, str]  # row and spelling
 
 
@@ -65,36 +66,49 @@ class _File(AnswerSet):
 
 @cache
 def bundled_answers() -> Mapping[Path, _File]:
-    """The bundled answer sets, by their files."""
+    """Return the bundled answer sets, each by the path of its file."""
     folder = data_folder("token_sets") / "answers"
-    return {path: load_yaml(_File, path) for path in sorted(folder.glob("*.yaml"))}
+    files: dict[Path, _File] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        files[path] = load_yaml(_File, path)
+    return files
 
 
 def load_answers(name_or_path: str) -> AnswerSet:
-    """A task's answer set, by lm-eval's name or ours, or from a YAML file.
+    """Load the answers of a task, from a bundled set or from a YAML file.
+
+    Args:
+        name_or_path: The name of an lm-eval task, with or without ``_dispersion``; or a file.
 
     Raises:
-        UsageError: No set has the task, its answers have no tokens of their own, or the file is broken.
+        UsageError: No bundled set covers the task, its answers have no tokens of their own, or the
+            file is broken.
     """
     if is_file(name_or_path):
         path = Path(name_or_path).expanduser()
         return _set(path, load_yaml(_File, path, _ELSEWHERE), name_or_path)
     task = name_or_path.removesuffix("_dispersion")
     for path, file in bundled_answers().items():
-        if any(fnmatch.fnmatchcase(task, pattern) for pattern in file.tasks):
-            return _set(path, file, task)
+        for pattern in file.tasks:
+            if fnmatch.fnmatchcase(task, pattern):
+                return _set(path, file, task)
     known: list[str] = []
     for file in bundled_answers().values():
         known += file.tasks
     near = nearest(task, sorted(known))
     raise UsageError(
-        f"the task {task!r} has no bundled answer tokens{near}; `dispersion tokens {task} -o set.yaml` "
-        "makes the set of any task that lm-eval has here: give it instead of the name; or name a domain"
+        f"the task {task!r} has no bundled answer tokens{near}; run `dispersion tokens {task} -o "
+        "set.yaml` and give that file instead of the name, or name a domain"
     )
 
 
 def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
-    """The first task with an answer set (else empty), the set (else None), the errors of tasks before it."""
+    """Load the answers of the first task in ``NAME,NAME`` for which there are any.
+
+    Returns:
+        Three values: the name of that task, its answers, and the errors of the tasks before it. If
+        no task has answers, the name is empty and the answers are None.
+    """
     refused = list[UsageError]()
     for name in _split(tasks):
         try:
@@ -105,11 +119,21 @@ def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
 
 
 def tasks_in(tasks: str) -> tuple[str, ...]:
-    """lm-eval's tasks in ``NAME,NAME``; a set's file (UsageError if broken) gives its own, no patterns."""
+    """Return the lm-eval tasks in ``NAME,NAME``, each once.
+
+    A file of an answer set stands for the tasks in it; patterns among them are left out.
+
+    Raises:
+        UsageError: The file is broken.
+    """
     names: list[str] = []
     for name in _split(tasks):
-        names += load_answers(name).tasks if is_file(name) else (name,)
-    return tuple(dict.fromkeys(itertools.filterfalse(_PATTERN.search, names)))
+        if is_file(name):
+            names += load_answers(name).tasks
+        else:
+            names.append(name)
+    without_patterns = itertools.filterfalse(_PATTERN.search, names)
+    return tuple(dict.fromkeys(without_patterns))
 
 
 def _split(names: str) -> list[str]:
@@ -118,7 +142,7 @@ def _split(names: str) -> list[str]:
 
 
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
-    """The answer set of a bundled domain, for the ratio; None without known answers."""
+    """Return the answers that the ratio uses for a bundled domain; None if there are none."""
     if domain_set_name == "code":
         return load_answers("humaneval")
     if domain_set_name != "math":
@@ -132,15 +156,26 @@ def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
 def resolve_answers(
     answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenSet
 ) -> tuple[tuple[Token, ...], float]:
-    """The vocabulary's tokens that differ between answers, most frequent first, without everyday words.
+    """Find the tokens of a vocabulary that differ between a task's answers.
 
-    Chosen by `differing` and `most_frequent`, at most ``answers.most``; the answers' digits, or capital
-    letters, are completed where two thirds of them are chosen. The second value is the share of the answers'
-    tokens that was left out; where T is single signs, only that of sentences.
+    They are chosen by `differing` and `most_frequent`, at most ``answers.most``, without everyday
+    words. If two thirds of the digits or capital letters in the answers are chosen, the others are
+    added.
+
+    Args:
+        answers: The task's answers.
+        vocabulary: The vocabulary of a checkpoint.
+        everyday: The token set R of everyday words, which are not taken.
+
+    Returns:
+        The tokens, most frequent first; and the share of the answers' tokens that was left out. If
+        all chosen tokens are single characters, only those of answers that are sentences count as
+        left out.
 
     Raises:
-        ScreeningError: ``TooFewTokens`` for fewer than 3 tokens, and for answers that are sentences or differ
-            in too many words; ``TokenizerMismatch`` for a set made by a base with another tokenizer.
+        ScreeningError: ``TooFewTokens``: fewer than 3 tokens differ, most answers are sentences, or
+            they differ in too many words. ``TokenizerMismatch``: the set was made with a base model
+            that has another tokenizer.
     """
     left_out = {token.id for token in lookup(everyday, vocabulary)[0]}
     left = 0.0
@@ -149,7 +184,8 @@ def resolve_answers(
             raise ScreeningError(
                 "TokenizerMismatch",
                 f"{answers.name}: its tokens come from {answers.base}, whose tokenizer differs from this "
-                "checkpoint's; make the set with this checkpoint's own base: `dispersion tokens --base`",
+                "checkpoint's; make the set with this checkpoint's own base: `dispersion tokens TASK --base "
+                "MODEL -o set.yaml`",
             )
         rows: list[Piece] = []
         for piece in answers.pieces:
@@ -159,7 +195,9 @@ def resolve_answers(
     else:
 
         def cut(text: str) -> Iterable[Piece]:
-            return (token for token in vocabulary.cut(text) if token[0] not in left_out)
+            for row, piece in vocabulary.cut(text):
+                if row not in left_out:
+                    yield row, piece
 
         counts = differing(answers.name, answers.answers, cut)
         rows = most_frequent(answers.name, counts.weights)[: answers.most]
@@ -173,50 +211,80 @@ def resolve_answers(
     if len(rows) < LEAST:
         raise ScreeningError(
             "TooFewTokens",
-            f"{answers.name}: expected answers of at least {LEAST} tokens that differ between them, got "
-            f"{len(rows)} ({', '.join(dict(rows).values()) or 'none'}): errors leave each out in "
-            f"turn, and one alone has no distance; ask {_ASK.format(answers.name)}, or name a domain",
+            f"{answers.name}: expected at least {LEAST} tokens that differ between answers, got "
+            f"{len(rows)} ({', '.join(dict(rows).values()) or 'none'}), too few for a standard error; "
+            f"ask {_ASK.format(answers.name)}, or name a domain",
         )
     tokens = [Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows]
     return tuple(tokens), left
 
 
 def left_out_note(task: str, share: float) -> str:
-    """The warning that more than half of the answers' tokens are left out of T; else empty."""
+    """Return a warning if more than half of the tokens in a task's answers is left out.
+
+    The text is empty otherwise.
+
+    Args:
+        task: Name of the task.
+        share: Share of the answers' tokens that is not among the tokens to compare (T).
+    """
     if share <= 1 / 2:
         return ""
     return (
-        f"{share:.0%} of what the answers of {task} hold is in nearly all of them, or in sentences, and left "
-        f"out of T; where right and wrong answers differ in that, ask {_ASK.format(task)}"
+        f"T leaves out {share:.0%} of the tokens in the answers of {task}, since they are in nearly all "
+        "answers, or in answers that are sentences; if right and wrong answers differ in these "
+        f"tokens, ask {_ASK.format(task)}"
     )
 
 
 def check_answers(name: str, answers: Mapping[str, int]) -> None:
-    """Raise ScreeningError for answers that are running text, before a tokenizer is known."""
+    """Raise an error if a task's answers are running text, judged by words instead of tokens.
+
+    Args:
+        name: Name of the task.
+        answers: Each answer with the number of its occurrences.
+
+    Raises:
+        ScreeningError: ``TooFewTokens``: most answers are sentences, or differ in too many words.
+    """
     counts = differing(name, answers, lambda text: _words(text, _WORD_OR_DIGIT))
     most_frequent(name, counts.weights)
 
 
 class Differing(NamedTuple):
-    """Tokens in answers, each with the number of answers that hold it."""
+    """Tokens in a task's answers, each with the number of answers that hold it.
 
-    weights: Counter[Piece]  # tokens that differ between answers
-    all_weights: Counter[Piece]  # tokens that differ or do not
-    everything: int  # number of all tokens, those in sentences too
+    Attributes:
+        weights: Tokens that differ between answers.
+        all_weights: All tokens, except those of answers that are sentences.
+        everything: Sum of the numbers of answers over all tokens, those of sentences included.
+    """
+
+    weights: Counter[Piece]
+    all_weights: Counter[Piece]
+    everything: int
 
 
 def differing(
     name: str, answers: Mapping[str, int], cut: Callable[[str], Iterable[Piece]]
 ) -> Differing:
-    """Tokens that differ between answers: each answer counts a token once.
+    """Count the tokens that differ between a task's answers; an answer counts each token once.
 
-    Left out are answers that are sentences, with more than `WORDS` different words that differ, and tokens
-    in more than `SAME` of the others, except tokens that are a whole answer.
+    Left out are answers that are sentences, which have more than `WORDS` words that are not in
+    nearly all answers, and tokens in more than a share `SAME` of the remaining answers. A token
+    that is a whole answer is kept.
+
+    Args:
+        name: Name of the task, for messages.
+        answers: Each answer with the number of its occurrences.
+        cut: Function that splits a text into tokens, each given by its row and its spelling.
 
     Raises:
         ScreeningError: ``TooFewTokens``: most answers are sentences.
     """
-    words = {text: _words(text, _WORD) for text in answers}
+    words: dict[str, set[Piece]] = {}
+    for text in answers:
+        words[text] = _words(text, _WORD)
     same_words = _in_nearly_all(words, answers)
     short: dict[str, int] = {}
     for text, count in answers.items():
@@ -229,7 +297,9 @@ def differing(
             f"{name}: {sentences:.0%} of its answers are sentences (more than {WORDS} words that differ "
             f"between answers); ask {_ASK.format(name)}, or name a domain",
         )
-    tokens = {text: set(cut(text)) for text in answers}
+    tokens: dict[str, set[Piece]] = {}
+    for text in answers:
+        tokens[text] = set(cut(text))
     same = _in_nearly_all(tokens, short)
     for text in short:
         if len(tokens[text]) == 1:
@@ -257,16 +327,26 @@ def _weights(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> Coun
 
 def _in_nearly_all(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> set[Piece]:
     most = SAME * sum(answers.values())
-    return {token for token, count in _weights(held, answers).items() if count > most}
+    tokens: set[Piece] = set()
+    for token, count in _weights(held, answers).items():
+        if count > most:
+            tokens.add(token)
+    return tokens
 
 
 def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
-    """Tokens, most frequent first, that cover 90 % of the weight; at least 3, if there are, at most 100.
+    """Return the most frequent tokens that together cover 90 % of the weight, most frequent first.
 
-    Tokens at least half as frequent as the last of them follow: chance alone moves a count that far.
+    At least 3 tokens are taken, if there are as many, and at most 100. Tokens that are at least
+    half as frequent as the last of them are taken too, since chance alone changes a count by as
+    much.
+
+    Args:
+        name: Name of the task, for messages.
+        weights: Each token with its weight, the number of answers that hold it.
 
     Raises:
-        ScreeningError: ``TooFewTokens``: 100 cover less than two thirds.
+        ScreeningError: ``TooFewTokens``: 100 tokens cover less than two thirds of the weight.
     """
     whole = weights.total()
     run = 0
@@ -283,7 +363,7 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: its answers hold too many different words: the {MOST} most frequent cover "
-            f"{run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; ask "
+            f"{run / whole:.0%} of them, expected at least {LEAST_COVERED:.0%}; ask "
             f"{_ASK.format(name)}, or name a domain",
         )
     return taken
@@ -293,12 +373,15 @@ def _missing(rows: Sequence[Piece], tokens: Iterable[Piece], vocabulary: Vocabul
     """Digits, or capital letters, that the answers' tokens lack, if two thirds of them are there."""
     classes: dict[tuple[str, int], list[Piece]] = {}
     for token in sorted(tokens):
-        text = vocabulary.text(token[1])
+        _, piece = token
+        text = vocabulary.text(piece)
+        before = text[:-1]
         sign = text.strip()
         if len(sign) == 1 and sign.isdecimal():  # of any script
-            classes.setdefault((text[:-1], ord(sign) - unicodedata.decimal(sign)), []).append(token)
+            zero = ord(sign) - unicodedata.decimal(sign)
+            classes.setdefault((before, zero), []).append(token)
         elif sign in {*ascii_uppercase}:
-            classes.setdefault((text[:-1], 0), []).append(token)
+            classes.setdefault((before, 0), []).append(token)
     missing = list[Piece]()
     for members in classes.values():
         others = [token for token in members if token not in rows]
@@ -310,7 +393,8 @@ def _missing(rows: Sequence[Piece], tokens: Iterable[Piece], vocabulary: Vocabul
 def _set(path: Path, file: _File, asked: str) -> AnswerSet:
     if file.refused:
         raise UsageError(
-            f"{asked} has no answer tokens: {file.refused}; name a domain, or let a base find tokens: "
+            f"{asked} has no answer tokens: {file.refused}; name a domain, or let a base model find "
+            f"tokens: "
             f"`dispersion tokens {asked} --base MODEL -o set.yaml`"
         )
     is_from_base = bool(file.tokenizer and file.base)

@@ -1,9 +1,9 @@
 """Resolving token sets: the rows of T, R and a task's answers in a vocabulary.
 
-Resolving looks each word of T and R up as one exact piece, in the one variant that its group names (``7``
-bare, ``␣the`` spaced), without falling back to the other: the leading space is a direction of its own.
-Missing words are dropped and listed, rows of T are removed from R, and sets that are then too small are
-refused.
+Resolving looks each word of T and R up as one exact piece, in the one variant that its group names
+(``7`` bare, ``␣the`` spaced), without falling back to the other: the leading space is a direction
+of its own. Missing words are dropped and listed, rows of T are removed from R, and sets that are
+then too small are refused.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ DOMAIN = "math"  # if neither a domain nor a task is named
 
 
 def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -> TokenSet:
-    """Load T for G and for the ratio: a domain's set, and the answers of a task or of the domain.
+    """Load the token set T of a screening: words for the gap G, and answers for the ratio.
 
-    ``tasks`` are ``NAME,NAME``: the ratio is over the first known answers among them, else over the domain's.
-    With tasks alone, G uses the domain that the answers name, or the answers themselves.
+    Args:
+        name: Name or file of the domain set, for G. If only tasks are given, it is the domain that
+            the answers name, or else G is computed from the answers themselves.
+        tasks: Tasks as ``NAME,NAME``, or an answer set. The ratio is computed from the answers of
+            the first task that has any; without one, from those of the domain.
 
     Raises:
-        UsageError: A set is not known, or neither the answers of a task nor a domain.
+        UsageError: A set is not known, or no task has answers and no domain is named.
     """
     from lmeval_screener.tokens.answers import LEAST, answers_of_domain, first_known, tasks_in
 
@@ -59,7 +62,7 @@ def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -
             task = answers.name
         if refused:
             why = str(refused[0]).partition(";")[0]
-            remark = f"the ratio is over tokens of {task or name}; {why}"
+            remark = f"the ratio uses the tokens of {task or name}, since {why}"
     if answers is None:
         answers = answers_of_domain(name or DOMAIN)
     if name or answers is None or answers.domain:
@@ -75,20 +78,22 @@ def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -
 
 @dataclass(frozen=True)
 class Resolution:
-    """The rows of T and R in one vocabulary.
+    """The words of T (a domain) and R (everyday words) as tokens of one vocabulary.
 
     Attributes:
-        domain: T, in the order of the token set.
-        reference: R likewise, without the rows of T.
-        dropped: Surface forms of T that are not a single piece.
-        dropped_reference: Those of R.
-        never_made: Those whose piece exists but is never made from text, with the reason.
-        shared: Tokens of R that are rows of T, and so were removed from R.
-        one_row: Words of one set that share a row, which counts once.
-        digit_scheme: How numbers are split, see `Vocabulary.digit_scheme`.
-        vocabulary: The tokenizer's rows: its last id + 1; a padded matrix has more.
-        answers: T of the ratio, none of them in R; empty if unknown.
-        left_out: Share of the answers' tokens that do not differ, or are in sentences.
+        domain: The tokens of T for the gap G, in the order of the token set.
+        reference: The tokens of R in the order of the token set, without those that are in T.
+        dropped: Words of T that are not a single token.
+        dropped_reference: Words of R that are not a single token.
+        never_made: Dropped words that have a token which the tokenizer never makes from text, each
+            with the reason.
+        shared: Tokens of R that were removed because they are in T.
+        one_row: Pairs of words in one set that have the same token, which counts once.
+        digit_scheme: How the tokenizer splits numbers; see `Vocabulary.digit_scheme`.
+        vocabulary: The last token id plus 1. The matrix may have more rows, as padding.
+        answers: The tokens of a task's answers for the ratio, none of them in R; empty if the ratio
+            uses ``domain``.
+        left_out: Share of the answers' tokens that is not in ``answers``.
     """
 
     domain: tuple[Token, ...]
@@ -105,27 +110,27 @@ class Resolution:
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
-        """The tokens of T for the ratio."""
+        """The tokens from which the ratio is computed: those of the answers, or else those of T."""
         return self.answers or self.domain
 
     @property
     def compared(self) -> tuple[Token, ...]:
-        """All tokens with rows to read: T, R, and T of the ratio."""
+        """All tokens whose rows are read: those of T, of R and of the answers."""
         return *self.domain, *self.reference, *self.answers
 
     @property
     def domain_ids(self) -> list[int]:
-        """Row ids of T, in its order."""
+        """Token ids of T, in the order of ``domain``."""
         return [token.id for token in self.domain]
 
     @property
     def reference_ids(self) -> list[int]:
-        """Row ids of R, in its order."""
+        """Token ids of R, in the order of ``reference``."""
         return [token.id for token in self.reference]
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Resolution:
-        """Read a resolution from the JSON of `to_json`."""
+        """Read a resolution from the JSON that `to_json` returned."""
         fields = json.loads(content)
         for name, value in fields.items():
             if name in ("domain", "reference", "shared", "answers"):
@@ -135,12 +140,25 @@ class Resolution:
         return cls(**fields)
 
     def to_json(self) -> str:
-        """The resolution as JSON."""
+        """Return the resolution as JSON text."""
         return json.dumps(vars(self))
 
 
 def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
-    """The rows of T and R in a vocabulary, by the rule in the module's docstring; or ScreeningError."""
+    """Find the tokens of T, R and the task's answers in a vocabulary.
+
+    Each word must be one exact token in the variant that its group names (``7`` without a space,
+    ``␣the`` with one). Other words are dropped, and tokens of T are removed from R.
+
+    Args:
+        domain: The token set T, with the answers for the ratio.
+        reference: The token set R.
+        vocabulary: The vocabulary of a checkpoint.
+
+    Raises:
+        ScreeningError: ``TooFewTokens``: too few words of a set are single tokens. The errors of
+            `resolve_answers` are raised only if the user named a task.
+    """
     tokens, dropped, doubled = lookup(domain, vocabulary)
     answers: tuple[Token, ...] = ()
     left_out = 0.0
@@ -165,7 +183,8 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
     for text in dict.fromkeys((*dropped, *dropped_reference)):
         if vocabulary.never_made(text):
             never_made.append(with_reason(text, vocabulary).strip())
-    if {token.id for token in answers} == rows_of_domain:
+    rows_of_answers = {token.id for token in answers}
+    if rows_of_answers == rows_of_domain:
         answers = tuple(tokens)
     return Resolution(
         domain=tuple(tokens),
@@ -188,9 +207,9 @@ def _check_count(words: TokenSet, count: int, dropped: list[str], also: str = ""
     asked = set[str]()
     for group in words.groups.values():
         asked.update(group.texts())
-    missing = f"; no single token: {some_words(dropped)}" if dropped else ""
+    missing = f"; not a single token: {some_words(dropped)}" if dropped else ""
     raise ScreeningError(
         "TooFewTokens",
-        f"{words.name}: expected at least {words.min_tokens} single tokens, got {count} of "
-        f"{len(asked)}{also}{missing}; take more groups or a token set made for this vocabulary",
+        f"{words.name}: expected at least {words.min_tokens} words that are single tokens, got "
+        f"{count} of {len(asked)}{also}{missing}; take more groups or a token set made for this vocabulary",
     )

@@ -1,8 +1,8 @@
 """Token sets (a domain's words T, the reference's R) and answer sets; lookup of words in a vocabulary.
 
-``math`` is a bundled set, ``my.yaml`` a file in the same layout, and ``math:digits,operators`` takes other
-groups than the set's defaults; ``reference:bare`` takes the words in another variant than the file's. The
-keys' meanings are in ``docs/reference/token-sets.md``.
+``math`` is a bundled set, ``my.yaml`` a file in the same layout, and ``math:digits,operators``
+takes other groups than the set's defaults; ``reference:bare`` takes the words in another variant
+than the file's. The keys' meanings are in ``docs/reference/token-sets.md``.
 """
 
 from __future__ import annotations
@@ -39,41 +39,64 @@ _SELECTION = re.compile(r"(?P<name>.+):(?P<groups>[\w\-]+(,[\w\-]+)*)")
 
 @dataclass(frozen=True)
 class AnswerSet:
-    """A task's answers, as texts or as the pieces that a base model expects."""
+    """The answers of a task: texts with their counts, or tokens that a base model expects.
+
+    Attributes:
+        name: Name of the set.
+        tasks: Names of lm-eval's tasks, or shell patterns for them.
+        domain: The bundled domain set for the gap G; empty if G is computed from the answers, too.
+        about: What the set holds, such as ``answers of gsm8k (1,319 documents)``.
+        answers: Each answer, as it follows the prompt, with the number of its occurrences.
+        pieces: Tokens with which a base model begins its answers, most probable first.
+        tokenizer: `Vocabulary.digest` of the base model's tokenizer; empty without ``pieces``.
+        base: The base model that gave ``pieces``; empty without them.
+        most: Number of tokens to take from ``answers`` at most.
+    """
 
     name: str
-    tasks: tuple[str, ...]  # lm-eval's names, or shell patterns of them
-    domain: str = ""  # bundled domain set that G uses; empty: G is over the answer tokens too
-    about: str = ""  # ``answers of gsm8k (1,319 documents)``
-    answers: dict[str, Annotated[int, 1]] = field(
-        default_factory=dict
-    )  # text after a prompt -> its count
-    pieces: tuple[str, ...] = ()  # pieces that a base expects, most probable first
-    tokenizer: str = ""  # `Vocabulary.digest` of the base's tokenizer
-    base: str = ""  # the model that expects ``pieces``
-    most: Annotated[int, 3] = READ  # tokens of ``answers`` that are read
+    tasks: tuple[str, ...]
+    domain: str = ""
+    about: str = ""
+    answers: dict[str, Annotated[int, 1]] = field(default_factory=dict)
+    pieces: tuple[str, ...] = ()
+    tokenizer: str = ""
+    base: str = ""
+    most: Annotated[int, 3] = READ
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything that decides the tokens."""
+        """SHA-256 of everything that decides which tokens are chosen."""
         answers = sorted(self.answers.items())
         return _digest(_RULE, answers, self.pieces, self.tokenizer, self.most)
 
 
 @dataclass(frozen=True)
 class WordGroup:
-    """Words in a token set that are looked up in the same way."""
+    """Words of a token set that are looked up in the same way.
 
-    variant: Variant  # ``bare`` looks ``7`` up, ``space`` looks ``␣the`` up
-    items: tuple[str, ...]  # surface forms without a leading space, all different
+    Attributes:
+        variant: ``bare`` looks up ``7``; ``space`` looks up ``␣the``, with a leading space.
+        items: The words, without a leading space, all different.
+        case: How the words are written: ``exact`` as in ``items``, or in lower, upper or title
+            case.
+        require_all: Whether a vocabulary is refused if it lacks one of the words.
+        optional: Whether the group is taken only if it is selected by its name.
+    """
+
+    variant: Variant
+    items: tuple[str, ...]
     case: Literal["exact", "lower", "upper", "title"] = "exact"
-    require_all: bool = False  # a vocabulary that lacks one of the items is refused
-    optional: bool = False  # taken only when it is selected by name
+    require_all: bool = False
+    optional: bool = False
 
     def texts(self) -> list[str]:
-        """The surface forms that are looked up, leading space included, in the order of ``items``."""
+        """Return the texts to look up, with any leading space, in the order of ``items``."""
         space = " " if self.variant == "space" else ""
-        return [space + _CASES[self.case](item) for item in self.items]
+        written = _CASES[self.case]
+        texts: list[str] = []
+        for item in self.items:
+            texts.append(space + written(item))
+        return texts
 
 
 @dataclass(frozen=True)
@@ -93,31 +116,48 @@ class _File:
 
 @dataclass(frozen=True)
 class TokenSet:
-    """The words of a domain (T) or of the reference (R)."""
+    """The words of a domain (T), or everyday words for comparison (R), in the selected groups.
 
-    name: str  # with selected groups ``math:digits,operators``
+    Attributes:
+        name: Name of the set; with selected groups such as ``math:digits,operators``.
+        role: ``domain`` for T, ``reference`` for R.
+        min_tokens: Number of words that must be single tokens of a vocabulary; else it is refused.
+        groups: The selected groups by name, in order.
+        digest: SHA-256 of everything that decides which tokens are taken.
+        answers: The answers for the ratio; None if the ratio uses the words themselves.
+        task: The task or file that the user named; empty for none.
+        tasks: Tasks of lm-eval that test the domain.
+        remark: Why the ratio does not use the answers of the first task; empty if it does.
+    """
+
+    name: str
     role: Role
-    min_tokens: int  # the set is refused if fewer of its words resolve
-    groups: dict[str, WordGroup]  # the selected groups, in order
-    digest: str  # sha256 over everything that decides a resolution (not over notes)
-    answers: AnswerSet | None = None  # answers for the ratio; None: T
-    task: str = ""  # the named task or file of the answers; empty for none
-    tasks: tuple[str, ...] = ()  # lm-eval tasks that evaluate it
-    remark: str = ""  # why the ratio's tokens are not those of the first task
+    min_tokens: int
+    groups: dict[str, WordGroup]
+    digest: str
+    answers: AnswerSet | None = None
+    task: str = ""
+    tasks: tuple[str, ...] = ()
+    remark: str = ""
 
     @property
     def title(self) -> str:
-        """The named task, else the set's own name."""
+        """The task that the user named, or else the name of the set."""
         return self.task or self.name
 
 
 def bundled_token_sets() -> list[str]:
-    """Names of the bundled token sets, sorted."""
+    """Return the names of the bundled token sets, sorted."""
     return sorted(path.stem for path in data_folder("token_sets").glob("*.yaml"))
 
 
 def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
-    """Role, name, words and default (whether it is taken) of each group in a bundled set."""
+    """Return the groups of words in a bundled token set.
+
+    Returns:
+        For each group: the role of the set, the name of the group, its words, and whether it is
+        taken by default.
+    """
     file = load_yaml(_File, data_folder("token_sets") / f"{name}.yaml")
     groups: list[tuple[Role, str, WordGroup, bool]] = []
     for key, group in file.groups.items():
@@ -126,7 +166,16 @@ def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
 
 
 def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
-    """Load a token set by name or file, with its default or chosen groups; UsageError if it is unfit."""
+    """Load a token set, bundled or from a file, with its default groups or with selected ones.
+
+    Args:
+        name_or_path: The name of a set or a path that ends in .yaml; after a colon, groups or a
+            variant: ``math:digits``, ``reference:bare``.
+        role: The role that the set must have.
+
+    Raises:
+        UsageError: No set or group has this name, or the file is broken or has another role.
+    """
     name = name_or_path
     selected: list[str] = []
     path = _path(name)
@@ -145,7 +194,7 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
 
 
 def is_file(name: str) -> bool:
-    """Whether ``name`` is a file of a set, by its suffix; it need not exist."""
+    """Whether ``name`` is the path of a YAML file, by its ending; the file need not exist."""
     return name.endswith((".yaml", ".yml"))
 
 
@@ -159,7 +208,7 @@ def _path(name: str) -> Path | None:
 
 
 def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
-    file = load_yaml(_File, path, {"answers": "answers of a task: give it as the task"})
+    file = load_yaml(_File, path, {"answers": "answers of a task, not words: give it as the task"})
     groups = file.groups
     for name, group in groups.items():
         for position, item in enumerate(group.items):
@@ -177,11 +226,17 @@ def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
             raise mistake(path, f"default_groups[{position}]", expected, default)
     if file.role != role:
         raise mistake(path, "role", f"{role} (it is used as the {role} set)", file.role)
-    # A group of that name wins: it is the file's own name.
-    variants = [name for name in selected if name in get_args(Variant) and name not in groups]
+    variants: list[str] = []
+    chosen: list[str] = []
+    for name in selected:
+        # A group of that name wins: it is the file's own name.
+        is_variant = name in get_args(Variant) and name not in groups
+        if is_variant:
+            variants.append(name)
+        else:
+            chosen.append(name)
     if len(variants) > 1:
         raise UsageError(f"{path}: expected one variant, got {' and '.join(variants)}; take one")
-    chosen = [name for name in selected if name not in variants]
     for name in chosen:
         if name not in groups:
             raise UsageError(
@@ -190,10 +245,15 @@ def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
             )
     taken: dict[str, WordGroup] = {}
     for key in chosen or file.default_groups:
-        taken[key] = groups[key]
+        group = groups[key]
         if variants:
-            taken[key] = replace(groups[key], variant=cast(Variant, variants[0]))
-    size = sum(len(group.items) for group in taken.values())
+            group = replace(group, variant=cast(Variant, variants[0]))
+        taken[key] = group
+    size = 0
+    deciding: list[list[Any]] = []
+    for key, group in taken.items():
+        size += len(group.items)
+        deciding.append([key, group.require_all, group.texts()])
     if size < file.min_tokens:
         raise UsageError(
             f"{path}: expected at least {file.min_tokens} words (`min_tokens`) in {', '.join(taken)}, got "
@@ -207,10 +267,7 @@ def _read(path: Path, role: Role, selected: list[str]) -> TokenSet:
         role=role,
         min_tokens=file.min_tokens,
         groups=taken,
-        digest=_digest(
-            file.min_tokens,
-            [[name, group.require_all, group.texts()] for name, group in taken.items()],
-        ),
+        digest=_digest(file.min_tokens, deciding),
         tasks=file.tasks,
     )
 
@@ -220,7 +277,14 @@ def _digest(*content: Any) -> str:
 
 
 class Token(NamedTuple):
-    """One resolved word: its surface form, the vocabulary's piece, the row's id, and its group."""
+    """A word of a token set that is one token of a vocabulary.
+
+    Attributes:
+        text: The word, with its leading space if any.
+        piece: The vocabulary's spelling of the word, such as ``Ġthe``.
+        id: The token id, which is the number of its row in the output projection.
+        group: Name of the group that holds the word.
+    """
 
     text: str
     piece: str
@@ -229,9 +293,15 @@ class Token(NamedTuple):
 
 
 def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[str], list[str]]:
-    """A set's tokens, each row once; texts without a row; and pairs of texts that share a row.
+    """Look up the words of a token set in a vocabulary.
 
-    ScreeningError if a word of a group with ``require_all`` has no row of its own.
+    Returns:
+        Three lists: the tokens, one for each row; the texts that have no row; and pairs of texts
+        that have the same row, as ``A and B``.
+
+    Raises:
+        ScreeningError: ``TooFewTokens``: a word has no row of its own, in a group that requires
+            all.
     """
     tokens: dict[int, Token] = {}
     dropped: list[str] = []
@@ -259,20 +329,20 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
             raise ScreeningError(
                 "TooFewTokens",
                 f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
-                f"{len(missing)} are not: {some_words(reasons)}",
+                f"{len(missing)} are not: {some_words(reasons)}; name another domain",
             )
         dropped += missing
     return list(tokens.values()), list(dict.fromkeys(dropped)), list(dict.fromkeys(doubled))
 
 
 def with_reason(text: str, vocabulary: Vocabulary) -> str:
-    """A word, with the reason in brackets if the tokenizer never makes its token from text."""
+    """Return a word, followed by the reason in brackets if the tokenizer never makes its token."""
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 
 
 def some_words(texts: list[str]) -> str:
-    """The first six words, and the number of others."""
+    """Return the first six words, followed by the number of the others."""
     words = ", ".join(text.strip() for text in texts[:6])
     if len(texts) > 6:
         words += f" and {len(texts) - 6} more"

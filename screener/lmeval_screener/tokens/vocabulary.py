@@ -1,8 +1,9 @@
 """A tokenizer's vocabulary: the row of the output matrix for each piece of text.
 
-Pieces are looked up exactly, never by encoding: SentencePiece tokenizers encode ``7`` as ``▁`` and ``7``, and
-the length of an encoding says nothing about the piece. A piece that the tokenizer never makes from text (no
-merges build it, the normaliser changes it) has a row that was never trained, and counts as missing.
+Pieces are looked up exactly, never by encoding: SentencePiece tokenizers encode ``7`` as ``▁`` and
+``7``, and the length of an encoding says nothing about the piece. A piece that the tokenizer never
+makes from text (no merges build it, the normaliser changes it) has a row that was never trained,
+and counts as missing.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ class _Added(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer's vocabulary: the row of each exact piece, and texts cut into pieces.
+    """The vocabulary of a tokenizer, which finds the token of a text and cuts texts into tokens.
 
-    Each way to make one raises ScreeningError (``BadTokenizer``) for content that is broken or not supported.
+    A token is given by its row in the output projection, which is its id, and its spelling. Every
+    way to make a vocabulary raises ScreeningError (``BadTokenizer``) for a file that is broken or
+    not supported.
     """
 
     def __init__(
@@ -79,13 +82,22 @@ class Vocabulary:
 
     @classmethod
     def from_file(cls, name: str, content: bytes) -> Vocabulary:
-        """Parse the vocabulary in one of ``TOKENIZER_FILES``."""
+        """Read the vocabulary from the content of ``tokenizer.json`` or ``vocab.json``.
+
+        Args:
+            name: Name of the file, one of ``TOKENIZER_FILES``.
+            content: Content of the file.
+        """
         whole = name.endswith("tokenizer.json")
         return cls.from_tokenizer_json(content) if whole else cls.from_vocab_json(content)
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
-        """The vocabulary that a transformers tokenizer saves; UsageError if it saves none of the files."""
+        """Read the vocabulary of a transformers tokenizer, from the files that it saves.
+
+        Raises:
+            UsageError: It saves neither ``tokenizer.json`` nor ``vocab.json``.
+        """
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +112,10 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer_json(cls, content: bytes) -> Vocabulary:
-        """Parse a ``tokenizer.json`` (BPE or Unigram, byte-level or SentencePiece-style)."""
+        """Read the content of a ``tokenizer.json``, for BPE or Unigram.
+
+        Tokens must be spelled as by a byte-level tokenizer or by SentencePiece.
+        """
         data = _parsed(content, "tokenizer.json")
         model = data.get("model")
         if not isinstance(model, dict):
@@ -121,7 +136,11 @@ class Vocabulary:
 
     @classmethod
     def from_vocab_json(cls, content: bytes) -> Vocabulary:
-        """Parse a ``vocab.json`` (GPT-2 layout); its most frequent space sign, Ġ or ▁, gives the kind."""
+        """Read the content of a ``vocab.json``, laid out as GPT-2's.
+
+        Tokens that begin with ``Ġ`` mean a byte-level tokenizer, those with ``▁`` SentencePiece;
+        the more frequent sign decides.
+        """
         pieces = _parsed(content, "vocab.json")
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
         if not any(spaced.values()):
@@ -130,13 +149,13 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """The tokenizer's number of rows: its last id + 1, added tokens included."""
+        """The last token id plus 1, including added tokens."""
         return 1 + max(
             (*self._pieces.values(), *(token.id for token in self._added.values())), default=-1
         )
 
     def piece(self, text: str) -> str:
-        """The vocabulary's spelling of ``text``, whose leading space (if any) is part of it.
+        """Return the vocabulary's spelling of a text, including its leading space if it has one.
 
         >>> Vocabulary({"the": 0}, "byte-level").piece(" the")
         'Ġthe'
@@ -147,10 +166,11 @@ class Vocabulary:
         return "".join(table[byte] for byte in text.encode())
 
     def row(self, text: str) -> tuple[int, str] | None:
-        """Row id and piece of exactly ``text`` in running text, or None.
+        """Return the token id and the spelling of a text that is exactly one token, or None.
 
-        None also if the model has the piece but never makes it (`never_made`), or never sees it because an
-        added token takes part of the text away first. Special tokens and ``<0x37>`` byte pieces never count.
+        The result is None, too, if the tokenizer never makes this token from text (`never_made`),
+        or never sees the whole text because an added token is part of it. Special tokens and byte
+        tokens such as ``<0x37>`` never count.
         """
         word = text.lstrip(" ")
         added = self._added.get(text)
@@ -180,9 +200,10 @@ class Vocabulary:
         return max(map(len, self._added), default=0)
 
     def cut(self, text: str) -> list[tuple[int, str]]:
-        """Row ids and pieces of running text ``text``, without pure white space.
+        """Cut a text into tokens, and return the id and the spelling of each.
 
-        By the tokenizer's own merges or scores if its file has them, else longest piece first.
+        Tokens of mere white space are left out. The tokenizer's own merges or scores are used if
+        its file has them; without them, the longest token that fits is taken.
 
         >>> Vocabulary({"Ġ": 0, "n": 1, "um": 2, "Ġnu": 3, "m": 4}, "byte-level").cut(" num 7")
         [(3, 'Ġnu'), (4, 'm')]
@@ -212,7 +233,10 @@ class Vocabulary:
         return cuts
 
     def text(self, piece: str) -> str:
-        """The text of a piece, the inverse of `piece`; half characters as their bytes, in hex."""
+        """Return the text that a token's spelling stands for: the inverse of `piece`.
+
+        Bytes that are only part of a character are written as hexadecimal escapes.
+        """
         if self.kind == "sentencepiece":
             return piece.replace("▁", " ")
         signs = {sign: byte for byte, sign in _byte_signs().items()}
@@ -221,7 +245,10 @@ class Vocabulary:
         )
 
     def text_row(self, piece: str) -> int | None:
-        """A piece's row, by its spelling; None for special tokens, bytes, white space, unknown pieces."""
+        """Return the id of the token with this spelling.
+
+        The result is None for special tokens, byte tokens, mere white space, and unknown spellings.
+        """
         if piece in self._added:
             return None if self._added[piece].special else self._added[piece].id
         spells = self.text(piece).strip() and not _BYTE_PIECE.fullmatch(piece)
@@ -229,14 +256,20 @@ class Vocabulary:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 over pieces and ids, without added tokens: fine-tunes add some and keep their base's."""
+        """SHA-256 of the tokens and their ids, which fine-tunes share with their base.
+
+        Added tokens are not part of it, since fine-tunes add some.
+        """
         kept = sorted(
             (row, piece) for piece, row in self._pieces.items() if piece not in self._added
         )
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def never_made(self, text: str) -> str | None:
-        """Why a piece of the vocabulary is never made from text; None if it is made, or does not exist."""
+        """Return why the tokenizer never makes the token of this text.
+
+        The result is None if it makes the token, or has no token for the text.
+        """
         piece = self.piece(text)
         if piece not in self._pieces or text in self._added:
             return None
@@ -249,10 +282,11 @@ class Vocabulary:
         return None
 
     def digit_scheme(self) -> DigitScheme:
-        """How numbers are split, for readers of a gap that is measured on the ten digits.
+        """Return how the tokenizer splits numbers.
 
-        ``single digits``: numbers consist of the ten rows alone. ``1-3-digit chunks``: every number up
-        to 999 has a row of its own, so the ten rows cover part of them. ``irregular``: some numbers do.
+        It says how much of the numbers the ten digits cover. ``single digits``: every number is
+        made of them. ``1-3-digit chunks``: each number up to 999 is a token of its own.
+        ``irregular``: some numbers of two or three digits are.
         """
         if self._individual_digits:
             return "single digits"

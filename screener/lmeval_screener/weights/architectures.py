@@ -2,8 +2,8 @@
 
 The names are data, in ``architectures.yaml``: a new architecture is a line there.
 
-The rule is transformers' own: a stored head if there is one (with a warning if config.json says *tied*); else
-the input embedding, if config.json or the architecture's default ties the two.
+The rule is transformers' own: a stored head if there is one (with a warning if config.json says
+*tied*); else the input embedding, if config.json or the architecture's default ties the two.
 """
 
 from __future__ import annotations
@@ -78,9 +78,21 @@ SAYS_TIED = "config.json says that embeddings are tied"
 def choose_tensor(
     names: Iterable[str], config: Mapping[str, Any], warnings: list[str]
 ) -> tuple[str, bool]:
-    """The stored output projection's name, and whether it is the tied input embedding; or ScreeningError.
+    """Choose the stored tensor that serves as the output projection.
 
-    Contradictions and silence of config.json are added to ``warnings``.
+    Args:
+        names: The names of all stored tensors.
+        config: The content of config.json; empty if there is none.
+        warnings: Receives a sentence for each point on which config.json is silent or contradicts
+            the stored tensors.
+
+    Returns:
+        The tensor's name; and whether it is the input embedding, which serves as the head because
+        the two are tied.
+
+    Raises:
+        ScreeningError: No output projection is stored (``NoOutputProjection``), or it is stored
+            packed or in parts (``QuantizedTensor``).
     """
     stored = set(names)
     scale = stored_name(stored, _LOGIT_SCALE)
@@ -109,29 +121,33 @@ def choose_tensor(
         first_names = some(sorted(stored), 3) or "none"
         raise cannot(
             "NoOutputProjection",
-            f"none of its {len(stored)} tensors ({first_names}) is a known output projection or input "
-            "embedding",
+            f"none of its {len(stored)} tensors ({first_names}) is a known output projection or "
+            "input embedding",
             "check that it is a causal language model",
         )
     types = model_types(config)
     if ties is None and not types:
         warnings.append(
-            f"config.json is silent on tied embeddings and no head is stored; read {embedding}"
+            "config.json does not say whether embeddings are tied, and no head is stored: "
+            f"{embedding} was read"
         )
     if not class_ties(config):
         why = "config.json says that embeddings are not tied"
         if ties is not False:
-            why = f"{types[0]} does not tie embeddings by this config.json"
+            why = f"{types[0]} does not tie embeddings with this config.json"
         raise cannot(
             "NoOutputProjection",
-            f"{why}, but no head is stored, only {embedding}: a loader starts the head at random",
-            "it may be a base model without a head, or an incomplete upload",
+            f"{why}, but no head is stored, only {embedding}: a loader would start the head at random",
+            "check whether it is a base model without a head, or upload it again if it is incomplete",
         )
     return embedding, True
 
 
 def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | None:
-    """The stored name of the first stored candidate, under any wrapper; None without one."""
+    """Return the first candidate that is stored, by its stored name; None if none is stored.
+
+    The stored name may have a wrapper's prefix, such as ``language_model.``.
+    """
     for candidate in candidates:
         for wrapper in WRAPPERS:
             if wrapper + candidate in stored:
@@ -140,17 +156,19 @@ def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | Non
 
 
 def head_bias(stored: Collection[str]) -> list[str]:
-    """The warning for a stored bias of the head; empty without one."""
+    """Return a list with a warning if the output projection has a bias; else an empty list."""
     bias = stored_name(stored, _HEAD_BIASES)
     if bias is None:
         return []
-    return [f"{bias} is stored: neither G nor the ratio includes a head's bias"]
+    return [f"the head has a bias ({bias}), which neither G nor the ratio includes"]
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:
-    """Stored tensors that change a matrix's rows, by their names after the matrix's stem.
+    """Return the tensors stored with the matrix ``name`` that change its rows, such as its scales.
 
-    Those that are not in `SCALES` come first: an error names them. Empty without any.
+    Each is given by its name without the part that it shares with the matrix: ``weight_scale`` for
+    ``lm_head.weight_scale`` next to ``lm_head.weight``. Tensors that are not in `SCALES` come
+    first. The list is empty if the matrix stands alone.
     """
     stem = name.removesuffix("weight")
     words = set()
@@ -162,39 +180,66 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
-    """``model_type`` in config.json and in the language model inside it, outermost first."""
-    stated = [level.get("model_type") for level in levels(config)]
-    return [model_type for model_type in stated if isinstance(model_type, str)]
+    """Return the ``model_type`` of config.json, then that of the language model in it, if any."""
+    types: list[str] = []
+    for level in levels(config):
+        model_type = level.get("model_type")
+        if isinstance(model_type, str):
+            types.append(model_type)
+    return types
 
 
 def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
-    """Kind of the final norm, whether it multiplies by 1 + weight, whether it has a weight; None: unknown."""
+    """Return how an architecture's final norm works, or None if the architecture is not known.
+
+    Args:
+        model_type: The ``model_type`` of the language model.
+        config: The content of config.json.
+
+    Returns:
+        Three values: the kind, ``rms`` or ``layer``; whether the norm multiplies by 1 + its weight
+        rather than by its weight; and whether it has a weight.
+    """
     if model_type == "hf_olmo":
         # OLMo as first released, and DataDecide: by settings (olmo/model.py).
         kinds: dict[str, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
         kind = kinds.get(str(config.get("layer_norm_type")))
         has_weight = config.get("layer_norm_with_affine")
-        return (kind, False, has_weight) if kind and isinstance(has_weight, bool) else None
+        if kind is None or not isinstance(has_weight, bool):
+            return None
+        return kind, False, has_weight
     if model_type == "chatglm" and config.get("rmsnorm") is True:
         return "rms", False, True
     norm = NORMS.get(model_type)
-    return norm and (*norm, model_type not in NORMS_WITHOUT_WEIGHT)
+    if norm is None:
+        return None
+    kind_of_norm, plus_one = norm
+    return kind_of_norm, plus_one, model_type not in NORMS_WITHOUT_WEIGHT
 
 
 def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """config.json and the configurations of a language model inside it."""
-    stated = [config.get(key) for key in _INNER_CONFIGS]
-    return [config, *(level for level in stated if isinstance(level, dict))]
+    """Return config.json, followed by the configurations of language models nested in it."""
+    found = [config]
+    for key in _INNER_CONFIGS:
+        level = config.get(key)
+        if isinstance(level, dict):
+            found.append(level)
+    return found
 
 
 def is_of_model(name: str) -> bool:
-    """Whether a name belongs to the text model, outside its layers: not to a draft head or an image tower."""
-    in_layer = any(map(str.isdigit, name.split(".")))
-    return not in_layer and not any(word in name for word in NOT_THE_MODEL)
+    """Whether a tensor's or module's name belongs to the text model, outside its numbered layers.
+
+    Parts of a draft head or an image encoder do not belong to it.
+    """
+    words = name.split(".")
+    if any(map(str.isdigit, words)):
+        return False  # inside a layer
+    return not any(part in name for part in NOT_THE_MODEL)
 
 
 def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
-    """A stored tensor that replaces one of some weights, if there is one."""
+    """Return a stored tensor that stands for one of the candidates in packed form, or None."""
     stems = [w + name.removesuffix("weight") for name in candidates for w in WRAPPERS]
     for name in sorted(stored):
         stem = next((stem for stem in stems if name.startswith(stem)), name)
@@ -204,22 +249,33 @@ def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
 
 
 def _only_head(stored: set[str]) -> str | None:
-    """A head under an unknown wrapper, if there is exactly one."""
-    heads = [name for name in stored if name.endswith(".lm_head.weight") and is_of_model(name)]
-    return heads[0] if len(heads) == 1 else None
+    """Return the head under an unknown wrapper if there is exactly one; else None."""
+    heads: list[str] = []
+    for name in stored:
+        if name.endswith(".lm_head.weight") and is_of_model(name):
+            heads.append(name)
+    if len(heads) != 1:
+        return None
+    return heads[0]
 
 
 def class_ties(config: Mapping[str, Any]) -> bool:
-    """Whether the class ties the head to the embedding; a class that is not known does so where silent."""
+    """Whether the model's class ties the output projection to the input embedding.
+
+    config.json decides, or the default of the class if config.json does not say. A class that is
+    not known is assumed to tie.
+    """
     types = model_types(config)
     stated = _says_tied(levels(config))
     rule = TYING.get(types[0]) if types else None
     if rule is None:
-        is_untied = any(name in UNTIED_BY_DEFAULT for name in types)
-        return not is_untied if stated is None else stated
+        if stated is not None:
+            return stated
+        return UNTIED_BY_DEFAULT.isdisjoint(types)
     by, silent = rule
-    outer = _says_tied(levels(config)[:1])
-    inner = _says_tied(levels(config)[1:])
+    outer_level, *inner_levels = levels(config)
+    outer = _says_tied([outer_level])
+    inner = _says_tied(inner_levels)
     by_outer = silent if outer is None else outer
     by_inner = silent if inner is None else inner
     answers = {"outer": by_outer, "inner": by_inner, "either": by_outer or by_inner, "never": False}
@@ -227,7 +283,7 @@ def class_ties(config: Mapping[str, Any]) -> bool:
 
 
 def _says_tied(levels: Iterable[Mapping[str, Any]]) -> bool | None:
-    """Whether some levels of config.json tie; the first with an entry decides. None without an entry."""
+    """Return the first entry on tied embeddings in levels of config.json; None without one."""
     for level in levels:
         # OLMo as first released has its own key for it, and its class reads no other.
         for key in ("weight_tying", "tie_word_embeddings"):

@@ -1,8 +1,9 @@
 """A checkpoint's body in brief: a few numbers of its tensors (of 32, if remote) before the final norm.
 
-Checkpoints with equal rows are copies only if their bodies are equal too: LoRA, merges and a frozen head
-change the body alone. A body in brief has a hash of the weights files' digests, which a listing holds, and
-for each tensor read a weighted sum of some numbers, which a training step changes.
+Checkpoints with equal rows are copies only if their bodies are equal too: LoRA, merges and a frozen
+head change the body alone. A body in brief has a hash of the weights files' digests, which a
+listing holds, and for each tensor read a weighted sum of some numbers, which a training step
+changes.
 """
 
 from __future__ import annotations
@@ -43,16 +44,23 @@ MOST = 32  # tensors read of a checkpoint that is not on this machine
 _NUMBERS = 64  # numbers read from each tensor
 _DIGEST = 8  # bytes of the files' hash
 _REACH = 6  # standard deviations of rounding within which two sums are equal
-_TENSOR = np.dtype([("name", "<u4"), ("dtype", "<u4"), ("sum", "<f4"), ("error", "<f4")])
+_TENSOR = np.dtype(
+    [
+        ("name", "<u4"),
+        ("dtype", "<u4"),
+        ("sum", "<f4"),
+        ("error", "<f4"),
+    ]
+)
 
 
 class Likeness(NamedTuple):
-    """How far two bodies are equal.
+    """The result of comparing two checkpoints' bodies (their tensors before the final norm).
 
     Attributes:
-        is_same: Whether everything compared is equal; None if nothing can be compared.
-        compared: Number of compared tensors; 0 for equal files.
-        of: Number of tensors in the body that has more; 0 for equal files.
+        is_same: Whether everything that was compared is equal; None if nothing could be compared.
+        compared: Number of tensors that were compared; 0 if the weights files themselves are equal.
+        of: Number of tensors in the larger of the two bodies; 0 if the weights files are equal.
     """
 
     is_same: bool | None
@@ -64,29 +72,41 @@ UNKNOWN = Likeness(None)
 
 
 def are_body(content: bytes) -> bool:
-    """Whether bytes have the length of a body in brief, or of a hash of files, or of none."""
-    tensors = len(content) - _DIGEST - 4
-    return len(content) in (0, _DIGEST) or (tensors >= 0 and tensors % _TENSOR.itemsize == 0)
+    """Whether bytes have a length that `read_body` can return; empty bytes count, too."""
+    if len(content) in (0, _DIGEST):
+        return True
+    size = len(content) - _DIGEST - 4
+    return size >= 0 and size % _TENSOR.itemsize == 0
 
 
 def likeness(first: bytes, second: bytes) -> Likeness:
-    """Compare bodies of `read_body`: equal types exactly, others by rounding; `UNKNOWN` if none is shared."""
+    """Compare the bodies of two checkpoints, each given as `read_body` returned it.
+
+    Tensors of the same dtype must be equal exactly, others up to rounding. The result is `UNKNOWN`
+    if the bodies have no tensor in common.
+    """
     digest, whole, a = _parts(first)
     other_digest, other_whole, b = _parts(second)
     if digest == other_digest and digest.strip(b"\0"):
         return Likeness(True)
     _, of_a, of_b = np.intersect1d(a["name"], b["name"], return_indices=True)
-    if not len(of_a) and not whole == other_whole == bytes(4):
+    compared = len(of_a)
+    are_empty = whole == other_whole == bytes(4)
+    if compared == 0 and not are_empty:
         return UNKNOWN
     apart = _apart(a[of_a], b[of_b])
-    tensors = [int.from_bytes(count, "little") for count in (whole, other_whole)]
-    return Likeness(not apart.any() and whole == other_whole, len(of_a), max(tensors))
+    is_same = whole == other_whole and not apart.any()
+    larger = max(int.from_bytes(whole, "little"), int.from_bytes(other_whole, "little"))
+    return Likeness(is_same, compared, larger)
 
 
 def _apart(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether tensors are different: those of one type exactly, others by more than rounding."""
-    reach = np.where(a["dtype"] == b["dtype"], 0, _REACH * np.hypot(a["error"], b["error"]))
-    apart: NDArray[np.bool_] = np.abs(a["sum"] - b["sum"]) > reach
+    rounding = _REACH * np.hypot(a["error"], b["error"])
+    are_of_one_type = a["dtype"] == b["dtype"]
+    reach = np.where(are_of_one_type, 0, rounding)
+    distance = np.abs(a["sum"] - b["sum"])
+    apart: NDArray[np.bool_] = distance > reach
     return apart
 
 
@@ -97,48 +117,74 @@ def _parts(body: bytes) -> tuple[bytes, bytes, NDArray[Any]]:
 
 
 def keys(body: bytes) -> list[bytes]:
-    """Keys that only equal bodies share: their files' hash, and everything read from them."""
-    return [key for key in (body[:_DIGEST], body[_DIGEST:]) if key.strip(b"\0") or len(key) == 4]
+    """Return keys for finding equal bodies: two bodies that share a key are equal.
+
+    There is one for the hash of the weights files, if that is known, and one for the numbers that
+    were read from the tensors.
+    """
+    known = []
+    for key in (body[:_DIGEST], body[_DIGEST:]):
+        is_zero = not key.strip(b"\0")
+        if not is_zero or len(key) == 4:
+            known.append(key)
+    return known
 
 
 def kind(body: bytes) -> bytes:
-    """A key of the tensors that were read, their names and types; empty for a body without any."""
+    """Return a key of the names and dtypes of the tensors in a body; empty if it has none."""
     _, _, tensors = _parts(body)
-    return tensors["name"].tobytes() + tensors["dtype"].tobytes()
+    names = tensors["name"].tobytes()
+    dtypes = tensors["dtype"].tobytes()
+    return names + dtypes
 
 
 def tensors_in(body: bytes) -> int:
-    """The number of tensors that were read."""
-    return len(_parts(body)[2])
+    """Return the number of tensors in a body from which numbers were read."""
+    _, _, tensors = _parts(body)
+    return len(tensors)
 
 
 class Bodies:
-    """Bodies of one kind, by their places, among which a body of another kind is looked for."""
+    """Bodies that have the same tensors in the same dtypes, for comparison with other dtypes.
+
+    Args:
+        tensors: Number of tensors in each of these bodies.
+    """
 
     def __init__(self, tensors: int) -> None:
         self._row = np.dtype(
-            [("digest", f"V{_DIGEST}"), ("whole", "V4"), ("tensors", _TENSOR, (tensors,))]
+            [
+                ("digest", f"V{_DIGEST}"),
+                ("whole", "V4"),
+                ("tensors", _TENSOR, (tensors,)),
+            ]
         )
         self._content = bytearray()
         self._places: list[int] = []
 
     def add(self, place: int, body: bytes) -> None:
-        """Add a body of this kind."""
+        """Add a body, as `read_body` returned it, under the number ``place``."""
         self._content += body
         self._places.append(place)
 
     def same(self, body: bytes) -> int | None:
-        """The place of the first body that is the same as one of another kind, as `likeness` has it."""
+        """Return the ``place`` of the first added body that equals ``body``, or None.
+
+        Two bodies are equal under the same conditions as in `likeness`.
+        """
         _, whole, own = _parts(body)
         rows = np.frombuffer(self._content, self._row)
         tensors = rows["tensors"]
-        _, of_own, of_rows = np.intersect1d(own["name"], tensors["name"][0], return_indices=True)
+        names = tensors["name"][0]
+        _, of_own, of_rows = np.intersect1d(own["name"], names, return_indices=True)
         if not len(of_own):
             return None
-        alike = np.nonzero(rows["whole"] == np.frombuffer(whole, "V4"))[0]
+        are_as_many = rows["whole"] == np.frombuffer(whole, "V4")
+        alike = np.flatnonzero(are_as_many)
         # Tensor by tensor: most bodies differ in one of the first, and the others are not compared.
         for a, column in zip(own[of_own], of_rows, strict=True):
-            alike = alike[~_apart(a, tensors[alike, column])]
+            apart = _apart(a, tensors[alike, column])
+            alike = alike[~apart]
             if not len(alike):
                 return None
         place: int = self._places[alike[0]]
@@ -146,21 +192,42 @@ class Bodies:
 
 
 def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
-    """A hash (8 bytes) of weights files' digests, without a request; zeros if the listing lacks one."""
-    digests = sorted(snapshot.files[path].digest or "" for path in paths)
-    if not digests or not all(digest.startswith("sha256:") for digest in digests):
+    """Return an 8-byte hash of the content of weights files, computed from their listed digests.
+
+    This takes no request. The bytes are zeros if the listing lacks the SHA-256 of a file.
+    """
+    digests: list[str] = []
+    for path in paths:
+        digest = snapshot.files[path].digest or ""
+        if not digest.startswith("sha256:"):
+            return bytes(_DIGEST)
+        digests.append(digest)
+    if not digests:
         return bytes(_DIGEST)
-    return hashlib.blake2b(" ".join(digests).encode(), digest_size=_DIGEST).digest()
+    listed = " ".join(sorted(digests))
+    return hashlib.blake2b(listed.encode(), digest_size=_DIGEST).digest()
 
 
 async def read_body(
     snapshot: Snapshot, most: int | None = None, paths: Sequence[str] | None = None
 ) -> bytes:
-    """Read a body in brief, over all tensors or ``most``, the same ones in every checkpoint.
+    """Read a short summary of a checkpoint's body, by which copies are recognised.
 
-    Tensors that are packed or not contiguous are left out, and all but one slice of a sliced tensor; for
-    GGUF, and for stacked experts of mlx_lm, only the digest is kept. ``paths`` are the weights files, if they
-    are known (else `weights_in`). ScreeningError if a file is broken.
+    The summary holds a hash of the weights files and, for each tensor that is read, a weighted sum
+    of some of its numbers. Left out are tensors that are packed or not contiguous, and all but one
+    slice of a tensor that is stored in slices. For GGUF, and for experts stacked by mlx_lm, the
+    summary is the hash alone.
+
+    Args:
+        snapshot: The checkpoint's files.
+        most: Number of tensors to read, the same ones in every checkpoint; None for all.
+        paths: The weights files; None to choose them by `weights_in`.
+
+    Returns:
+        The summary in bytes, which `likeness` compares.
+
+    Raises:
+        ScreeningError: A weights file is missing or broken.
     """
     files = WeightFiles(snapshot)
     places: dict[int, tuple[str, Tensor]] = {}
@@ -172,7 +239,8 @@ async def read_body(
             return digest_of(snapshot, weights)
         header = await files.header(path)
         if header.writer == MLX and not is_converted:
-            types = model_types(await read_json(snapshot, "config.json", "BadConfig"))
+            config = await read_json(snapshot, "config.json", "BadConfig")
+            types = model_types(config)
             is_converted = bool(types) and types[-1] in WHOLE_IN_MLX
         for stored_as, tensor in header.tensors.items():
             name = loaded_name(stored_as)
@@ -181,16 +249,22 @@ async def read_body(
                 continue
             if is_converted and _STACKED in name:
                 return digest_of(snapshot, weights)
-            places[_code(name)] = path, tensor
-            if is_converted and name.endswith(_WHOLE_NORMS) and len(tensor.shape) == 1:
-                whole.add(_code(name))
+            code = _code(name)
+            places[code] = (path, tensor)
+            is_vector = len(tensor.shape) == 1
+            if is_converted and is_vector and name.endswith(_WHOLE_NORMS):
+                whole.add(code)
     chosen: dict[str, list[tuple[int, Tensor]]] = {}
     for code in sorted(places)[:most]:
         path, tensor = places[code]
-        if tensor.dtype in FLOAT_DTYPES and tensor.is_contiguous:
-            chosen.setdefault(path, []).append((code, (await files.matrix(path, tensor)).tensor))
+        if tensor.dtype not in FLOAT_DTYPES or not tensor.is_contiguous:
+            continue
+        matrix = await files.matrix(path, tensor)
+        of_file = chosen.setdefault(path, [])
+        of_file.append((code, matrix.tensor))
     sums = await _sums(snapshot, chosen, whole)
-    return digest_of(snapshot, weights) + len(places).to_bytes(4, "little") + sums.tobytes()
+    count = len(places).to_bytes(4, "little")
+    return digest_of(snapshot, weights) + count + sums.tobytes()
 
 
 async def _sums(
@@ -199,13 +273,17 @@ async def _sums(
     """The weighted sums of tensors by file, each with its code; ``whole`` has 1 added to their numbers."""
     rows: list[tuple[int, int, float, float]] = []
     for path, tensors in chosen.items():
-        stored = await snapshot.ranges(path, [_middle(tensor) for _, tensor in tensors])
+        spans = [_middle(tensor) for _, tensor in tensors]
+        stored = await snapshot.ranges(path, spans)
         for (code, tensor), body in zip(tensors, stored, strict=True):
-            numbers = decode_rows(body, tensor.dtype, min(_NUMBERS, tensor.elements))
-            weights = _weights_of(numbers.shape[1])
-            error = math.sqrt(np.square(weights * storage_error(numbers, tensor.dtype)).sum())
-            total = float((numbers[0] * weights).sum())
             dtype = tensor.dtype
+            count = min(_NUMBERS, tensor.elements)
+            numbers = decode_rows(body, dtype, count)
+            weights = _weights_of(count)
+            rounding = weights * storage_error(numbers, dtype)
+            error = math.sqrt(np.square(rounding).sum())
+            weighted = numbers[0] * weights
+            total = float(weighted.sum())
             if code in whole:
                 total -= float(weights.sum())
                 dtype += " of 1 + weight"  # rounded elsewhere: never equal bit for bit
@@ -216,26 +294,37 @@ async def _sums(
 def _middle(tensor: Tensor) -> tuple[int, int]:
     """Byte range in the file of the tensor's numbers that are compared."""
     count = min(_NUMBERS, tensor.elements)
+    before = (tensor.elements - count) // 2
     size = DTYPE_BITS[tensor.dtype] // 8
-    begin = tensor.begin + (tensor.elements - count) // 2 * size
+    begin = tensor.begin + before * size
     return begin, begin + count * size
 
 
 async def weights_in(snapshot: Snapshot) -> list[str]:
-    """The weights files of a checkpoint or an adapter, else all GGUF files; or ScreeningError (BadIndex)."""
+    """Return the paths of a checkpoint's or an adapter's weights files.
+
+    If there is neither a model in transformers' layout nor an adapter, these are all GGUF files.
+
+    Raises:
+        ScreeningError: ``BadIndex``: the index of the shards does not fit the files.
+    """
     chosen = await model_files(snapshot)
     if chosen.paths:
         return list(chosen.paths)
     adapters = [path for path in ADAPTERS if path in snapshot.files]
-    return adapters[:1] or sorted(path for path in snapshot.files if path.endswith(GGUF.suffix))
+    if adapters:
+        return adapters[:1]
+    return sorted(path for path in snapshot.files if path.endswith(GGUF.suffix))
 
 
 def _code(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _weights_of(count: int) -> NDArray[np.float64]:
     """Random weights (count,) in [-1, 1], the same in every version."""
-    bits = np.frombuffer(hashlib.shake_128(b"body").digest(_NUMBERS), np.uint8)
+    content = hashlib.shake_128(b"body").digest(_NUMBERS)
+    bits = np.frombuffer(content, np.uint8)
     weights: NDArray[np.float64] = bits[:count] / 127.5 - 1
     return weights

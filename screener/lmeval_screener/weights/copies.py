@@ -1,17 +1,17 @@
 """Copies among checkpoints, as far as the rows that were read can show.
 
-A copy predicts the same. Its rows are equal, or were changed in a way that no softmax sees: by rounding, a
-common vector, a scale between the final norm's weight γ and the rows, or a rotation. A checkpoint trained
-without its output layer, as with LoRA or a merge, has equal rows too: only equal bodies make a copy
-(`lmeval_screener.weights.body`).
+A copy predicts the same. Its rows are equal, or were changed in a way that no softmax sees: by
+rounding, a common vector, a scale between the final norm's weight γ and the rows, or a rotation. A
+checkpoint trained without its output layer, as with LoRA or a merge, has equal rows too: only equal
+bodies make a copy (`lmeval_screener.weights.body`).
 
-A sketch of a few hundred bytes decides. If one checkpoint's numbers are the other's, rounded, their hashes
-agree; siblings a single training step apart have different hashes. If the numbers themselves differ, the
-Gram matrices of the centred rows, as they act on the normed state, are compared. They must agree within the
-rounding of both types, and a training step must not explain the different numbers: they are farther apart
-than any step that leaves the Gram matrix so near, or one of the types is coarse. The rows of an adapter were
-added up here, those of its merged model elsewhere in another order: their numbers need only agree within
-rounding.
+A sketch of a few hundred bytes decides. If one checkpoint's numbers are the other's, rounded, their
+hashes agree; siblings a single training step apart have different hashes. If the numbers themselves
+differ, the Gram matrices of the centred rows, as they act on the normed state, are compared. They
+must agree within the rounding of both types, and a training step must not explain the different
+numbers: they are farther apart than any step that leaves the Gram matrix so near, or one of the
+types is coarse. The rows of an adapter were added up here, those of its merged model elsewhere in
+another order: their numbers need only agree within rounding.
 """
 
 from __future__ import annotations
@@ -49,11 +49,20 @@ _SHOWN = 5  # originals that a sentence names
 
 
 def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
-    """The sketch of rows (n, d), stored as ``dtype``, behind a final norm; empty if the norm is not known.
+    """Return a sketch of some rows: a few hundred bytes by which copies are recognised.
 
-    Hashes of the rows and of γ, each as they are and rounded to F16 and BF16; then float32: `_RAW` random
-    sums of the stored numbers and their expected rounding, and ``v_j K v_k`` of the Gram matrix K for every
-    pair of `_SIDES` random vectors, with their expected rounding.
+    It holds hashes of the rows and of the norm's weight γ, each as it is and rounded to F16 and
+    BF16. After them come float32 numbers, each group with its expected rounding: random sums of the
+    stored numbers, and products ``v_j K v_k`` of the rows' Gram matrix K with pairs of random
+    vectors.
+
+    Args:
+        rows: Rows of the output projection, shape (n, d).
+        norm: The final norm in front of them.
+        dtype: The type in which the rows are stored, such as ``BF16``.
+
+    Returns:
+        The sketch; empty if the weight of the norm is not known.
     """
     if norm.weight is None:
         return b""
@@ -78,7 +87,7 @@ def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
 
 
 def are_sketch(content: bytes) -> bool:
-    """Whether bytes have the length of a `sketch`, or of none."""
+    """Whether bytes have the length of a `sketch`, or are empty."""
     return len(content) in (0, 6 * _MARK + 4 * (_RAW + 1 + len(_PAIRS[0]) + 1))
 
 
@@ -112,13 +121,19 @@ def _keys(sketch: bytes) -> list[bytes]:
 
 
 class Original(NamedTuple):
-    """One reading's original among several, by their rows and bodies.
+    """Which other checkpoint has the same rows as this one, and of which one it is a copy.
+
+    Checkpoints are given by their index in the sequence that was passed to `originals`.
 
     Attributes:
-        place: Index of the reading with the same rows that rounds least; its own if no other has them.
-        exact: Whether the numbers of the rows are the same, rounded.
-        copied: Index of the reading with the same rows and the same body; None if it is not a copy.
-        bodies: How far its body was compared: with that of ``copied``, else of ``place``.
+        place: The checkpoint with the same rows whose dtype rounds least; this checkpoint itself if
+            no other has its rows.
+        exact: Whether the two have the same numbers in their rows up to rounding; False if only the
+            Gram matrices agree.
+        copied: The checkpoint with the same rows and the same body, of which this one is a copy;
+            None if it is no copy.
+        bodies: Comparison of this checkpoint's body with that of ``copied``, or with that of
+            ``place`` if it is no copy.
     """
 
     place: int
@@ -128,9 +143,13 @@ class Original(NamedTuple):
 
 
 def originals(members: Sequence[Reading]) -> list[Original]:
-    """Each reading's original; all are over the same tokens.
+    """Find the copies and the equal rows among checkpoints that were read for the same tokens.
 
-    Rows that agree only within rounding, with different bodies, belong to another training.
+    If the rows of two checkpoints agree only up to rounding, and their bodies differ, they count as
+    different trainings, and their rows as different.
+
+    Returns:
+        An `Original` for each checkpoint, in the order of ``members``.
     """
     result = _by_rows(members)
     classes: dict[int, _Distinct] = {}
@@ -151,8 +170,8 @@ def originals(members: Sequence[Reading]) -> list[Original]:
 class _Distinct:
     """The different bodies of readings with the same rows, by their places.
 
-    Two with the same tensors in the same types are the same only bit for bit: thousands of adapters are not
-    compared in pairs. With those of another kind a body is compared at once.
+    Two with the same tensors in the same types are the same only bit for bit: thousands of adapters
+    are not compared in pairs. With those of another kind a body is compared at once.
     """
 
     def __init__(self) -> None:
@@ -185,8 +204,9 @@ class _Distinct:
 def _by_rows(members: Sequence[Reading]) -> list[Original]:
     """Each reading's original by its rows.
 
-    It is the reading whose type rounds least, or the first of equals. A reading as near to two different
-    originals has the rows of neither. Hashes decide first; the rest is compared with its neighbours alone.
+    It is the reading whose type rounds least, or the first of equals. A reading as near to two
+    different originals has the rows of neither. Hashes decide first; the rest is compared with its
+    neighbours alone.
     """
     result = list(range(len(members)))
     order = sorted(
@@ -280,7 +300,7 @@ def _apart(a: Array, b: Array) -> Array:
 
 
 def said(members: Sequence[Screened]) -> list[str]:
-    """A sentence on the copies among checkpoints, and one on equal rows; empty without either."""
+    """Return sentences on copies and on equal rows, at most one of each; empty without either."""
     copies: dict[tuple[str, str], list[str]] = {}
     equal: dict[tuple[str, str], list[str]] = {}
     for c in members:

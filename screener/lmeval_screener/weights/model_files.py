@@ -1,10 +1,10 @@
 """A model's weights files, as transformers takes them from a folder.
 
-They are ``model.safetensors`` if it is there, else the shards that ``model.safetensors.index.json`` names,
-else ``pytorch_model.bin`` and its index likewise. Where there is none of these, one lone safetensors file of
-another name is taken, with a note, or the slices of torch's distributed checkpoint. Rows, bodies, copies
-and refusals all ask here: files next to the model's, such as stale shards or ``consolidated.safetensors``,
-belong to none of them.
+They are ``model.safetensors`` if it is there, else the shards that ``model.safetensors.index.json``
+names, else ``pytorch_model.bin`` and its index likewise. Where there is none of these, one lone
+safetensors file of another name is taken, with a note, or the slices of torch's distributed
+checkpoint. Rows, bodies, copies and refusals all ask here: files next to the model's, such as stale
+shards or ``consolidated.safetensors``, belong to none of them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from lmeval_screener.weights.rows import SLICE
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's weights files in transformers' layout.
+    """The weights files that belong to a model, in transformers' layout.
 
     Attributes:
-        paths: The files, sorted; several without an index are slices, or shards that cannot be read.
-        kind: The format whose index names them; None without an index.
-        index: The index; empty without one.
-        notes: Notes for a reader of the result; usually empty.
-        sliced: Whether every file holds slices of the tensors.
+        paths: The files, sorted. Several files without an index are slices, or shards that cannot
+            be read.
+        kind: The format whose index names the files; None without an index.
+        index: The content of that index; empty without one.
+        notes: Remarks for readers of the result; usually empty.
+        sliced: Whether each file holds slices of the tensors (torch's distributed checkpoint).
     """
 
     paths: tuple[str, ...] = ()
@@ -41,16 +42,16 @@ class ModelFiles:
 
     @property
     def holders(self) -> dict[str, list[str]]:
-        """Tensor -> the file in which the index says it is, alone in a list; empty without an index."""
+        """The file of each tensor by the index, in a list of one; empty without an index."""
         return {tensor: [file] for tensor, file in self.index.get("weight_map", {}).items()}
 
 
 async def model_files(snapshot: Snapshot) -> ModelFiles:
-    """Choose a model's weights files.
+    """Choose a model's weights files as transformers does.
 
     Raises:
-        ScreeningError: ``BadIndex``: the index is not one, or names a file that is missing: no loader reads
-            the model then.
+        ScreeningError: ``BadIndex``: the index is not valid, or it names a missing file. No loader
+            reads such a model.
     """
     for kind in TRANSFORMERS:
         has_index = kind.index in snapshot.files
@@ -70,7 +71,7 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
                 if file not in snapshot.files or "/" in file or not file.endswith(kind.suffix):
                     missing.append(file)
             if missing:
-                reason = f"names {some(missing, 1)}, which does not exist, of {len(named)} files"
+                reason = f"names {len(named)} files, of which these are missing: {some(missing, 1)}"
                 raise bad_index(snapshot, kind.index, reason)
             return ModelFiles(tuple(named), kind, index)
     others = safetensors_files(snapshot.files)
@@ -85,7 +86,13 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
 
 
 def bad_index(snapshot: Snapshot, name: str, reason: str) -> ScreeningError:
-    """The error for an index of shards that does not fit its files."""
+    """Return the error for an index of shards that does not fit its files.
+
+    Args:
+        snapshot: The checkpoint.
+        name: The path of the index.
+        reason: What is wrong, as a continuation of "NAME of REPOSITORY".
+    """
     copy = "copy" if snapshot.is_local else "upload"
     why = f"the index is stale or the {copy} incomplete"
     return ScreeningError(
@@ -94,7 +101,11 @@ def bad_index(snapshot: Snapshot, name: str, reason: str) -> ScreeningError:
 
 
 async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
-    """A JSON file's object, empty if the file is missing; ScreeningError ``code`` for anything else."""
+    """Read the object in a JSON file; a missing file counts as an empty object.
+
+    Raises:
+        ScreeningError: With ``code``, if the file holds anything but a JSON object.
+    """
     if path not in snapshot.files:
         return {}
     budget = INDEX if path.endswith(".index.json") else CONFIG

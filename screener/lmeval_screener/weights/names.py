@@ -1,13 +1,14 @@
 """Tensor names as a loader reads them, before anything is chosen by them.
 
-``from_pretrained`` of transformers 5.24 knows a tensor by the name that its class has, with that class's
-prefix (``model.`` for most) added or taken off once, and by no other: whatever stands under another name is
-left out, and its module starts at random, without an error. A checkpoint that would lose its head, its final
-norm or a layer in this way is refused here, by a sentence with the cause and the step that mends it.
+``from_pretrained`` of transformers 5.24 knows a tensor by the name that its class has, with that
+class's prefix (``model.`` for most) added or taken off once, and by no other: whatever stands under
+another name is left out, and its module starts at random, without an error. A checkpoint that would
+lose its head, its final norm or a layer in this way is refused here, by a sentence with the cause
+and the step that mends it.
 
-Sources: transformers 5.24, ``output_loading_info`` of tiny checkpoints under each kind of name; peft 0.21,
-``tuners`` and ``utils/other.py``; torch 2.13, ``_dynamo/eval_frame.py``, ``distributed/fsdp``,
-``nn/parallel``; SafeAILab's EAGLE and vllm's ``config/speculative.py``.
+Sources: transformers 5.24, ``output_loading_info`` of tiny checkpoints under each kind of name;
+peft 0.21, ``tuners`` and ``utils/other.py``; torch 2.13, ``_dynamo/eval_frame.py``,
+``distributed/fsdp``, ``nn/parallel``; SafeAILab's EAGLE and vllm's ``config/speculative.py``.
 """
 
 from __future__ import annotations
@@ -126,12 +127,14 @@ _INNER = _inner_parts()
 
 
 def loaded_name(name: str, model_type: str = "") -> str:
-    """The name of a stored tensor in its class: the class's prefix is added, or taken off once.
+    """Return the name by which transformers loads a stored tensor.
+
+    A missing prefix of the class is added, and a doubled prefix is reduced to one.
 
     Args:
         name: The name as stored.
-        model_type: The ``model_type`` of a language model that no other model holds; unknown types have
-            ``model.``, as most do.
+        model_type: The ``model_type`` of config.json, if the model is a plain language model. The
+            prefix is ``model.`` for an unknown type.
 
     >>> [loaded_name(name) for name in ("layers.0.mlp.up.weight", "model.model.norm.weight")]
     ['model.layers.0.mlp.up.weight', 'model.norm.weight']
@@ -148,16 +151,17 @@ def loaded_name(name: str, model_type: str = "") -> str:
 def refuse_names(
     shapes: Mapping[str, Shape], config: Mapping[str, Any], *, by_transformers: bool = True
 ) -> None:
-    """Refuse a checkpoint whose head, final norm or layers a loader would start at random.
+    """Raise an error if a loader would initialise the head, the final norm or a layer at random.
 
     Args:
-        shapes: All tensors by their stored names, each with its shape where that is known.
-        config: config.json; empty if there is none.
-        by_transformers: Whether transformers loads it: mlx_lm puts a wrapper's prefix before its own names.
+        shapes: The shape of every tensor by its stored name; None for a shape that is not known.
+        config: The content of config.json; empty if there is none.
+        by_transformers: Whether transformers loads the checkpoint; False for mlx_lm, in whose files
+            a wrapper's prefix may stand before the names.
 
     Raises:
-        ScreeningError: ``RandomWeights``; for a draft, whose rows are those of another model's vocabulary,
-            ``NoOutputProjection``.
+        ScreeningError: ``RandomWeights``; or ``NoOutputProjection`` for a draft model of
+            speculative decoding, whose rows belong to the vocabulary of another model.
     """
     _refuse_drafts(shapes, config)
     _refuse_wrappers(shapes, config)
@@ -172,17 +176,18 @@ def refuse_names(
 def refuse_part(
     name: str, shape: Sequence[int], config: Mapping[str, Any], *, more_rows: bool = False
 ) -> None:
-    """Refuse an output projection or embedding (v, d) of another size than config.json says.
+    """Raise an error if the shape of an output projection or embedding differs from config.json.
 
     Args:
-        name: The matrix's name.
-        shape: Its shape.
-        config: config.json.
-        more_rows: Whether it may have more rows, as input embeddings of some classes do.
+        name: The name of the matrix.
+        shape: Its shape, (v, d).
+        config: The content of config.json.
+        more_rows: Whether more rows than ``vocab_size`` are allowed, as some classes have them in
+            the input embedding.
 
     Raises:
-        ScreeningError: ``NoOutputProjection``, for a plain language model of a known class: transformers
-            refuses to load it.
+        ScreeningError: ``NoOutputProjection``: the shapes differ, so transformers would not load
+            the model. This is raised only for plain language models of a known class.
     """
     if not _plain_type(config) or len(shape) != 2 or any(key in config for key in _OTHER_WIDTHS):
         return
@@ -210,16 +215,18 @@ def _positive(stated: Any, otherwise: int) -> int:
 
 
 def notes_on(names: Collection[str], config: Mapping[str, Any]) -> list[str]:
-    """Notes on a checkpoint that is loaded as a language model and was saved for something else."""
+    """Return a list with a remark if a checkpoint was saved with another head; else an empty list.
+
+    Such heads are those of reward models and classifiers. They are recognised by the tensors'
+    names, or by ``architectures`` in config.json.
+    """
     heads = [f"{name} is stored" for name in _OTHER_HEADS if name in names]
     classes = filter(_OTHER_CLASSES.search, _architectures(config))
     stated = [f"config.json says {name}" for name in classes]
     if not heads and not stated:
         return []
     signs = " and ".join(heads[:1] + stated[:1])
-    return [
-        f"{signs}: read as AutoModelForCausalLM loads it, without the head that it was trained for"
-    ]
+    return [f"{signs}; the checkpoint is read as AutoModelForCausalLM loads it, without that head"]
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
@@ -251,7 +258,8 @@ def _refuse_drafts(names: Collection[str], config: Mapping[str, Any]) -> None:
     if parts:
         raise cannot(
             "NoOutputProjection",
-            f"it is a draft for speculative decoding ({', '.join(parts[:2])}), over another model's states",
+            f"it is a draft for speculative decoding ({', '.join(parts[:2])}), which continues the "
+            "states of another model",
             "screen the model that it drafts for",
         )
 
@@ -289,7 +297,8 @@ def _refuse_other_case(names: Collection[str]) -> None:
     if name is not None and lowered[name] != name:
         step = "rename the tensors as their class names them, and save them again"
         raise _random(
-            f"its names are in another case ({lowered[name]} for {name}), which no loader knows",
+            f"its tensors' names have other capital letters ({lowered[name]} for {name}), so no loader "
+            "finds them",
             step,
         )
 
@@ -298,11 +307,15 @@ def _wrapped(part: str, name: str) -> ScreeningError:
     """The error for a name with a part that a wrapper puts there."""
     cause, step = _ANYWHERE.get(part) or _IN_FRONT[part]
     where = "begin with" if name.startswith(part) else "hold"
-    return _random(f"{cause} and names {where} `{part}.`, which no class has", step)
+    return _random(f"{cause} and its tensors' names {where} `{part}.`, which no class has", step)
 
 
 def refuse_placeholders(shapes: Mapping[str, Shape]) -> None:
-    """Refuse tensors of shape [0], which ZeRO-3 leaves; ScreeningError ``RandomWeights``."""
+    """Raise an error if tensors have the shape (0,), which DeepSpeed's ZeRO-3 leaves behind.
+
+    Raises:
+        ScreeningError: ``RandomWeights``.
+    """
     empty = [name for name, shape in shapes.items() if shape == (0,) and name.endswith(".weight")]
     if empty:
         raise _random(
@@ -346,8 +359,10 @@ def _foreign(name: str, candidates: Iterable[str]) -> ScreeningError:
     tails = [f".{candidate}" for candidate in candidates if f".{candidate}" in name]
     beginning = name.rpartition(max(tails, key=len))[0] if tails else name
     return _random(
-        f"its names begin with `{beginning}.`, under which its class has nothing: a loader leaves them out",
-        "save the language model alone with save_pretrained, or rename the tensors as its class names them",
+        f"its tensors' names begin with `{beginning}.`, under which its class has nothing: a loader "
+        "leaves them out",
+        "save the language model alone with save_pretrained, or rename the tensors as its class "
+        "names them",
     )
 
 

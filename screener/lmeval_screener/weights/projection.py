@@ -1,10 +1,10 @@
 """The output projection of a checkpoint in transformers' layout, and the final norm in front of it.
 
-The files are those that `model_files` chooses, as transformers does. The tensor is chosen by its name
-(`architectures`).
+The files are those that `model_files` chooses, as transformers does. The tensor is chosen by its
+name (`architectures`).
 
-A softmax sees ``row · (γ ∘ x)``, with the normed state x and the final norm's weight γ: the effect of a
-token's row is ``γ ∘ row``. A scale that moves between γ and the rows changes no prediction.
+A softmax sees ``row · (γ ∘ x)``, with the normed state x and the final norm's weight γ: the effect
+of a token's row is ``γ ∘ row``. A scale that moves between γ and the rows changes no prediction.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class FinalNorm:
     """The final norm in front of the output projection, as far as it is known.
 
     Attributes:
-        name: Name of the tensor; None if the architecture's norm has no weight, or is unknown.
-        weight: γ, shape (d,), float64, ones if the norm has no weight; None if unknown.
-        kind: ``rms``, or ``layer``: its normed state sums to 0, so a constant along the width changes no
-            prediction; None if unknown.
-        reason: Why the weight or the kind is unknown; empty if both are known.
+        name: Name of the tensor; None if the norm has no weight, or is not known.
+        weight: The norm's weight γ, float64 of shape (d,); ones if it has none; None if not known.
+        kind: ``rms`` or ``layer``; None if not known. After a layer norm the state sums to 0, so a
+            constant that is added along the width of a row changes no prediction.
+        reason: Why the weight or the kind is not known; empty if both are.
     """
 
     name: str | None = None
@@ -77,7 +77,18 @@ class FinalNorm:
     reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """The part of rows (n, d) that a softmax sees, float64; ValueError if the norm is not known."""
+        """Return the part of rows that predictions depend on.
+
+        Args:
+            rows: Rows of the output projection, shape (n, d).
+
+        Returns:
+            ``γ ∘ row`` for each row, float64 of shape (n, d). For a layer norm, the mean along the
+            width is subtracted.
+
+        Raises:
+            ValueError: The norm is not known.
+        """
         if self.weight is None:
             raise ValueError(f"expected a known final norm: {self.reason}")
         seen = rows.astype(np.float64) * self.weight
@@ -88,18 +99,34 @@ class FinalNorm:
 
 @dataclass(frozen=True, eq=False)
 class StoredNorm:
-    """Location of a checkpoint's final norm weight."""
+    """Where a checkpoint stores the weight of its final norm.
+
+    Attributes:
+        files: The checkpoint's weights files.
+        name: Name of the tensor; None if the norm has no weight.
+        holders: The files that hold the tensor: one, or one for each of its slices.
+        kind: ``rms`` or ``layer``.
+        plus_one: Whether the norm multiplies by 1 + the weight.
+        guess: Size in bytes of the first request for the header of a file in ``holders``.
+        reason: Why the place is not known; empty if it is known.
+    """
 
     files: WeightFiles
-    name: str | None = None  # name of the tensor; None if the norm has no weight
-    holders: Sequence[str] = ()  # the files that hold it: one, or one for each slice
+    name: str | None = None
+    holders: Sequence[str] = ()
     kind: architectures.NormKind = "rms"
-    plus_one: bool = False  # whether the norm multiplies by 1 + weight
-    guess: int = 16_384  # bytes of the first request for a holder's header
-    reason: str = ""  # why the location is unknown
+    plus_one: bool = False
+    guess: int = 16_384
+    reason: str = ""
 
     async def read(self, width: int) -> FinalNorm:
-        """Read the final norm for rows with ``width`` columns; ``reason`` says why it is unknown."""
+        """Read the final norm in front of rows with ``width`` columns.
+
+        If the weight cannot be used, the ``reason`` of the result says why.
+
+        Raises:
+            ScreeningError: A file that holds the weight is missing or broken.
+        """
         if self.reason:
             return FinalNorm(reason=self.reason)
         if self.name is None:
@@ -132,16 +159,18 @@ class OutputProjection:
 
     Attributes:
         name: Name of the tensor.
-        file: The file that holds it, or its first slice.
-        dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3``, ``F8_E5M2``, or a type of GGUF's.
-        rows: Reads its rows.
-        tied: Whether it is the input embedding.
-        parameters: Number in the whole checkpoint as stored (tied matrices once); None if unknown.
-        warnings: Warnings for a reader of the result; usually empty.
-        norm: The final norm before it.
+        file: The file that holds the tensor, or its first slice.
+        dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3``, ``F8_E5M2``, or a type of GGUF.
+        rows: The matrix, of which single rows can be read.
+        tied: Whether the tensor is the input embedding.
+        parameters: Number of parameters in the whole checkpoint as stored, where tied matrices
+            count once; None if unknown.
+        warnings: Sentences for readers of the result; usually empty.
+        norm: Where the final norm in front of it is stored.
         files: The model's weights files.
-        stored: Names of all tensors of the checkpoint; empty if they were not collected.
-        types: Its ``model_type``, and that of the language model inside it; empty likewise.
+        stored: Names of all tensors in the checkpoint; empty if they were not collected.
+        types: The ``model_type`` of config.json, and that of the language model inside it, if any;
+            empty if unknown.
     """
 
     name: str
@@ -158,14 +187,14 @@ class OutputProjection:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(v, d), rows and width. v may exceed the tokenizer's vocabulary: padding."""
+        """Number of rows and width, (v, d); padding may make v exceed the vocabulary."""
         return self.rows.shape
 
 
 async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
-    """Read rows of the output projection, as `read_rows`, and the final norm before it, concurrently."""
+    """Read rows of the output projection, as `read_rows` does, and its final norm, concurrently."""
     rows, norm = await side_by_side(
         [read_rows(projection, ids), projection.norm.read(projection.shape[1])]
     )
@@ -175,12 +204,18 @@ async def read_rows_and_norm(
 async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray[np.float32]:
     """Read rows of the output projection.
 
+    Args:
+        projection: The output projection.
+        ids: Numbers of the rows, which are token ids.
+
     Returns:
-        Array of shape (len(ids), d) in the order of `ids`: the stored numbers exactly; GGUF's quantised
-        blocks and 8-bit floats with scales, dequantised; an adapter's rows as merged, in float32.
+        float32 array of shape (len(ids), d), in the order of ``ids``. The stored numbers are
+        returned exactly, except for F64; GGUF's quantised blocks and scaled 8-bit floats are
+        dequantised. The rows of an adapter are those of the merged model.
 
     Raises:
-        ScreeningError: ``BadRows``: rows outside the matrix, zero, not finite, or all parallel.
+        ScreeningError: ``BadRows``: rows are outside the matrix, zero or not finite, or all point
+            the same way.
     """
 
     def refuse(bad: Iterable[int], state: str, why: str) -> None:
@@ -214,7 +249,12 @@ def _of_one_direction(rows: NDArray[np.float32]) -> bool:
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
-    """Find the output projection in transformers' layout; ScreeningError if it is missing or unreadable."""
+    """Find the output projection of a checkpoint in transformers' layout, without reading rows.
+
+    Raises:
+        ScreeningError: The output projection is missing, or stored in a way that cannot be read. If
+            it is quantised, the message recommends the base model that the checkpoint names.
+    """
     config, chosen = await side_by_side(
         [read_json(snapshot, "config.json", "BadConfig"), model_files(snapshot)]
     )
@@ -380,7 +420,9 @@ class _Model:
             how += f" with {stem}{companions[0]} next to it"
         if tensor.dtype in FLOAT_DTYPES:
             if len(tensor.shape) != 2 or 0 in tensor.shape:
-                reason = f"{tensor.name} has shape {tensor.shape}, expected (v, d)"
+                reason = (
+                    f"{tensor.name} has shape {tensor.shape}, where a matrix (v, d) is expected"
+                )
                 step = "check that it is a causal language model"
                 raise cannot("NoOutputProjection", reason, step)
             file = self._holders[tensor.name][0]
@@ -401,7 +443,7 @@ class _Model:
                     with_scales = scaled(rows, scales, quantization)
                     if with_scales is not None:
                         return with_scales
-                    how += f", {scale.dtype} of shape {scale.shape}, blocks of no known size"
+                    how += f", {scale.dtype} of shape {scale.shape}, whose block size is not known"
         reason = f"{tensor.name} is stored {how}"
         raise cannot("QuantizedTensor", reason, "screen the unquantised model")
 
@@ -433,8 +475,9 @@ class _Model:
     async def _count_parameters(self, head: Tensor) -> int | None:
         """Parameters if the Hub does not count them.
 
-        By every header of a local folder, where they cost nothing; else by the index's ``total_size`` in
-        bytes: all matrices are assumed to have the output projection's element type.
+        By every header of a local folder, where they cost nothing; else by the index's
+        ``total_size`` in bytes: all matrices are assumed to have the output projection's element
+        type.
         """
         metadata = self._chosen.index.get("metadata")
         if not isinstance(metadata, dict):
@@ -459,7 +502,7 @@ class _Model:
         kind_of_model = self._types[-1]
         norm = architectures.norm_of_type(kind_of_model, self._config)
         if norm is None:
-            reason = f"the norm of {kind_of_model} is not known"
+            reason = f"the final normalisation layer of {kind_of_model} is not known"
             if kind_of_model in architectures.TABLES["post_norm"]:
                 reason = f"{kind_of_model} has no final norm"
             return StoredNorm(files, reason=reason)
@@ -483,7 +526,7 @@ class _Model:
             return norm
         self._warnings.append(
             f"converted by mlx_lm, which stores 1 + {norm.name}: read as mlx_lm loads it, "
-            "not as transformers"
+            "not as transformers does"
         )
         return replace(norm, plus_one=False)
 
@@ -517,9 +560,10 @@ def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
 
 
 async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
-    """The error for a checkpoint without a model's own weights; it names the files that exist.
+    """Return the error for a checkpoint without weights that can be read; it names the files found.
 
-    The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, if given.
+    The message also names the base model, if ``adapter_config.json`` or the README's ``base_model``
+    does.
     """
     files = sorted(snapshot.files)
     around = snapshot.names_around()
@@ -541,7 +585,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         usual = " or ".join(kind.single for kind in TRANSFORMERS)
         step = "save it with save_pretrained"
         if snapshot.revision:  # of the Hub
-            step = f"look for a revision in safetensors (often refs/pr/N), or {step}"
+            step = f"look for a revision that has safetensors (often refs/pr/N), or {step}"
         reason = f"its weights are stored only as {some(unread, 2)}, where {usual} is expected"
         return cannot("NoSafetensors", reason, step)
     stopped = layout_of(around, snapshot.repo, "stopped")

@@ -1,16 +1,17 @@
 """Rows of stored matrices: plain, scaled or in slices, by coalesced ranges, read concurrently and cached.
 
-Neighbouring rows become one range if the bytes in between are cheaper than another request. All bridged gaps
-together stay within a share of the needed bytes; the smallest are bridged first.
+Neighbouring rows become one range if the bytes in between are cheaper than another request. All
+bridged gaps together stay within a share of the needed bytes; the smallest are bridged first.
 
-A matrix of 8-bit floats is ``code × scale`` under two names (``weight_scale_inv`` multiplies too, in spite of
-its name): one number for the matrix, for each row, or for each block, most often of 128 × 128. Sources:
-DeepSeek-V3's README_WEIGHTS.md, transformers' ``integrations/finegrained_fp8.py``, compressed-tensors'
-``quantization/lifecycle/forward.py``.
+A matrix of 8-bit floats is ``code × scale`` under two names (``weight_scale_inv`` multiplies too,
+in spite of its name): one number for the matrix, for each row, or for each block, most often of 128
+× 128. Sources: DeepSeek-V3's README_WEIGHTS.md, transformers' ``integrations/finegrained_fp8.py``,
+compressed-tensors' ``quantization/lifecycle/forward.py``.
 
-``HuggingFaceStorageWriter(save_distributed=True)`` lets every process write files of its own, in which a
-tensor's usual name means a slice. The slice's offset is in the file's metadata; the size of the whole is in
-config.json. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py``, ``hf_storage.py``.
+``HuggingFaceStorageWriter(save_distributed=True)`` lets every process write files of its own, in
+which a tensor's usual name means a slice. The slice's offset is in the file's metadata; the size of
+the whole is in config.json. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py``,
+``hf_storage.py``.
 """
 
 from __future__ import annotations
@@ -52,67 +53,107 @@ SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
 
 class WeightFiles:
-    """A checkpoint's weights files; each header is read once."""
+    """The weights files of a checkpoint. The header of each file is read once."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._headers: dict[str, Header] = {}
 
     async def header(self, path: str, guess: int = 65_536) -> Header:
-        """A file's header, or ScreeningError; ``guess`` bytes come first if the file states its length."""
+        """Return the header of a weights file.
+
+        Args:
+            path: The file.
+            guess: Expected size of the header in bytes, which the first request asks for.
+
+        Raises:
+            ScreeningError: The file is missing or broken.
+        """
         if path not in self._headers:
-            file = WeightFile(self.snapshot, await self.snapshot.look_up(path), guess)
-            self._headers[path] = await file.understood(format_of(path).read_header(file))
+            entry = await self.snapshot.look_up(path)
+            file = WeightFile(self.snapshot, entry, guess)
+            reading = format_of(path).read_header(file)
+            self._headers[path] = await file.understood(reading)
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
-        """A stored tensor as a Matrix; one that has not two dimensions becomes a column."""
+        """Return a stored tensor as a `Matrix`; a tensor without two dimensions becomes one column.
+
+        Args:
+            path: The file that holds the tensor.
+            tensor: The tensor, from the header of the file.
+            narrow: Whether its rows are so short that bytes between them cost less than another
+                request.
+
+        Raises:
+            ScreeningError: The tensor's place in a torch archive is broken.
+        """
         if tensor.entry is not None:
             from lmeval_screener.weights.files import zip_archive
 
-            file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
-            tensor = await file.understood(zip_archive.locate(file, tensor, *tensor.entry))
-        shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
-        if tensor.strides is not None and len(tensor.strides) == 1 and tensor.strides != (1,):
-            tensor = tensor._replace(strides=(*tensor.strides, 1))
+            entry = await self.snapshot.look_up(path)
+            file = WeightFile(self.snapshot, entry)
+            locating = zip_archive.locate(file, tensor, *tensor.entry)
+            tensor = await file.understood(locating)
+        shape = tensor.shape
+        if len(shape) != 2:
+            shape = (tensor.elements, 1)
+        strides = tensor.strides
+        if strides is not None and len(strides) == 1 and strides != (1,):
+            tensor = tensor._replace(strides=(*strides, 1))
         return Matrix(self.snapshot, path, tensor, (shape[0], shape[1]), narrow)
 
 
 class Rows(Protocol):
-    """A matrix whose rows can be read."""
+    """A matrix of which single rows can be read."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and width."""
+        """Number of rows, and their width."""
         ...
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Rows by number, float32, shape (len(ids), width); ScreeningError if they cannot be read."""
+        """Read the rows with the numbers ``ids``, in that order.
+
+        Returns:
+            float32 array of shape (len(ids), width).
+
+        Raises:
+            ScreeningError: The rows cannot be read.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix in one file; its rows are the stored numbers, as by `decode_rows`."""
+    """A matrix stored in one file, whose rows are decoded by `decode_rows`.
+
+    Attributes:
+        snapshot: The checkpoint.
+        file: The path of the file.
+        tensor: The tensor's place in the file.
+        shape: Number of rows, and their width.
+        narrow: Whether rows are so short that bytes between them cost less than another request.
+    """
 
     snapshot: Snapshot
     file: str
     tensor: Tensor
     shape: tuple[int, int]
-    narrow: bool = False  # whether requests cost more than the bytes between rows
+    narrow: bool = False
 
     @property
     def row_bytes(self) -> int:
-        """Number of bytes in a contiguous row."""
+        """Number of bytes in a row."""
         return self.shape[1] * DTYPE_BITS[self.tensor.dtype] // 8
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Rows by number; see `Rows.read`."""
+        """Read rows by their numbers; see `Rows.read`."""
         stored = await self._stored(ids)
         return self.decoded(b"".join(stored[i] for i in ids))
 
     def decoded(self, body: bytes) -> NDArray[np.float32]:
-        """Rows as numbers, shape (n, width), from the concatenated bytes of n rows."""
+        """Decode the bytes of n rows, one after the other, to float32 of shape (n, width)."""
         return decode_rows(body, self.tensor.dtype, self.shape[1])
 
     async def _stored(self, ids: Sequence[int]) -> dict[int, bytes]:
@@ -147,9 +188,14 @@ class Matrix:
     async def _in_runs(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Rows that lie one after the other, and those between them that cost less than a request."""
         width = self.row_bytes
-        runs = coalesced(ids, max(1, BRIDGE // width) if self.narrow else SLACK)
+        slack = SLACK
+        if self.narrow:
+            slack = max(1, BRIDGE // width)
+        runs = coalesced(ids, slack)
         begin = self.tensor.begin
-        spans = [(begin + first * width, begin + end * width) for first, end in runs]
+        spans: list[tuple[int, int]] = []
+        for first, end in runs:
+            spans.append((begin + first * width, begin + end * width))
         bodies = await self.snapshot.ranges(self.file, spans)
         rows: dict[int, bytes] = {}
         for (first, _), body in zip(runs, bodies, strict=True):
@@ -158,9 +204,10 @@ class Matrix:
 
     async def _strided(self, ids: Sequence[int], strides: tuple[int, ...]) -> dict[int, bytes]:
         """Rows of a view, such as a transposed matrix, from all bytes that the view spans."""
-        span = (self.tensor.begin, self.tensor.end)
-        self.refuse_scattered(span[1] - span[0], "as a view", f"for {len(ids)} rows")
-        (body,) = await self.snapshot.ranges(self.file, [span])
+        begin = self.tensor.begin
+        end = self.tensor.end
+        self.refuse_scattered(end - begin, "as a view", f"for {len(ids)} rows")
+        (body,) = await self.snapshot.ranges(self.file, [(begin, end)])
         element = self.row_bytes // self.shape[1]
         numbers = np.frombuffer(body, f"V{element}")
         steps = [stride * element for stride in strides]
@@ -168,18 +215,36 @@ class Matrix:
         return {i: view[i].tobytes() for i in ids}
 
     def refuse_scattered(self, size: int, how: str, why: str) -> None:
-        """Raise ScreeningError if ``size`` bytes are too many to read over a network."""
-        if not self.snapshot.is_local and size > MOST_SCATTERED:
-            raise ScreeningError(
-                "ScatteredRows",
-                f"cannot be screened remotely because {self.tensor.name} is stored {how}: "
-                f"{size / 1e6:.0f} MB would have to be read {why}; download the checkpoint and screen "
-                "the folder",
-            )
+        """Raise an error if too many bytes would have to be read over a network.
+
+        Args:
+            size: Number of bytes.
+            how: How the tensor is stored, such as ``as a view``.
+            why: What the bytes are needed for, such as ``for 20 rows``.
+
+        Raises:
+            ScreeningError: ``ScatteredRows``, for more than 64 MiB (`MOST_SCATTERED`).
+        """
+        if self.snapshot.is_local or size <= MOST_SCATTERED:
+            return
+        raise ScreeningError(
+            "ScatteredRows",
+            f"cannot be screened remotely because {self.tensor.name} is stored {how}: "
+            f"{size / 1e6:.0f} MB would have to be read {why}; download the checkpoint and screen "
+            "the folder",
+        )
 
 
 def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]:
-    """Runs (first, last + 1) that cover ascending rows; smallest gaps are bridged, up to ``slack`` × rows.
+    """Join row numbers into runs, each of which can be read by one request.
+
+    Args:
+        ids: The row numbers, ascending.
+        slack: How many unwanted rows the runs may include, as a share of the wanted ones. The
+            smallest gaps are closed first.
+
+    Returns:
+        A pair for each run: its first row, and its last row plus one.
 
     >>> coalesced([3, 4, 6, 90], slack=0.25)
     [(3, 7), (90, 91)]
@@ -189,42 +254,63 @@ def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]
     budget = math.floor(slack * len(ids))
     gaps = np.diff(ids) - 1
     order = np.argsort(gaps, kind="stable")
-    bridged = order[np.cumsum(gaps[order]) <= budget]
+    sizes = np.cumsum(gaps[order])
+    bridged = order[sizes <= budget]
     breaks = np.setdiff1d(np.arange(len(gaps)), bridged)
     firsts = np.concatenate([[0], breaks + 1])
     lasts = np.concatenate([breaks, [len(gaps)]])
-    return [(ids[first], ids[last] + 1) for first, last in zip(firsts, lasts, strict=True)]
+    runs: list[tuple[int, int]] = []
+    for first, last in zip(firsts, lasts, strict=True):
+        runs.append((ids[first], ids[last] + 1))
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Rows of 8-bit floats with a scale per block."""
+    """Rows of 8-bit floats that are multiplied by scales, one for each block of the matrix.
+
+    Attributes:
+        codes: The 8-bit floats.
+        scales: The scales, with a row for each row of blocks.
+        block: Number of rows and of columns in a block.
+    """
 
     codes: Matrix
-    scales: Matrix  # one row for each row of blocks
-    block: tuple[int, int]  # rows and columns that one number covers
+    scales: Matrix
+    block: tuple[int, int]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and width."""
+        """Number of rows, and their width."""
         return self.codes.shape
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Rows by number, each code times its scale; see `Rows.read`."""
+        """Read rows by their numbers, multiplied by their scales; see `Rows.read`."""
         high, wide = self.block
-        blocks, place = np.unique(np.asarray(ids, dtype=int) // high, return_inverse=True)
+        width = self.shape[1]
+        block_rows = np.asarray(ids, dtype=int) // high
+        blocks, place = np.unique(block_rows, return_inverse=True)
         codes, scales = await side_by_side(
-            [self.codes.read(ids), self.scales.read(blocks.tolist())]
+            [
+                self.codes.read(ids),
+                self.scales.read(blocks.tolist()),
+            ]
         )
         spread = np.repeat(scales[place], wide, axis=1)
-        result: NDArray[np.float32] = codes * spread[:, : self.shape[1]]
+        result: NDArray[np.float32] = codes * spread[:, :width]
         return result
 
 
 def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | None:
-    """Codes (v, d) with one scale, one per row or one per block; None if the block size is unknown.
+    """Combine a matrix of 8-bit floats with its scales.
 
-    config.json's ``quantization_config`` may say it (``weight_block_size``).
+    Args:
+        codes: The 8-bit floats, shape (v, d).
+        scales: One scale for the matrix, one for each row, or one for each block.
+        quantization: ``quantization_config`` of config.json, which may state ``weight_block_size``.
+
+    Returns:
+        The scaled rows; None if the type of the scales or the size of a block is not known.
     """
     v, d = codes.shape
     shape = scales.tensor.shape
@@ -234,14 +320,18 @@ def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | Non
         shape = (v, 1)
     if scales.tensor.dtype not in _SCALE_DTYPES or len(shape) != 2:
         return None
-    stated = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
-    if not isinstance(stated, list) or [type(size) for size in stated] != [int, int]:
+    stated = None
+    if isinstance(quantization, Mapping):
+        stated = quantization.get("weight_block_size")
+    if not isinstance(stated, list) or list(map(type, stated)) != [int, int]:
         stated = (None, None)
-    high = _side(v, shape[0], stated[0])
-    wide = _side(d, shape[1], stated[1])
+    block_rows, block_columns = shape
+    high = _side(v, block_rows, stated[0])
+    wide = _side(d, block_columns, stated[1])
     if high is None or wide is None:
         return None
-    return ScaledRows(codes, replace(scales, shape=(shape[0], shape[1])), (high, wide))
+    scales = replace(scales, shape=(block_rows, block_columns))
+    return ScaledRows(codes, scales, (high, wide))
 
 
 def _side(length: int, count: int, stated: int | None) -> int | None:
@@ -251,27 +341,41 @@ def _side(length: int, count: int, stated: int | None) -> int | None:
     sizes = {stated or _USUAL_BLOCK}
     if not stated and count and length % count == 0:
         sizes.add(length // count)
-    fitting = [size for size in sizes if size > 0 and -(-length // size) == count]
-    return fitting[0] if len(fitting) == 1 else None
+    fitting: list[int] = []
+    for size in sizes:
+        if size > 0 and -(-length // size) == count:
+            fitting.append(size)
+    if len(fitting) != 1:
+        return None
+    return fitting[0]
 
 
 @dataclass(frozen=True, slots=True)
 class PiecedRows:
-    """Rows of a matrix that is stored in slices."""
+    """Rows of a matrix that is stored in slices.
+
+    Attributes:
+        shape: Number of rows, and their width.
+        pieces: The slices, each with the numbers of its first row and column in the whole.
+    """
 
     shape: tuple[int, int]
-    pieces: tuple[tuple[Matrix, int, int], ...]  # each with its first row and column
+    pieces: tuple[tuple[Matrix, int, int], ...]
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Rows by number, joined from the slices; see `Rows.read`."""
+        """Read rows by their numbers, joined from the slices; see `Rows.read`."""
         numbers = np.array(ids, dtype=int)
         rows = np.empty((len(ids), self.shape[1]), dtype=np.float32)
 
         async def fill(matrix: Matrix, row: int, column: int) -> None:
-            here = np.flatnonzero((numbers >= row) & (numbers < row + matrix.shape[0]))
-            if len(here):
-                part = await matrix.read((numbers[here] - row).tolist())
-                rows[here, column : column + matrix.shape[1]] = part
+            height, width = matrix.shape
+            is_inside = (numbers >= row) & (numbers < row + height)
+            here = np.flatnonzero(is_inside)
+            if not len(here):
+                return
+            own_numbers = numbers[here] - row
+            part = await matrix.read(own_numbers.tolist())
+            rows[here, column : column + width] = part
 
         await side_by_side(fill(*piece) for piece in self.pieces)
         return rows
@@ -280,7 +384,16 @@ class PiecedRows:
 def pieced(
     name: str, parts: Sequence[tuple[Matrix, Header]], sizes: Sequence[int] | None
 ) -> PiecedRows:
-    """A matrix joined from slices, each with its header; `sliced_error` unless they fill ``sizes``."""
+    """Join the slices of a matrix.
+
+    Args:
+        name: The name of the matrix.
+        parts: The slices, each with the header of its file.
+        sizes: ``vocab_size`` and ``hidden_size`` of config.json; None if it does not state them.
+
+    Raises:
+        ScreeningError: ``SlicedTensor``: the slices do not fill a matrix of these sizes.
+    """
     pieces = []
     v = d = held = 0
     dtypes = set()
@@ -290,31 +403,42 @@ def pieced(
         if offsets is None or len(offsets) != 2 or len(shape) != 2 or 0 in shape:
             raise sliced_error(name, f"{matrix.file} does not say which rows and columns it holds")
         row, column = offsets
+        height, width = shape
         pieces.append((matrix, row, column))
-        v = max(v, row + shape[0])
-        d = max(d, column + shape[1])
-        held += math.prod(shape)
+        v = max(v, row + height)
+        d = max(d, column + width)
+        held += height * width
         dtypes.add(matrix.tensor.dtype)
     overlap = any(_share_a_number(*pair) for pair in in_steps(combinations(pieces, 2)))
     if held != v * d or overlap or len(dtypes) != 1:
-        why = f"the slices found do not fill {v} × {d} numbers; is a process's file missing?"
+        why = f"the slices found do not fill a matrix of {v} × {d} (a file may be missing)"
         raise sliced_error(name, why)
     if sizes is None:
-        raise sliced_error(name, "config.json does not give the whole's vocab_size and hidden_size")
-    if v < sizes[0] or d != sizes[1]:
-        why = f"the slices found fill {v} × {d} of {sizes[0]} × {sizes[1]}; is a file missing?"
+        raise sliced_error(name, "config.json does not state vocab_size and hidden_size")
+    all_rows, all_columns = sizes
+    if v < all_rows or d != all_columns:
+        why = (
+            f"the slices found fill {v} × {d} of {all_rows} × {all_columns} (a file may be missing)"
+        )
         raise sliced_error(name, why)
-    return PiecedRows((v, d), tuple(sorted(pieces, key=lambda piece: piece[1:])))
+    in_order = sorted(pieces, key=lambda piece: piece[1:])
+    return PiecedRows((v, d), tuple(in_order))
 
 
 def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, int]) -> bool:
-    """Whether two slices, each with its first row and column, overlap."""
-    starts = zip(first[1:], second[1:], first[0].shape, second[0].shape, strict=True)
-    return all(a < b + size_b and b < a + size_a for a, b, size_a, size_b in starts)
+    """Whether two slices, each given with its first row and column, overlap."""
+    matrix, *starts = first
+    other_matrix, *other_starts = second
+    for axis, (start, other_start) in enumerate(zip(starts, other_starts, strict=True)):
+        end = start + matrix.shape[axis]
+        other_end = other_start + other_matrix.shape[axis]
+        if start >= other_end or other_start >= end:
+            return False
+    return True
 
 
 def sliced_error(name: str, why: str) -> ScreeningError:
-    """The error for slices that cannot be joined."""
+    """Return the error for slices that cannot be joined; the clause ``why`` gives the reason."""
     return cannot(
         "SlicedTensor",
         f"{name} is stored in slices of torch's distributed checkpoint, and {why}",

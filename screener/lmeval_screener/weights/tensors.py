@@ -35,12 +35,17 @@ FLOAT_DTYPES = PLAIN_DTYPES + SCALED_DTYPES
 
 
 class Tensor(NamedTuple):
-    """A tensor in one file, at its absolute byte range ``[begin, end)``.
+    """A tensor in a file.
 
     Attributes:
-        strides: Elements between neighbours, dimension by dimension; None: contiguous.
-        entry: Offset and name of its archive entry while its exact place is unknown; see
-            ``zip_archive.locate``.
+        name: The name as stored.
+        dtype: The element type, such as ``BF16``: a key of `DTYPE_BITS`, or a type of GGUF.
+        shape: The length of each dimension.
+        begin: Position of its first byte in the file.
+        end: Position after its last byte.
+        strides: For each dimension, the elements from one index to the next; None if contiguous.
+        entry: In a torch archive, the offset and the name of the entry that holds the tensor, until
+            `zip_archive.locate` has found the exact ``begin``; else None.
     """
 
     name: str
@@ -58,21 +63,26 @@ class Tensor(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its elements lie row by row, without gaps."""
-        rows = tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
-        return self.strides is None or self.strides == rows
+        """Whether its elements lie row by row without gaps."""
+        if self.strides is None:
+            return True
+        strides: list[int] = []
+        for dimension in range(len(self.shape)):
+            strides.append(math.prod(self.shape[dimension + 1 :]))
+        return self.strides == tuple(strides)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A weights file's header.
+    """The header of a weights file.
 
     Attributes:
-        tensors: Every tensor by name, as stored.
-        slices: Offsets of tensors that torch's distributed checkpoint stored as a slice under the usual name
-            (``DCP_SHARDING_INFO``); None if the entry is not a list of offsets.
-        pairs: The values of a GGUF header that are read, by key.
-        writer: What a safetensors file's metadata call its ``format``, such as ``pt`` or ``mlx``; else empty.
+        tensors: Every tensor in the file, by its stored name.
+        slices: For each tensor that torch's distributed checkpoint stored as a slice, the slice's
+            first index in each dimension; None if the file's metadata does not give numbers.
+        pairs: Metadata of a GGUF file by key, as far as they are needed.
+        writer: The ``format`` in a safetensors file's metadata, such as ``pt`` or ``mlx``; else
+            empty.
     """
 
     tensors: Mapping[str, Tensor]
@@ -82,7 +92,7 @@ class Header:
 
     @property
     def parameters(self) -> int:
-        """Elements of all tensors together; shared bytes count once."""
+        """Number of elements in all tensors; tensors that share their bytes count once."""
         elements = {}
         for tensor in self.tensors.values():
             if tensor.elements:
@@ -91,10 +101,10 @@ class Header:
 
 
 class DamagedError(ScreeningError):
-    """A header or an archive does not fit its file.
+    """The header or the archive directory of a weights file contradicts the file.
 
     Args:
-        part: What of the file, such as ``the GGUF header of``.
+        part: The broken part, up to the file's name, such as ``the GGUF header of``.
         reason: What is wrong with it.
         code: The error's code.
     """
@@ -106,12 +116,12 @@ class DamagedError(ScreeningError):
 
 
 class WeightFile:
-    """A weights file while its header is read.
+    """A weights file whose header is being read.
 
     Attributes:
-        size: Its bytes.
-        what: Its name in sentences.
-        guess: The expected size of its header, which the first request reads.
+        size: Size of the file in bytes.
+        what: Name of the file in messages.
+        guess: Expected size of the header in bytes, which the first request asks for.
     """
 
     def __init__(self, snapshot: Snapshot, entry: FileEntry, guess: int = 65_536) -> None:
@@ -123,7 +133,11 @@ class WeightFile:
         self._fetched: dict[str, bytes] = {}
 
     async def read(self, begin: int, end: int) -> bytes:
-        """The bytes ``[begin, end)``, from the cache if it has them; errors as of `Snapshot.ranges`."""
+        """Read the bytes ``[begin, end)``, from the cache if they are there.
+
+        Raises:
+            ScreeningError: The bytes cannot be read; see `Snapshot.ranges`.
+        """
         cache = self._snapshot.cache
         key = f"{self._snapshot.content_key(self._path)}[{begin}:{end}]"
         body = cache.read("headers", key) if cache else None
@@ -133,10 +147,16 @@ class WeightFile:
         return body
 
     async def understood(self, work: Awaitable[T]) -> T:
-        """What is read of the file; the bytes that were read are cached if they proved correct.
+        """Await the reading of this file, and cache the bytes that were read if it succeeds.
+
+        Args:
+            work: A coroutine that reads the file by `read`.
+
+        Returns:
+            The coroutine's result.
 
         Raises:
-            ScreeningError: In place of DamagedError, with the file's name and the step that helps.
+            ScreeningError: In place of a `DamagedError`, with the file's name and advice.
         """
         try:
             result = await work
@@ -156,31 +176,40 @@ class WeightFile:
 
 
 def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
-    """Rows of a matrix as float32: exact except F64, which is rounded (beyond float32's range to infinity).
+    """Decode the bytes of rows to float32 of shape (rows, width).
 
-    Returns:
-        Array of shape (rows, width).
+    The numbers are exact, except those of F64, which are rounded, and infinite beyond the range of
+    float32.
     """
     flat: NDArray[np.float32]
     if dtype == "BF16":
-        flat = (np.frombuffer(body, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        halves = np.frombuffer(body, "<u2").astype(np.uint32)
+        flat = (halves << np.uint32(16)).view(np.float32)
     elif dtype in _CODES:
-        flat = _CODES[dtype][np.frombuffer(body, np.uint8)]
+        codes = np.frombuffer(body, np.uint8)
+        flat = _CODES[dtype][codes]
     else:
+        size = DTYPE_BITS[dtype] // 8
         with np.errstate(over="ignore"):
-            flat = np.frombuffer(body, f"<f{DTYPE_BITS[dtype] // 8}").astype(np.float32)
+            flat = np.frombuffer(body, f"<f{size}").astype(np.float32)
     return flat.reshape(-1, width)
 
 
 def _codes() -> dict[str, NDArray[np.float32]]:
     """All 256 values of the 8-bit floats (OCP 8-bit formats): parts of float16, or an exponent alone."""
     code = np.arange(256, dtype="<u2")
-    halves = ((code & 0x7F) << 7 | (code & 0x80) << 8).view("<f2")
+    magnitude = (code & 0x7F) << 7
+    sign = (code & 0x80) << 8
+    halves = (magnitude | sign).view("<f2")
     e4m3 = halves.astype(np.float32) * np.float32(256)
     e4m3[[0x7F, 0xFF]] = np.nan
-    e8m0 = np.where(code == 255, np.nan, np.exp2(code - 127.0))
     e5m2 = (code << 8).view("<f2")
-    return {"F8_E4M3": e4m3, "F8_E5M2": e5m2.astype(np.float32), "F8_E8M0": e8m0.astype(np.float32)}
+    e8m0 = np.where(code == 255, np.nan, np.exp2(code - 127.0))
+    return {
+        "F8_E4M3": e4m3,
+        "F8_E5M2": e5m2.astype(np.float32),
+        "F8_E8M0": e8m0.astype(np.float32),
+    }
 
 
 _CODES = _codes()

@@ -104,7 +104,7 @@ def test_unknown_family():
 def test_a_name_that_is_no_family_leads_to_where_the_models_are(name, leads):
     with pytest.raises(UsageError) as error:
         load_family(name)
-    assert f"models whose names hold it are in {leads}; known: " in str(error.value)
+    assert f"models with this name are in {leads}; known: " in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["/", "falcon", "-"])

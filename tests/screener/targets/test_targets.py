@@ -61,7 +61,7 @@ def test_names_of_the_hub_and_addresses(monkeypatch, text, repo, revision):
             "BadName",
             "checkpoint: org/name@main",
         ),
-        ("https://huggingface.co/org/name/discussions", "BadName", "not a whole revision"),
+        ("https://huggingface.co/org/name/discussions", "BadName", "not show a whole revision"),
         ("https://huggingface.co/models?search=x", "BadName", "write 'ORG/*'"),
         ("https://[", "BadName", "expected"),
         ("hf://datasets/org/name", "BadName", "only whole model repositories"),

@@ -259,7 +259,7 @@ def test_tokens_of_characters_that_a_tokenizer_halves_are_all_there(trained):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("yes", "at least 3 tokens that differ between them, got 2"),
+        ("yes", "at least 3 tokens that differ between answers, got 2"),
         (
             "sentences",
             "100% of its answers are sentences (more than 5 words that differ between answers)",
@@ -311,7 +311,7 @@ def test_answers_given_as_a_domain_are_named_with_the_option_that_takes_them(tmp
         "schema: 1\nname: own\nrole: answers\ntasks: [own]\nanswers: {' 1': 2}"
     )
     with pytest.raises(
-        UsageError, match=r"own.yaml holds answers of a task: give it as the "
+        UsageError, match=r"own.yaml holds answers of a task, not words: give it as the "
     ) as refused:
         load_token_set(str(tmp_path / "own.yaml"))
     assert "expected" not in str(refused.value)
@@ -342,13 +342,13 @@ def test_bundled_sets_load_by_every_name_and_are_no_domains():
             "mmlu_anatomi",
             "the task 'mmlu_anatomi' has no bundled answer tokens; did you mean mmlu_anatomy",
         ),
-        ("blimp", "`dispersion tokens blimp -o set.yaml` makes the set"),
+        ("blimp", "run `dispersion tokens blimp -o set.yaml`"),
         ("missing.yaml", "expected a readable YAML file"),
         ({"answers": {" 1": 2}, "pieces": ["Ġ1"]}, "either `answers`, or `pieces`"),
         ({"pieces": ["Ġ1"], "base": "org/base"}, "either `answers`, or `pieces`"),
         ({"answers": {" 1": 0}}, "expected an integer of at least 1"),
         ({"answers": {1: 2}}, "a key that is a string"),
-        ({"role": "domain"}, "own.yaml holds words of a domain: give it as the "),
+        ({"role": "domain"}, "own.yaml holds the words of a domain, not answers: give it as the "),
         ({"role": "reference"}, "`role`: expected answers"),
     ],
 )

@@ -157,7 +157,7 @@ def test_too_few_tokens_is_refused_with_the_counts():
     vocab = {f"Ġ{word.strip()}": row for row, word in enumerate(REFERENCE.groups["nouns"].texts())}
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
     message = (
-        "legal: expected at least 20 single tokens, got 0 of 81; .* and 75 more; take more groups"
+        "legal: expected at least 20 words that are single tokens, got 0 of 81; .* 75 more; take"
     )
     with pytest.raises(ScreeningError, match=message) as error:
         resolve_tokens(load_token_set("legal"), REFERENCE, words)

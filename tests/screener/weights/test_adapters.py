@@ -364,9 +364,7 @@ def test_of_a_repository_with_an_adapter_and_whole_weights_the_named_base_is_rea
     (found,) = screen(["org/adapter"]).checkpoints
     assert found.base == "org/base"
     assert not found.tied
-    assert any(
-        "whole weights next to adapter_model.safetensors were not read" in n for n in found.notes
-    )
+    assert any("weights next to adapter_model.safetensors were not read" in n for n in found.notes)
 
 
 def test_an_adapter_beside_whole_weights_makes_another_body_unless_it_changes_nothing(
@@ -423,20 +421,20 @@ TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
         (HEADS["head"], {"peft_type": "VERA"}, "(VERA) that changes lm_head"),
         (HEADS["head"], {"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens"),
         (HEADS["head"], {"use_qalora": True}, "sets use_qalora"),
-        (HEADS["head"], {"use_dora": True}, "use_dora=True without the matching magnitudes"),
+        (HEADS["head"], {"use_dora": True}, "use_dora=True, which contradicts"),
         (HEADS["head"], {"lora_alpha": "six"}, "lora_alpha 'six'"),
         (HEADS["head"], {"alpha_pattern": {r"(\w+)+!": 3}}, "which is not supported"),
         (
             lora(target_modules=["embed_tokens"], use_dora=True),
             {},
-            "whose lengths depend on all rows",
+            "where every row depends on all others",
         ),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 3, 7]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7, -1]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": {"wte": [3, 7, 8]}}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": None}, TOKENS_LEFT_OPEN),
-        (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7, V]}, "has rows that do not fit"),
+        (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7, V]}, "rows that do not fit"),
     ],
 )
 def test_what_is_another_method_or_does_not_fit_is_refused_by_name(
@@ -466,8 +464,8 @@ def test_patterns_apply_as_in_peft(untied, tmp_path, pattern, applies):
 @pytest.mark.parametrize(
     ("name", "tensor", "says"),
     [
-        ("lora_A.weight", None, "lacks a factor of lm_head"),
-        ("lora_A.weight", torch.zeros(4, D + 1), f"factors for {V} × {D + 1} numbers"),
+        ("lora_A.weight", None, "lacks one of the two factors of lm_head"),
+        ("lora_A.weight", torch.zeros(4, D + 1), f"for a matrix of {V} × {D + 1}"),
         ("lora_B.weight", torch.zeros(V, 5), "factors of ranks 4 and 5"),
         ("lora_A.weight", torch.zeros(4, D, dtype=torch.int8), "as I8 of shape"),
         ("vera_lambda_b", torch.zeros(3, 3), "vera_lambda_b"),

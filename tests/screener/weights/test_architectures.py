@@ -208,7 +208,7 @@ def outcome(case: Case, folder: Path) -> str:
     if norm.weight is None:
         model_type = model_types(json.loads((folder / "config.json").read_text()))[-1]
         assert norm.reason in (
-            f"the norm of {model_type} is not known",
+            f"the final normalisation layer of {model_type} is not known",
             f"{model_type} has no final norm",
         )
         return "G alone"

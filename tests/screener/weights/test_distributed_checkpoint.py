@@ -150,7 +150,7 @@ def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
         # As many numbers as the whole has, and yet row 9 twice and row 19 never, by any count of numbers.
         ([([0, 0], HEAD[:10]), ([9, 0], HEAD[9:19, :2]), ([10, 2], HEAD[10:, 2:])], "do not fill"),
         ([([0, 0], HEAD[:10])], "fill 10 × 4 of 20 × 4"),  # one process's own disk
-        ([([10, 0], HEAD[10:])], "do not fill 20 × 4"),
+        ([([10, 0], HEAD[10:])], "do not fill a matrix of 20 × 4"),
         ([([0, 0], HEAD[:, :2])], "fill 20 × 2 of 20 × 4"),
         ([([0, 0], HEAD[:8]), ([10, 0], HEAD[10:])], "do not fill"),
         ([([0, 0], HEAD[:12]), ([10, 0], HEAD[10:])], "do not fill"),
@@ -198,4 +198,4 @@ def test_without_sizes_in_the_configuration_nothing_says_that_it_is_whole(tmp_pa
     write_slice(tmp_path, 1, [0, 0], HEAD)
     assert rows(tmp_path, [1]).shape == (1, D)
     (tmp_path / "config.json").write_text("{}")
-    assert "does not give the whole's vocab_size and hidden_size" in refusal(tmp_path)
+    assert "does not state vocab_size and hidden_size" in refusal(tmp_path)

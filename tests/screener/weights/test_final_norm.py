@@ -94,16 +94,20 @@ def test_kinds_of_norm(tmp_path, config, changes, kind, plus):
     ("config", "norm", "reason"),
     [
         ({}, "model.norm.weight", "config.json has no model_type"),
-        ({"model_type": "foo"}, "model.norm.weight", "the norm of foo is not known"),
+        (
+            {"model_type": "foo"},
+            "model.norm.weight",
+            "the final normalisation layer of foo is not known",
+        ),
         (
             {"model_type": "llama", "text_config": {"model_type": "foo"}},
             "model.norm.weight",
-            "norm of foo",
+            "layer of foo",
         ),
         (
             {"model_type": "hf_olmo", "layer_norm_type": "new"},
             "model.norm.weight",
-            "the norm of hf_olmo",
+            "the final normalisation layer of hf_olmo",
         ),
         ({"model_type": "bart"}, "model.norm.weight", "bart has no final norm"),
         ({"model_type": "llama"}, "model.last.weight", "no final norm with a known name is stored"),

@@ -119,7 +119,7 @@ def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
 @pytest.mark.parametrize(
     ("weight", "beside", "block", "says"),
     [
-        (codes(), {"weight_scale": (5, 2)}, None, "blocks of no known size"),
+        (codes(), {"weight_scale": (5, 2)}, None, "block size is not known"),
         (codes(), {"weight_scale": (2, 2, 2)}, None, "of shape (2, 2, 2)"),
         (
             codes(),
@@ -141,9 +141,9 @@ def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
         ),
         (codes(), {"scale": (3, 2)}, None, "lm_head.scale next to it"),
         (codes(), {"SCB": (V,)}, None, "lm_head.SCB next to it"),
-        (codes(), {"weight_scale_inv": (3, 2)}, [64, 64], "no known size"),
+        (codes(), {"weight_scale_inv": (3, 2)}, [64, 64], "block size is not known"),
         # 250 rows in two blocks: of 128 and 122, or of 125 each?
-        (codes(250), {"weight_scale_inv": (2, 2)}, None, "no known size"),
+        (codes(250), {"weight_scale_inv": (2, 2)}, None, "block size is not known"),
         (codes(250), {"weight_scale_inv": (2, 2)}, [128, 128], None),
         (codes(), {}, [128, 128], "without the scales"),
         (codes(), {}, None, None),

@@ -264,10 +264,10 @@ def test_the_ratio_is_that_of_llama_cpps_norm(tmp_path, architecture, gamma, mor
 @pytest.mark.parametrize(
     ("norm", "reason"),
     [
-        ({}, "holds no output_norm.weight in plain numbers"),
+        ({}, "does not hold output_norm.weight as floating"),
         (
             {"output_norm.weight": ("F32", GAMMA), "output.bias": ("F32", GAMMA)},
-            "the norm of gemma9 is not known",
+            "the final normalisation layer of gemma9 is not known",
         ),
         ({"output_norm.weight": ("F32", np.ones(WIDTH // 2))}, f"expected {WIDTH} numbers"),
         ({"output_norm.weight": ("F32", np.full(WIDTH, np.nan))}, "zero or not finite"),
@@ -280,5 +280,5 @@ def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, reason
     )
     found = screened(tmp_path / "m.gguf")
     assert found.ratio is None
-    assert any("head's bias" in note for note in found.notes) is ("output.bias" in norm)
+    assert any("head has a bias" in note for note in found.notes) is ("output.bias" in norm)
     assert reason in found.no_ratio

@@ -147,7 +147,7 @@ def test_names_in_another_case():
         shapes(n.upper() for n in NAMES),
         LLAMA,
         code="RandomWeights",
-        says="another case",
+        says="other capital letters",
     )
 
 

@@ -1,8 +1,9 @@
 """PEFT adapters: which of them change the output projection, and the rows of the merged model.
 
-An adapter names its base in ``adapter_config.json`` and stores its own tensors under the names of the modules
-it changes (``base_model.model.lm_head.lora_A.weight``). Most change neither the output projection nor an
-input embedding tied to it: then every row is the base's. Otherwise row ``i`` of the merged model is
+An adapter names its base in ``adapter_config.json`` and stores its own tensors under the names of
+the modules it changes (``base_model.model.lm_head.lora_A.weight``). Most change neither the output
+projection nor an input embedding tied to it: then every row is the base's. Otherwise row ``i`` of
+the merged model is
 
 - LoRA: ``W_i + s · B_i A`` with ``s = α / r``, or ``α / √r`` if rank-stabilised; the factors of an
   embedding are stored transposed;
@@ -11,8 +12,8 @@ input embedding tied to it: then every row is the base's. Otherwise row ``i`` of
 - ``trainable_token_indices``: stored rows for some tokens.
 
 Sources: peft 0.21, ``tuners/lora/layer.py``, ``variants.py``, ``dora.py``,
-``tuners/trainable_tokens/layer.py``, ``utils/save_and_load.py``; LoRA, arXiv 2106.09685; rsLoRA, 2312.03732;
-DoRA, 2402.09353.
+``tuners/trainable_tokens/layer.py``, ``utils/save_and_load.py``; LoRA, arXiv 2106.09685; rsLoRA,
+2312.03732; DoRA, 2402.09353.
 """
 
 from __future__ import annotations
@@ -132,20 +133,27 @@ class _Update:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """A base's rows with an adapter's changes."""
+    """The rows of an output projection after an adapter has been merged into its base.
 
-    base: Rows  # or the adapter's own rows instead
+    Attributes:
+        base: The base's rows, or the whole matrix that the adapter stores instead.
+        updates: The low-rank changes of the matrix.
+        tokens: Token ids of single rows that the adapter stores (``trainable_token_indices``).
+        token_rows: The rows of ``tokens``, in the same order; None if there are none.
+    """
+
+    base: Rows
     updates: tuple[_Update, ...]
-    tokens: tuple[int, ...] = ()  # single tokens whose rows the adapter stores
-    token_rows: Matrix | None = None  # those rows, in that order
+    tokens: tuple[int, ...] = ()
+    token_rows: Matrix | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and width."""
+        """Number of rows, and their width."""
         return self.base.shape
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Rows by number as merged; see `Rows.read`."""
+        """Read rows of the merged model by their numbers; see `Rows.read`."""
         rows = await self.base.read(ids)
         for update in self.updates:
             rows = await update.applied(rows, ids)
@@ -160,18 +168,20 @@ class AdaptedRows:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's stored tensors and settings, with its base's name.
+    """A PEFT adapter: its settings, its tensors, and the name of its base.
 
     Attributes:
-        files: Its files.
-        file: The one that holds its tensors.
-        base: The base's name or path, from its configuration; empty where it lies next to its base's weights.
-        revision: The base's revision, if stated.
-        settings: Its configuration.
-        tensors: All its tensors by name.
-        modules: Those of heads, embeddings and final norms by module: ``["lm_head"]["A"]``.
-        nothing: Why it changes nothing, as far as its file alone shows; empty if it does, or is not known.
-        has_base: Whether it lies next to its base's weights, and transformers loads both.
+        files: The weights files of its folder.
+        file: The file that holds its tensors.
+        base: Name or path of the base in its configuration; may be empty if ``has_base``.
+        revision: The base's revision; None if not stated.
+        settings: The content of ``adapter_config.json``.
+        tensors: All tensors of the adapter by name.
+        modules: The tensors of heads, embeddings and final norms, by module and part, such as
+            ``["lm_head"]["A"]``.
+        nothing: Why the adapter changes nothing, such as ``its lora_alpha is 0``; empty if it
+            changes something, or if its file does not tell.
+        has_base: Whether the base's weights lie in the same folder, where transformers loads both.
     """
 
     files: WeightFiles
@@ -186,18 +196,25 @@ class Adapter:
 
     @property
     def label(self) -> str:
-        """The base's name, with its revision if given."""
+        """The base's name, with its revision if stated; ``next to it`` for a base in the folder."""
         if self.has_base:
             return "next to it"
         return self.base if self.revision is None else f"{self.base}@{self.revision}"
 
     @property
     def leaves_head(self) -> bool:
-        """Whether its names alone show that the output projection and the norm before it are the base's."""
+        """Whether the output projection and the final norm stay as they are in the base.
+
+        This is judged by the names of the adapter's tensors, and by ``nothing``.
+        """
         return not self.modules or bool(self.nothing)
 
     def unread_error(self, why: str) -> ScreeningError:
-        """The error for an adapter that changes the head in an unsupported way."""
+        """Return the error for a change of the output projection that is not supported.
+
+        Args:
+            why: The reason, as a continuation of "it is an adapter that".
+        """
         return cannot(
             "AdapterOnly",
             f"it is an adapter ({self.settings.get('peft_type')}) that {why}",
@@ -206,25 +223,29 @@ class Adapter:
 
 
 def is_adapter(snapshot: Snapshot) -> bool:
-    """Whether a folder holds an adapter without a whole model; training leaves other .bin files there."""
+    """Whether a folder holds an adapter without a whole model.
+
+    Files such as ``training_args.bin``, which a trainer leaves there, do not count as a model.
+    """
     return holds_adapter(snapshot) and not own_weights(snapshot.files)
 
 
 def holds_adapter(snapshot: Snapshot) -> bool:
-    """Whether a folder holds an adapter, alone or next to a whole model."""
+    """Whether a folder holds an adapter, alone or together with a whole model."""
     files = snapshot.files
     return CONFIG in files and any(name in files for name in ADAPTERS)
 
 
 def holds_both(snapshot: Snapshot) -> bool:
-    """Whether a folder holds an adapter and the whole model on which transformers 5 puts it.
+    """Whether a folder holds both an adapter and the whole model to which transformers applies it.
 
-    ``from_pretrained(FOLDER)`` takes the weights next to the adapter if config.json is there too (5.24,
-    ``maybe_load_adapters``). Of a repository of the Hub it loads the base that the adapter names.
+    If config.json is there too, ``from_pretrained(FOLDER)`` of transformers 5 loads the weights in
+    the folder and applies the adapter to them (5.24, ``maybe_load_adapters``). Given a repository
+    on the Hub, it loads the base that the adapter names instead.
 
     Raises:
-        ScreeningError: The adapter's weights are missing, or a pickle: transformers 5 does not load such a
-            folder.
+        ScreeningError: ``AdapterOnly``: the adapter's weights are missing or pickled, so that
+            transformers 5 does not load the folder.
     """
     files = snapshot.files
     if CONFIG not in files or "config.json" not in files or not own_weights(files):
@@ -245,9 +266,15 @@ def holds_both(snapshot: Snapshot) -> bool:
 
 
 async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter:
-    """Read an adapter's settings and locate its tensors; ScreeningError without a base's name or tensors.
+    """Read an adapter's settings, and locate its tensors.
 
-    With ``has_base``, its base are the weights in the same folder, whatever name it gives.
+    Args:
+        snapshot: The adapter's folder or repository.
+        has_base: Whether the weights in the same folder are its base, even if it names another.
+
+    Raises:
+        ScreeningError: The adapter names no base (``BadConfig``), or its tensors are missing, empty
+            or broken.
     """
     settings = await read_json(snapshot, CONFIG, "BadConfig")
     base = _text(settings, "base_model_name_or_path")
@@ -295,12 +322,16 @@ def _text(settings: Mapping[str, Any], key: str) -> str:
 
 
 async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjection:
-    """The merged model's output projection.
+    """Return the output projection of the model that results from merging an adapter into its base.
+
+    Args:
+        adapter: The adapter.
+        base: The files of its base.
 
     Raises:
         BaseError: The base cannot be read.
-        ScreeningError: None of the adapter's tensors fits its base, or its change of the head is not
-            supported.
+        ScreeningError: None of the adapter's tensors fits the base, or its change of the output
+            projection is not supported.
     """
     try:
         projection = await find_projection(base)
@@ -316,8 +347,8 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
         )
     elif own_weights(adapter.files.snapshot.files):
         warnings.append(
-            f"the whole weights next to {adapter.file} were not read: of a repository, transformers 5 loads "
-            f"the base that the adapter names ({adapter.label})"
+            f"the weights next to {adapter.file} were not read: from a repository, transformers 5 "
+            f"loads the base that the adapter names ({adapter.label})"
         )
     if left_out:
         warnings.append(left_out)
@@ -339,7 +370,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
 
 
 class BaseError(ScreeningError):
-    """An adapter's base cannot be read; the adapter itself was."""
+    """The base of an adapter cannot be read, although the adapter itself can."""
 
 
 def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, str]:
@@ -358,8 +389,8 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
             if tensor.name not in lacking:
                 modules.setdefault(module, {})[part] = tensor
     note = (
-        f"{len(unplaced)} of the adapter's {len(adapter.tensors)} tensors fit no module of its base, and "
-        f"PEFT leaves them out: {min(unplaced)[:_SHOWN]}"
+        f"{len(unplaced)} of the adapter's {len(adapter.tensors)} tensors belong to no module of "
+        f"its base, such as {min(unplaced)[:_SHOWN]}: PEFT leaves them out"
     )
     return replace(adapter, modules=modules), note
 
@@ -370,7 +401,7 @@ def _unplaced_error(adapter: Adapter, base: BaseModules) -> ScreeningError:
     modules = [module_of(name) for name in sorted(adapter.tensors)]
     named = next(filter(None, reversed(modules)), "")[:_SHOWN]
     how = base.mistake(adapter.tensors)
-    step = "write the base that it was trained on into adapter_config.json, or save it again"
+    step = "write the base on which it was trained into adapter_config.json, or save it again"
     return ScreeningError(
         "AdapterOnly",
         f"none of the adapter's {len(adapter.tensors)} tensors belongs to a module of its base "
@@ -383,7 +414,10 @@ def _parts_of_head(adapter: Adapter, *, tied: bool) -> dict[str, dict[str, Tenso
     heads = list(filter(_is_head, adapter.modules))
     embeddings = list(filter(_is_embedding, adapter.modules))
     if len(heads) > 1 or len(embeddings) > 1:
-        raise adapter.unread_error(f"changes {len(heads)} heads and {len(embeddings)} embeddings")
+        raise adapter.unread_error(
+            f"changes {len(heads)} output projections and {len(embeddings)} input embeddings, where "
+            "at most one of each is expected"
+        )
     # transformers never merges an adapter next to the weights: a tied head lacks the embedding's change.
     changed_too = embeddings if tied and not adapter.has_base else []
     parts = {module: dict(adapter.modules[module]) for module in (*heads, *changed_too)}
@@ -418,7 +452,7 @@ async def _nothing(adapter: Adapter) -> str:
                 break
         else:
             return ""
-    return "its lora_B are zero, as before the training" if factors else ""
+    return "all its lora_B are zero, as they are before training" if factors else ""
 
 
 async def _is_zero(adapter: Adapter, name: str) -> bool:
@@ -442,11 +476,11 @@ async def _adapted_rows(
     start = settings.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         raise adapter.unread_error(
-            f"was initialised with init_lora_weights={start!r}, which changes the base"
+            f"was initialised with init_lora_weights={start!r}, which changes the base's weights"
         )
     for name in _OTHER_METHODS:
         if settings.get(name):
-            raise adapter.unread_error(f"sets {name}")
+            raise adapter.unread_error(f"sets {name} in {CONFIG}, which is not supported")
     whole: list[Matrix] = []
     updates: list[_Update] = []
     tokens: list[tuple[tuple[int, ...], Matrix]] = []
@@ -465,7 +499,7 @@ async def _adapted_rows(
     if len(tokens) > 1 or (tokens and updates):
         kinds = " and ".join(sorted(set().union(*parts.values())))
         raise adapter.unread_error(
-            f"changes {' and '.join(parts)}, which are one matrix, by {kinds}"
+            f"changes {' and '.join(parts)}, which are one tied matrix, in several ways ({kinds})"
         )
     rows = AdaptedRows(whole[0] if whole else base, tuple(updates))
     if tokens:
@@ -475,11 +509,13 @@ async def _adapted_rows(
     for update in updates:
         if update.shape != (v, d) or (update.magnitude and update.magnitude.shape != (v, 1)):
             factors = f"{update.shape[0]} × {update.shape[1]}"
-            raise adapter.unread_error(f"has factors for {factors} numbers; its base has {v} × {d}")
+            raise adapter.unread_error(
+                f"has factors for a matrix of {factors}, where that of its base is {v} × {d}"
+            )
     new = rows.token_rows
     if d != base.shape[1] or (new and (new.shape[1] != d or max(rows.tokens, default=0) >= v)):
         raise adapter.unread_error(
-            f"has rows that do not fit the {v} × {base.shape[1]} numbers of its base"
+            f"stores rows that do not fit the matrix of its base, {v} × {base.shape[1]}"
         )
     return rows
 
@@ -543,11 +579,12 @@ async def _located(
     located = {}
     for part, tensor in tensors.items():
         if part not in ("A", "B", "EA", "EB", "magnitude", "base", "weight", "tokens"):
-            raise adapter.unread_error(f"stores {module}.{part}")
+            raise adapter.unread_error(f"stores {module}.{part}, which is not supported")
         flat = len(tensor.shape) != 2 and part != "magnitude"
         if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape or flat:
             raise adapter.unread_error(
-                f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}"
+                f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}, where a matrix of "
+                "floats is expected"
             )
         narrow = part in ("B", "magnitude")
         located[part] = await adapter.files.matrix(adapter.file, tensor, narrow=narrow)
@@ -557,34 +594,35 @@ async def _located(
 def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Update:
     settings = adapter.settings
     if settings.get("peft_type") != "LORA":
-        raise adapter.unread_error(f"changes {module}")
+        raise adapter.unread_error(f"changes {module} by a method that is not supported")
     factors = sorted({"A", "B", "EA", "EB"} & place.keys())
     embedding = factors == ["EA", "EB"]
     if factors != ["A", "B"] and not embedding:
-        raise adapter.unread_error(f"lacks a factor of {module}")
+        raise adapter.unread_error(f"lacks one of the two factors of {module}")
     a = place[factors[0]]
     b = place[factors[1]]
     magnitude = place.get("magnitude")
     use = settings.get("use_dora")
     if (magnitude is not None) != bool(use):
         raise adapter.unread_error(
-            f"has use_dora={use!r} without the matching magnitudes of {module}"
+            f"has use_dora={use!r}, which contradicts the tensors that it stores for {module}"
         )
     if magnitude is not None and embedding:
         raise adapter.unread_error(
-            f"is a DoRA of the embedding {module}, whose lengths depend on all rows at once"
+            f"applies DoRA to the embedding {module}, where every row depends on all others"
         )
     rank = a.shape[0]
     alpha = _setting(adapter, "lora_alpha", 8, "alpha_pattern", module)
     if type(alpha) not in (int, float) or not math.isfinite(alpha) or b.shape[1] != rank:
-        ranks = f"{rank} and {b.shape[1]}"
         raise adapter.unread_error(
-            f"has lora_alpha {alpha!r} and factors of ranks {ranks} for {module}"
+            f"has lora_alpha {alpha!r} and factors of ranks {rank} and {b.shape[1]} for {module}, "
+            "where a finite number and equal ranks are expected"
         )
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
         raise adapter.unread_error(
-            f"has factors of rank {rank} for {module}, for which {CONFIG} says {stated!r}: PEFT loads neither"
+            f"has factors of rank {rank} for {module}, for which {CONFIG} says r={stated!r}: PEFT does "
+            "not load it"
         )
     scaling = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     return _Update(a, b, scaling, embedding, magnitude)
@@ -612,6 +650,8 @@ def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]
         stated = _of_module(stated, module)
     natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
     if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
-        rows = f"the {matrix.shape[0]} rows for {module}"
-        raise adapter.unread_error(f"does not say to which tokens {rows} belong")
+        raise adapter.unread_error(
+            f"does not say to which tokens the {matrix.shape[0]} rows for {module} belong "
+            "(trainable_token_indices)"
+        )
     return tuple(stated)

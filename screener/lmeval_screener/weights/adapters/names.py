@@ -1,10 +1,11 @@
 """Which modules an adapter's tensors change, and whether its base has them, by names alone.
 
-PEFT stores a change under the name of the module in the base's class, behind ``base_model.model.``, and
-leaves out, with a warning at most, what fits no module (peft 0.21, ``set_peft_model_state_dict``). A
-checkpoint's stored names are those of its class, with these exceptions: the class's own prefix may be missing
-(GPT-2 as published), and transformers 5 renames modules of wrappers, of experts and of some architectures, in
-the base and in LoRAs alike. There only what no loader takes off a name counts: names cannot tell what fits.
+PEFT stores a change under the name of the module in the base's class, behind ``base_model.model.``,
+and leaves out, with a warning at most, what fits no module (peft 0.21,
+``set_peft_model_state_dict``). A checkpoint's stored names are those of its class, with these
+exceptions: the class's own prefix may be missing (GPT-2 as published), and transformers 5 renames
+modules of wrappers, of experts and of some architectures, in the base and in LoRAs alike. There
+only what no loader takes off a name counts: names cannot tell what fits.
 """
 
 from __future__ import annotations
@@ -41,14 +42,18 @@ _SURPLUS = {
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a tensor's name, at most 40: no more are looked at."""
+    """Split a tensor's name at its dots: at most 40 words, from its first 1000 characters."""
     return name[:_LENGTH].split(".")[:_WORDS]
 
 
 def module_of(name: str) -> str:
-    """The module that an adapter's tensor changes; empty for a tensor of the whole adapter, such as a prompt.
+    """Return the name of the module that an adapter's tensor changes.
 
-    The module still has the prefix of PEFT if the tensor has it twice, or another program's.
+    The name is empty for a tensor of the whole adapter, such as a prompt. The prefix
+    ``base_model.model.`` is removed once; a second one stays, and so does another program's prefix.
+
+    >>> module_of("base_model.model.lm_head.lora_A.weight")
+    'lm_head'
     """
     words = words_of(name.removeprefix(PREFIX))
     if words[0] == "base_model" and len(words) == 2:
@@ -60,12 +65,13 @@ def module_of(name: str) -> str:
 
 
 class BaseModules:
-    """The modules of a base, by the names of its stored tensors.
+    """The modules of a base model, known from the names of its stored tensors.
 
     Args:
-        stored: Names of all its tensors.
-        types: Its ``model_type``, and that of the language model inside it.
-        forgiving: Whether a tensor also fits without PEFT's prefix, as where transformers itself loads it.
+        stored: Names of all tensors of the base.
+        types: The ``model_type`` of the base, and that of a language model inside it.
+        forgiving: Whether an adapter's tensor may lack the prefix ``base_model.model.``, as it may
+            if transformers itself loads the adapter.
     """
 
     def __init__(
@@ -84,14 +90,16 @@ class BaseModules:
         self._forgiving = forgiving
 
     def fits(self, name: str) -> bool:
-        """Whether an adapter's tensor of this name changes a module of the base."""
+        """Whether an adapter's tensor of this name belongs to a module of the base."""
         module = module_of(name)
         if not module:
             return True
-        return (self._forgiving or name.startswith(PREFIX)) and self.has(module)
+        if not self._forgiving and not name.startswith(PREFIX):
+            return False
+        return self.has(module)
 
     def has(self, module: str) -> bool:
-        """Whether the base's class has a module of this name."""
+        """Whether the base has a module of this name; True if the stored names cannot tell."""
         if module.startswith(tuple(_SURPLUS)):
             return False
         if self._renamed or module in _HEAD_MODULES:
@@ -101,22 +109,30 @@ class BaseModules:
         inner = module.removeprefix(self._class_prefix)
         if self._class_prefix and inner == module:
             return False
-        # Experts are fused by transformers 5, and what stands around them is renamed.
-        return (_to_layers(inner) if self._has_experts else inner) in self._names
+        if self._has_experts:
+            # transformers 5 fuses them, and renames what stands around them.
+            inner = _to_layers(inner)
+        return inner in self._names
 
     def mistake(self, names: Iterable[str]) -> str:
-        """How tensors that fit nothing came to their names, and the step that mends it; empty if unknown."""
+        """Explain why the names of an adapter's tensors fit no module of the base, and what to do.
+
+        The text is empty if no known mistake explains the names.
+        """
         modules = [module for module in map(module_of, names) if module]
         for surplus, how in _SURPLUS.items():
             if all(module.startswith(surplus) for module in modules):
                 return f"{how}: remove the surplus {surplus!r} from the names of its tensors"
         for prefix in sorted(_CLASS_PREFIXES):
             if all(self.has(prefix + module) for module in modules):
-                return f"it was trained on AutoModel, without the head: write {prefix!r} before its modules"
+                return (
+                    "it was trained on a model loaded by AutoModel, which has no head: put "
+                    f"{prefix!r} before the names of its modules"
+                )
         return ""
 
     def example(self) -> str:
-        """The name of a module of the base, to show how they begin."""
+        """Return the name of one of the modules, to show in a message; empty if there is none."""
         inside = [name for name in self._names if _to_layers(name) != name]
         return min(inside or self._names, key=lambda name: (-name.count("."), name), default="")
 
@@ -164,4 +180,6 @@ def _to_layers(module: str) -> str:
 def _without_wrappers(module: str) -> str:
     """A module's name without the wrappers before it."""
     word, _, inner = module.partition(".")
-    return _without_wrappers(inner) if inner and word in _WRAPPER_WORDS else module
+    if not inner or word not in _WRAPPER_WORDS:
+        return module
+    return _without_wrappers(inner)

@@ -1,9 +1,9 @@
 """Which of PEFT's patterns for modules, those of ``alpha_pattern`` and ``rank_pattern``, matches a name.
 
-PEFT takes the first key whose expression matches the whole name or its end, after a dot. An expression may
-keep a backtracking engine busy for ever, and here it comes from a stranger's file: a pattern is followed by
-sets of places, in time linear in its length times the name's. Expressions beyond names, classes of
-characters, their repetition and alternatives are refused.
+PEFT takes the first key whose expression matches the whole name or its end, after a dot. An
+expression may keep a backtracking engine busy for ever, and here it comes from a stranger's file: a
+pattern is followed by sets of places, in time linear in its length times the name's. Expressions
+beyond names, classes of characters, their repetition and alternatives are refused.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ class _Atom(NamedTuple):
 
 
 class UnknownPattern(ValueError):
-    """An expression that is more than names, classes of characters, repetitions and alternatives."""
+    """A PEFT pattern with regular-expression syntax that is not supported.
+
+    Supported are names, character classes, repetition and alternatives.
+    """
 
 
 def first_match(patterns: Iterable[str], module: str) -> str | None:
-    """The first pattern that matches a module's name as PEFT matches; None for none.
+    """Return the first pattern that matches a module's name by PEFT's rules, or None.
+
+    A pattern is a regular expression of the whole name, or of its end after a dot.
 
     Raises:
-        UnknownPattern: A pattern before the match is another kind of expression.
+        UnknownPattern: A pattern before the match is an expression that is not supported.
     """
     for pattern in patterns:
         if _matches(pattern, module):

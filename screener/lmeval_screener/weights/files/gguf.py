@@ -1,9 +1,10 @@
 """GGUF models: choice of the file, header by ranges, vocabulary and output projection.
 
-A GGUF file begins with a header (key-value pairs, among them the whole vocabulary, then the tensors' names,
-shapes and offsets); the tensors' data follow. Strings have no index, so the header is walked from its start
-and fetched in pieces, each byte once. Rows are whole blocks of their quantisation, so single rows can be read
-by ranges; the ``gguf`` package turns quantised blocks into numbers.
+A GGUF file begins with a header (key-value pairs, among them the whole vocabulary, then the
+tensors' names, shapes and offsets); the tensors' data follow. Strings have no index, so the header
+is walked from its start and fetched in pieces, each byte once. Rows are whole blocks of their
+quantisation, so single rows can be read by ranges; the ``gguf`` package turns quantised blocks into
+numbers.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -131,14 +132,25 @@ class _Blocks(Matrix):
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A GGUF model's output projection and tokenizer, in one file or in parts."""
+    """The output projection and the tokenizer of a GGUF model, which is one file or several parts.
+
+    Attributes:
+        projection: The output projection.
+        tokenizer: SHA-256 of the vocabulary, the same for all files of one tokenizer.
+        pairs: The entries of the header that describe the vocabulary.
+    """
 
     projection: OutputProjection
-    tokenizer: str  # digest of its vocabulary; the same for all files of one tokenizer
-    pairs: Mapping[str, Any]  # the header's entries on the vocabulary
+    tokenizer: str
+    pairs: Mapping[str, Any]
 
     async def vocabulary(self) -> Vocabulary:
-        """The vocabulary in the header; ScreeningError if its pieces do not spell their leading space."""
+        """Return the vocabulary in the header.
+
+        Raises:
+            ScreeningError: ``BadTokenizer``: the kind of the vocabulary is not supported, since its
+                pieces do not spell their leading space.
+        """
         model = self.pairs["model"]
         kind = _VOCABULARIES.get(model)
         if kind is None:
@@ -161,7 +173,16 @@ class GgufModel:
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
-    """The GGUF file, or its parts in order, that ``choice`` names; ScreeningError for none or several.
+    """Choose the GGUF file that ``choice`` names, or all its parts in order.
+
+    Args:
+        files: The paths of all files in the repository or folder.
+        choice: A file's name, or a word of it such as ``Q8_0``; None if there is one model only.
+        repo: Name of the repository or folder in messages.
+
+    Raises:
+        ScreeningError: No model has that name or a part is missing (``FileNotFound``), or several
+            models have it (``SeveralFiles``).
 
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
@@ -179,7 +200,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
         raise cannot(
             "SeveralFiles",
             f"it holds {len(matching)} GGUF models ({', '.join(matching)})",
-            f"name one: {repo}:{matching[0].rpartition('/')[2]}, or each that you want to compare",
+            f"name one, such as {repo}:{matching[0].rpartition('/')[2]}, or several to compare them",
         )
     parts = models[matching[0]]
     if matching[0] in parts:  # whole, whether or not its parts are there too
@@ -187,7 +208,9 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
     part = PART.search(parts[0])
     if part and len(parts) != int(part[2]):
         raise ScreeningError(
-            "FileNotFound", f"{repo} has {len(parts)} of the {int(part[2])} parts of {matching[0]}"
+            "FileNotFound",
+            f"{repo} has {len(parts)} of the {int(part[2])} parts of {matching[0]}; add the others, or "
+            "download it again",
         )
     return tuple(parts)
 
@@ -207,9 +230,10 @@ def _named(models: Mapping[str, Sequence[str]], choice: str) -> list[str]:
 
 
 async def models_among(snapshot: Snapshot) -> list[str]:
-    """The GGUF files that may hold a model: of several, without those whose header says another kind.
+    """Return the GGUF files that may hold a model.
 
-    Other kinds are adapters (``general.type``) and projectors of images and sound (architecture ``clip``).
+    LoRA adapters and projectors of images or sound are left out, judged by the files' headers.
+    Headers are read only if there are 2 to 16 models. If no file would be left, all are returned.
     """
     files = sorted(path for path in snapshot.files if path.endswith(".gguf"))
     whole = {PART.sub(".gguf", path) for path in files}
@@ -243,12 +267,24 @@ def _kind(pairs: Mapping[str, Any]) -> str:
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Read a GGUF file's header; ScreeningError (``BadHeader``) if it does not fit the file."""
+    """Read the header of a GGUF file.
+
+    Raises:
+        ScreeningError: ``BadHeader``: the header is broken, or contradicts the file.
+    """
     return await _Walk(file).header()
 
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
-    """Locate a GGUF model's output projection and vocabulary; ScreeningError if one is missing or broken."""
+    """Find the output projection and the vocabulary of a GGUF model.
+
+    Args:
+        snapshot: The repository or folder.
+        names: The model's file, or all its parts in order.
+
+    Raises:
+        ScreeningError: The output projection or the vocabulary is missing, or a file is broken.
+    """
     files = WeightFiles(snapshot)
     what = f"{names[0]} of {snapshot.repo}"
     places: dict[str, tuple[str, Tensor]] = {}
@@ -263,7 +299,8 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         if not places.keys().isdisjoint(header.tensors):
             raise ScreeningError(
                 "BadHeader",
-                f"two parts of {what} hold a tensor of the same name; download or save them again",
+                f"two parts of the model {what} hold a tensor of the same name; download or save them "
+                "again",
             )
         for tensor in header.tensors.values():
             places[tensor.name] = (name, tensor)
@@ -274,14 +311,14 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         raise cannot(
             "NoOutputProjection",
             f"none of the {len(places)} tensors of {what} is output.weight or token_embd.weight",
-            "it may be an adapter or a projector",
+            "check that it is a whole model, not an adapter or a projector",
         )
     file, tensor = places[head]
     if len(tensor.shape) != 2 or tensor.dtype in _INTEGERS:
         raise cannot(
             "NoOutputProjection",
             f"{head} of {what} is not a matrix of weights: {tensor.dtype} of shape {tensor.shape}",
-            "check that the file is a language model",
+            "check that the file holds a language model",
         )
     vocabulary = _vocabulary_pairs(pairs, what)
     digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
@@ -313,11 +350,13 @@ def _final_norm(
     kind = _NORMS.get(str(architecture))
     if kind is None:
         stated = architecture if isinstance(architecture, str) else "an unnamed architecture"
-        return StoredNorm(files, reason=f"the norm of {stated} is not known")
+        return StoredNorm(files, reason=f"the final normalisation layer of {stated} is not known")
     if name not in places and architecture == _NORM_WITHOUT_WEIGHT:
         return StoredNorm(files, kind=kind)
     if name not in places or places[name][1].dtype not in PLAIN_DTYPES:
-        return StoredNorm(files, reason=f"the GGUF file holds no {name} in plain numbers")
+        return StoredNorm(
+            files, reason=f"the GGUF file does not hold {name} as floating-point numbers"
+        )
     return StoredNorm(files, name, places[name][:1], kind)
 
 
@@ -326,10 +365,15 @@ def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
     tokens = pairs.get("tokenizer.ggml.tokens")
     types = pairs.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise ScreeningError("BadTokenizer", f"expected a vocabulary of texts in {what}, got none")
+        raise ScreeningError(
+            "BadTokenizer",
+            f"expected a list of texts as the vocabulary of {what}, got none; convert the model again",
+        )
     if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
         raise ScreeningError(
-            "BadTokenizer", f"{what} has {len(tokens)} tokens and another number of token types"
+            "BadTokenizer",
+            f"expected a type for each of the {len(tokens)} tokens in {what}, got another number; "
+            "convert the model again",
         )
     return {
         "model": str(pairs.get("tokenizer.ggml.model", "")),

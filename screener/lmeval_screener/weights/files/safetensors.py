@@ -31,7 +31,11 @@ class _Entry(NamedTuple):
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Read a ``.safetensors`` file's header, in one request or two; ScreeningError if it is broken."""
+    """Read the header of a safetensors file, in one request or two.
+
+    Raises:
+        ScreeningError: ``BadHeader``: the header is broken, or contradicts the file.
+    """
     start = await file.read(0, min(file.guess, file.size))
     length = parse_length(start, file.size)
     body = start[8 : 8 + length]
@@ -41,7 +45,15 @@ async def read_header(file: WeightFile) -> Header:
 
 
 def parse_length(start: bytes, file_size: int) -> int:
-    """The JSON header's length in bytes, from the first 8 bytes; ScreeningError if the file is shorter."""
+    """Return the length of the JSON header in bytes, which the first 8 bytes of a file state.
+
+    Args:
+        start: The first bytes of the file.
+        file_size: Size of the whole file in bytes.
+
+    Raises:
+        ScreeningError: ``BadHeader``: the file is shorter than that, or the length is too large.
+    """
     if len(start) < 8 or file_size < 10:
         raise _bad(f"the file is {file_size} bytes, too short for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])
@@ -57,11 +69,18 @@ def parse_length(start: bytes, file_size: int) -> int:
 
 
 def parse_header(body: bytes, file_size: int) -> Header:
-    """A header's tensors, if all its entries are valid; else ScreeningError.
+    """Parse a JSON header, and check it against the file.
 
-    Checked: JSON without duplicate keys, every value of its type (numbers are ints, not bools, floats or
-    strings), known dtypes, shape × dtype = bytes, and the tensors laid end to end from the first byte of data
-    to the last byte of the file.
+    It must be JSON without duplicate keys, with known dtypes and with whole numbers where numbers
+    belong. The shape and dtype of each tensor must give its number of bytes, and the tensors must
+    lie end to end, up to the last byte of the file.
+
+    Args:
+        body: The JSON.
+        file_size: Size of the whole file in bytes.
+
+    Raises:
+        ScreeningError: ``BadHeader``: the header breaks one of these rules.
     """
     if not body.startswith(b"{"):
         raise _bad(f"it begins with {body[:1]!r}, not with a brace")
@@ -70,7 +89,9 @@ def parse_header(body: bytes, file_size: int) -> Header:
     except ValueError as error:
         raise _bad(f"it is not valid JSON ({error})") from error
     if not isinstance(fields, dict):
-        raise _bad("it is not a JSON object")
+        raise _bad(
+            "it holds a tensor's entry (dtype, shape, data_offsets) where the tensors' names are expected"
+        )
     metadata = fields.pop("__metadata__", None)
     if not isinstance(metadata, dict):
         metadata = {}
@@ -93,7 +114,9 @@ def parse_header(body: bytes, file_size: int) -> Header:
 
 def _tensor(name: str, entry: Any, offset: int) -> Tensor:
     if len(name) > NAME:
-        raise _bad(f"the name {name!r} has {len(name)} characters, more than {NAME}")
+        raise _bad(
+            f"a tensor's name has {len(name):,} characters, more than {NAME:,} ({name[:40]!r}…)"
+        )
     if not isinstance(entry, _Entry):
         raise _bad(f"the entry of {name!r} {_fault(entry)}")
     tensor = Tensor(name, entry.dtype, entry.shape, offset + entry.begin, offset + entry.end)
@@ -117,7 +140,7 @@ def _of_pairs(pairs: list[tuple[str, Any]]) -> Any:
 def _fault(entry: Any) -> str:
     """What is wrong with a tensor's entry; empty if nothing is."""
     if not isinstance(entry, dict) or entry.keys() != _KEYS:
-        return "is not exactly dtype, shape and data_offsets"
+        return "is not an object with exactly the keys dtype, shape and data_offsets"
     dtype = entry["dtype"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         return f"has the unknown dtype {dtype!r}"

@@ -1,10 +1,10 @@
 """PyTorch's own format: tensors in a zip archive by ranges, with a pickle that is read but never run.
 
-``torch.save`` writes an uncompressed zip: ``NAME/data.pkl`` lists the tensors, ``NAME/data/KEY`` holds the
-numbers of a storage. Three ranges (end, local header of the pickle, pickle) locate every tensor's bytes
-(``zip_archive``). The pickle is a program; Python's own unpickler follows it, but
-replaces every name in it by a stand-in that builds a description: nothing that the pickle names is imported
-or called, and names that are not on the list are refused.
+``torch.save`` writes an uncompressed zip: ``NAME/data.pkl`` lists the tensors, ``NAME/data/KEY``
+holds the numbers of a storage. Three ranges (end, local header of the pickle, pickle) locate every
+tensor's bytes (``zip_archive``). The pickle is a program; Python's own unpickler follows it, but
+replaces every name in it by a stand-in that builds a description: nothing that the pickle names is
+imported or called, and names that are not on the list are refused.
 
 Source: https://docs.pytorch.org/docs/stable/notes/serialization.html.
 """
@@ -55,7 +55,12 @@ DTYPES = {
 
 
 async def read_header(file: WeightFile) -> Header:
-    """The tensors in a file of ``torch.save``, as far as its directory locates them; else ScreeningError."""
+    """Read where a file of ``torch.save`` holds its tensors, without executing its pickle.
+
+    Raises:
+        ScreeningError: The file is broken (``BadArchive``), a bare pickle of an old torch
+            (``LegacyPickle``), or no state dictionary (``UnsafePickle``, ``RandomWeights``).
+    """
     what = file.what
     head = await file.read(0, min(4, file.size))
     if head[:1] == b"\x80":
@@ -68,7 +73,7 @@ async def read_header(file: WeightFile) -> Header:
     pickles = [name for name in entries if name.endswith("data.pkl")]
     if len(pickles) != 1 or pickles[0].count("/") != 1:
         raise broken(
-            f"it holds {len(pickles)} data.pkl, expected one: it may be a TorchScript model"
+            f"expected one file data.pkl, got {len(pickles)}: it may be a TorchScript model"
         )
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
@@ -82,7 +87,7 @@ async def read_header(file: WeightFile) -> Header:
         raise ScreeningError(
             "UnsafePickle",
             f"refused because the pickle of {what} {error}, which no state dictionary needs; none of it "
-            "was executed",
+            "was executed: ask for the weights in safetensors",
         ) from error
     except ScreeningError:
         raise
@@ -291,7 +296,9 @@ def _placed(
 ) -> Tensor:
     """A tensor with its bytes, as if its entry's local header held only the name (`zip_archive.locate`)."""
     if len(name) > NAME:
-        raise broken(f"the name {name!r} has {len(name)} characters, more than {NAME}")
+        raise broken(
+            f"a tensor's name has {len(name):,} characters, more than {NAME:,} ({name[:40]!r}…)"
+        )
     storage = tensor.storage
     called = f"{root}data/{storage.key}"
     if called not in entries:
@@ -300,7 +307,7 @@ def _placed(
     size = DTYPE_BITS[storage.dtype] // 8
     if storage.elements is not None and storage.elements * size != entry.file_size:
         raise broken(
-            f"the storage of {name!r} does not have the announced {storage.elements} elements"
+            f"the storage of {name!r} has another size than the stated {storage.elements} elements"
         )
     last = tensor.offset + sum(
         (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)

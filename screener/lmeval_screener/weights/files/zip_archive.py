@@ -1,6 +1,7 @@
 """Zip archives of uncompressed entries, read by ranges.
 
-The archive's directory is at its end: two ranges, that end and an entry's local header, locate an entry.
+The archive's directory is at its end: two ranges, that end and an entry's local header, locate an
+entry.
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ _OTHER_PLACE = re.compile(
 
 
 async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
-    """A tensor with its exact byte range, by its entry's local header; ScreeningError if it does not fit."""
+    """Return a tensor with its exact byte range, which the local header of its entry gives.
+
+    Args:
+        file: The archive.
+        tensor: The tensor, placed as if the local header held nothing but the entry's name.
+        offset: Position of the local header.
+        name: Name of the entry.
+
+    Raises:
+        ScreeningError: ``BadArchive``: the entry is not at that place, or reaches beyond the file.
+    """
     shift = await _start(file, offset, name) - least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
     if located.end > file.size:
@@ -33,10 +44,19 @@ async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Te
 
 
 async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo]:
-    """Entries by name; ScreeningError if one is compressed or overlaps; ``head``: the first bytes."""
+    """Return the entries of an archive by name, read from its directory.
+
+    Args:
+        file: The archive.
+        head: The first four bytes of the file.
+
+    Raises:
+        ScreeningError: ``BadArchive``: the directory is broken, or entries are compressed or
+            overlap.
+    """
     size = file.size
     if head[:4] != _LOCAL:
-        raise broken(f"it begins with {head!r}, unlike a zip archive")
+        raise broken(f"it begins with {head!r}, as no zip archive does")
     begin = max(0, size - _TAIL)
     body = await file.read(begin, size)
     while True:
@@ -66,16 +86,16 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
         if announced not in (number, unstated):
             count, _, start = record
             raise broken(
-                f"its record announces {count} entries at byte {start}, which is not its directory"
+                f"its end announces a directory of {count} entries at byte {start}, which is not there"
             )
     entries: dict[str, zipfile.ZipInfo] = {}
     end = 0
     for entry in in_steps(sorted(listed, key=lambda entry: entry.header_offset)):
         name = _name(entry).decode("utf-8", "replace")
         if name in entries:
-            raise broken(f"an entry is called {name!r} like another")
+            raise broken(f"two entries have the name {name!r}")
         if _OTHER_PLACE.match(name):
-            raise broken(f"an entry is called {name!r}")
+            raise broken(f"the name of the entry {name!r} leads out of the archive")
         if entry.flag_bits & 1 or entry.compress_type or entry.compress_size != entry.file_size:
             raise broken(
                 f"the entry {name!r} is compressed or encrypted: write the file without compression",
@@ -105,14 +125,29 @@ async def _start(file: WeightFile, offset: int, name: str) -> int:
 
 
 def least_start(offset: int, name: str) -> int:
-    """Offset of an entry's content if its local header holds only the name."""
+    """Return where an entry's content begins if its local header holds nothing but the name.
+
+    Args:
+        offset: Position of the local header.
+        name: Name of the entry.
+    """
     return offset + 30 + len(name.encode())
 
 
 async def content(
     file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name: str, most: int
 ) -> bytes:
-    """An entry's bytes; ScreeningError if there are more than ``most``."""
+    """Read the content of an entry.
+
+    Args:
+        file: The archive.
+        entries: Its entries by name.
+        name: Name of the entry.
+        most: Size in bytes above which the entry is refused.
+
+    Raises:
+        ScreeningError: ``BadArchive``: the entry is larger, or not where the directory says.
+    """
     entry = entries[name]
     if entry.file_size > most:
         raise broken(f"{name!r} has {entry.file_size} bytes, more than {most}")
@@ -121,5 +156,5 @@ async def content(
 
 
 def broken(reason: str) -> DamagedError:
-    """The error for an archive that contradicts its own directory."""
+    """Return the error for a broken archive; the clause ``reason`` says what is wrong with it."""
     return DamagedError("the archive", reason, "BadArchive")
