@@ -1,10 +1,11 @@
 """Runs of several models or checkpoints on the same documents: paired differences per slice.
 
-Documents are matched by :func:`~lmeval_dispersion.store.joining.join`. Right and wrong answers
-are compared by McNemar's exact test, other scores by `statistics.paired_bounds`. Several tasks lead with the
-mean over tasks, several runs with those that are not shown worse than the best. The difference of two
-dispersions over shared documents has the jackknife error of the differences of leave-one-out values, and
-Student's point. `benchmarks/audit_conclusions.py --differences` counts false claims.
+Documents are matched by :func:`~lmeval_dispersion.store.joining.join`. Right and wrong answers are
+compared by McNemar's exact test, other scores by `statistics.paired_bounds`. With several tasks the
+report begins with the mean over tasks; with several runs it begins with those that are not shown
+worse than the best. The difference of two dispersions over shared documents has the jackknife error
+of the differences of leave-one-out values, and Student's point. `benchmarks/audit_conclusions.py
+--differences` counts false claims.
 """
 
 from __future__ import annotations
@@ -104,14 +105,40 @@ _SHORT = {
 
 @dataclass(frozen=True)
 class Difference:
-    """One slice of a run compared with the first run's; NaN where undefined.
+    """One slice of a run compared with the same slice of the first run, the baseline.
 
-    A difference is this run minus the first (``…_baseline``), over the ``labelled`` documents with a score in
-    both. ``gained`` documents are right in this run only, ``lost`` ones in the first only; None without
-    scores, or where some are not 0 or 1: ``accuracy_p`` is then the interval's, else McNemar's.
-    ``not_finite`` documents have no finite answer in one of the runs; ``…_as_wrong`` counts those as wrong,
-    and ``changes`` is whether the verdict on accuracy is then another one. ``reason`` explains missing
-    intervals. ``percent``: all scores are from 0 to 1.
+    A difference is this run minus the baseline. Numbers that are not defined are NaN.
+
+    Attributes:
+        slice: Name of the slice.
+        documents: Number of shared documents.
+        labelled: Number of documents that have a score in both runs; the accuracies are over these.
+        accuracy: This run's mean score.
+        accuracy_baseline: The baseline's mean score.
+        accuracy_difference: Difference of the mean scores.
+        accuracy_low: Lower end of its 95 % interval.
+        accuracy_high: Upper end of its 95 % interval.
+        gained: Number of documents that only this run answers right; None without scores, or if a
+            score is neither 0 nor 1.
+        lost: Number of documents that only the baseline answers right; None as ``gained``.
+        accuracy_p: McNemar's exact p-value; where ``gained`` is None that of the paired interval.
+        not_finite: Number of documents without a finite answer in one of the runs.
+        accuracy_as_wrong: This run's mean score if these count as wrong; NaN without any.
+        accuracy_baseline_as_wrong: The baseline's mean score if these count as wrong; NaN without
+            any.
+        changes: Whether the verdict on accuracy changes if these count as wrong.
+        probability: This run's mean probability of the right answer.
+        probability_baseline: The baseline's mean probability of the right answer.
+        probability_difference: Difference of the mean probabilities.
+        probability_se: Its paired standard error.
+        probability_p: Its p-value by a paired t-test.
+        dispersion: Mean cosine distance of this run's vectors.
+        dispersion_baseline: Mean cosine distance of the baseline's vectors.
+        dispersion_difference: Difference of the dispersions.
+        dispersion_low: Lower end of its 95 % interval.
+        dispersion_high: Upper end of its 95 % interval.
+        reason: Why there are no intervals; None where there are.
+        percent: Whether all scores are from 0 to 1, so that they can be shown in percent.
     """
 
     slice: Annotated[str, Col("Slice")]
@@ -158,20 +185,25 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """The key that sorts slices: difference of accuracy, else of dispersion, else NaN."""
+        """The number by which slices are sorted.
+
+        The difference of accuracy; where it is NaN the difference of dispersion, which may be NaN
+        too.
+        """
         if math.isnan(self.accuracy_difference):
             return self.dispersion_difference
         return self.accuracy_difference
 
     def figure(self, name: str) -> Interval:
-        """A difference with its interval; ``name``: dispersion or accuracy."""
+        """Return the difference of ``name`` (accuracy or dispersion), with interval."""
         ends = (f"{name}_{part}" for part in ("difference", "low", "high"))
         return Interval(*(getattr(self, end) for end in ends))
 
     def side(self, name: str) -> int:
-        """1 or -1 where the difference's interval leaves out 0, else 0; ``name``: dispersion or accuracy.
+        """Return 1 or -1 if the interval of ``name`` (accuracy or dispersion) excludes 0.
 
-        0 also for an accuracy whose verdict changes with the answers that are not finite.
+        Else 0, also for an accuracy whose verdict changes if answers that are not finite count as
+        wrong.
         """
         if self.changes and name == "accuracy":
             return 0
@@ -180,10 +212,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """One run compared with the first: all documents, then slices by falling difference.
+    """One run compared with the first run.
 
-    ``tasks`` holds the mean over tasks, then each task; empty for one task. ``no_verdict`` says why the
-    accuracies support none, else None.
+    Attributes:
+        run: Name of the run.
+        layer: Layer of its vectors.
+        slices: All documents first, then the slices by falling difference.
+        tasks: The mean over tasks first, then each task; empty if there is one task.
+        no_verdict: Why the accuracies support no verdict; None if they support one.
     """
 
     run: str
@@ -194,27 +230,35 @@ class Compared:
 
     @property
     def leading(self) -> Difference:
-        """The row that the verdict is on: the mean over tasks, else all documents."""
+        """The row that the verdict is on: the mean over tasks; of one task all documents."""
         return self.tasks[0] if self.tasks else self.slices[0]
 
     @property
     def sliced(self) -> bool:
-        """Whether the slices are others than the tasks."""
+        """Whether the slices are anything else than the tasks themselves."""
         tasks = {row.slice for row in self.tasks[1:]}
         return not tasks or {row.slice for row in self.slices[1:]} != tasks
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(RunReport):
-    """Runs compared with the first, over the documents that all share.
+    """Runs compared with the first, over the documents that all of them share.
 
     Attributes:
-        left_out: Number of documents of each run, the first too, that others lack, or with another target.
-        best: Of three runs or more, which are not shown worse than the best; None for two.
-        warnings: Answers that say more of a run's settings than of its model, by the sanity pass.
+        baseline: Name of the first run.
+        layer: Layer of the first run's vectors.
+        by: The column that makes the slices.
+        documents: Number of shared documents.
+        left_out: For each run, the first included, the number of its documents that another run
+            lacks or has with another target.
+        others: Each other run, compared with the first.
+        best: Of three runs or more, the ones that are not shown worse than the best; None for two
+            runs.
+        warnings: Sentences on answers that tell more about a run's settings than about its model.
         cautions: Why the intervals are too short for a conclusion; empty where they support one.
-        notes: Other differences between the runs.
-        filters: Filters of a task that differ by more than chance from the one that scores.
+        notes: Sentences on other differences between the runs.
+        filters: Sentences on lm-eval filters whose scores differ by more than chance from the
+            filter that is compared.
     """
 
     template = "comparison.jinja"
@@ -234,11 +278,14 @@ class Comparison(RunReport):
 
     @property
     def names(self) -> list[str]:
-        """Short names of the runs for sentences, the first run first."""
+        """Short names of the runs for sentences, in the order of the runs."""
         return short_names([self.baseline, *(other.run for other in self.others)])
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """The rows of every run but the first: ``run`` and the fields of `Difference`; tasks after slices."""
+        """Return a row for every slice, then every task, of each run but the first.
+
+        A row has the run's name as ``run``, and the fields of `Difference`.
+        """
         rows = list[Mapping[str, Any]]()
         for other in self.others:
             tasks = other.tasks if other.sliced else other.tasks[:1]
@@ -247,9 +294,10 @@ class Comparison(RunReport):
         return rows
 
     def tables(self) -> dict[str, Table]:
-        """``run-0``, …: each other run's slices, all documents first, then by falling difference.
+        """Return the tables of each run but the first, numbered from 0.
 
-        ``tasks-0``, … of several tasks: their mean, all documents, and each task.
+        ``run-0``: all documents, then the slices by falling difference. ``tasks-0``, if there are
+        several tasks: their mean, all documents, then each task.
         """
         tables: dict[str, Table] = {}
         for i, other in enumerate(self.others):
@@ -266,7 +314,11 @@ class Comparison(RunReport):
         return tables
 
     def charts(self) -> dict[str, Chart]:
-        """``accuracy-0``, ``dispersion-0``, …: each other run's differences; only those with intervals."""
+        """Return the charts of each run but the first, numbered from 0.
+
+        ``accuracy-0`` and ``dispersion-0`` show the differences of the slices with an interval; a
+        chart without any is left out.
+        """
         more = ", and more where documents repeat" if self.cautions else ""
         charts = {}
         for i, other in enumerate(self.others):
@@ -287,7 +339,7 @@ class Comparison(RunReport):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """Template values: the sentences on each run, and the runs' names."""
+        """Return the template's values: the runs' names, and the sentences on the runs."""
         best = ""
         of_these = ""
         tasks = len(self.others[0].tasks) - 1
@@ -478,14 +530,16 @@ def _reach(row: Difference, name: str) -> float:
 
 @takes(Comparing)
 def compare(asked: Comparing) -> Comparison:
-    """Compare runs with the first, with paired intervals, as ``dispersion compare`` does.
+    """Compare runs with the first one, with paired intervals, as ``dispersion compare`` does.
 
-    Scores of a named metric may have any range.
+    Scores of a ``metric`` that is named may have any range.
 
     Raises:
-        UsageError: Fewer than two runs, runs and ``demo``, or no such column or layer.
-        StoreError, HarnessError: A store, or samples, cannot be read.
-        MixedStoresError: No shared documents, other prompts, or another document under the same id.
+        UsageError: Fewer than two runs, runs together with ``demo``, or no such column or layer.
+        StoreError: A store cannot be read.
+        HarnessError: lm-eval's samples cannot be read.
+        MixedStoresError: The runs share no documents, have other prompts, or have another document
+            under the same id.
     """
     paths = asked.runs
     if asked.demo:
@@ -547,7 +601,15 @@ def compare(asked: Comparing) -> Comparison:
 
 
 def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
-    """Each run's rows (n,) of shared documents in one order, and notes; MixedStoresError for unlike runs."""
+    """Match the documents of several runs.
+
+    Returns for each run the rows (n,) of the shared documents, in one order for all, and notes on
+    what differs.
+
+    Raises:
+        MixedStoresError: The runs share no documents, have other prompts, or have another document
+            under the same id.
+    """
     joined = join(
         [JoinedRun(run.store.model, run.store.path, run.documents, run.store.parts) for run in runs]
     )
@@ -709,7 +771,10 @@ def _has_mean(runs: Sequence[_Shared], tasks: Sequence[str]) -> bool:
 
 
 def dispersions(first: Array, second: Array) -> dict[str, Any]:
-    """A :class:`Difference`'s fields on dispersion, by contributions (n,) each; an interval needs n >= 5."""
+    """Compare two runs' dispersions by the contributions (n,) of the same documents.
+
+    Returns the fields of :class:`Difference` on dispersion; without an interval if n < 5.
+    """
     n = len(first)
     numbers = _both("dispersion", float(first.mean()), float(second.mean()))
     if n >= FEWEST:
@@ -721,9 +786,11 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 
 
 def probabilities(x: Array, y: Array, finite: Flags | None = None) -> dict[str, Any]:
-    """A :class:`Difference`'s fields on probabilities (n,) each; empty below five documents without NaN.
+    """Compare two runs' probabilities (n,) of the right answer on the same documents.
 
-    Empty also where the verdict changes when a probability that is not ``finite`` counts as 0.
+    Returns the fields of :class:`Difference` on probability. Empty if fewer than five documents
+    have a probability in both, or if the verdict changes once answers that are not ``finite`` count
+    as 0.
     """
     known = ~np.isnan(x) & ~np.isnan(y)
     if known.sum() < FEWEST:
