@@ -1,4 +1,4 @@
-"""The arguments of an audit, a calibration and a comparison, for commands and for Python."""
+"""What an audit, a calibration and a comparison are asked: the declaration of the arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmeval_dispersion.options import Once
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """The layer whose vectors are read from a run.
+    """Which vectors of a run.
 
     Attributes:
         layer: Layer of the vectors. Default: the run's.
@@ -26,7 +26,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class OneRun(Vectors, Judge):
-    """The finished run that is read, and the seed of random draws.
+    """A finished run.
 
     Attributes:
         run: Folder of the store, or a folder that holds the stores of one run.
@@ -42,7 +42,7 @@ class OneRun(Vectors, Judge):
 
 @dataclass(frozen=True)
 class Auditing(OneRun):
-    """Arguments of :func:`lmeval_dispersion.audit`.
+    """All arguments of an audit.
 
     Attributes:
         slice: Also slice by this column of the documents; may be repeated.
@@ -60,7 +60,7 @@ class Auditing(OneRun):
 
 @dataclass(frozen=True)
 class Ordering(OneRun):
-    """Arguments of ``rank``, which orders documents by their contribution to the dispersion.
+    """All arguments of an order of the documents.
 
     Attributes:
         worst: List the N documents nearest to all others, probably hard ones. Default: none.
@@ -72,13 +72,13 @@ class Ordering(OneRun):
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedDocuments:
-    """The documents to which a calibrator is fitted, or that it estimates, and their slices.
+    """Which documents a calibrator learns from or estimates, and in which slices.
 
     Attributes:
         where: Take only documents that satisfy this, such as "subject in ('anatomy', 'virology')".
             Default: all.
-        slice: Column of the documents that makes the slices. Default: the calibrator's; of a new
-            one subject, else category or task, and cluster where these are too few.
+        slice: Column of the documents that makes the slices. Default: the calibrator's; of a new one
+            subject, else category or task, and cluster where these are too few.
     """
 
     where: Annotated[str | None, Option("EXPR")] = None
@@ -87,7 +87,7 @@ class SlicedDocuments:
 
 @dataclass(frozen=True)
 class Calibrating(SlicedDocuments, Vectors):
-    """Arguments of :func:`lmeval_dispersion.calibrate`.
+    """All arguments of a calibration.
 
     Attributes:
         run: Folder of the store, or a folder that holds the stores of one run.
@@ -101,7 +101,7 @@ class Calibrating(SlicedDocuments, Vectors):
 
 @dataclass(frozen=True)
 class Comparing(Vectors, Judge):
-    """Arguments of :func:`lmeval_dispersion.compare`.
+    """All arguments of a comparison.
 
     Attributes:
         runs: Two runs or more, each the folder of a store, lm-eval's samples (a folder, or a file

@@ -36,10 +36,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    """Run ``dispersion audit`` and return its exit status.
-
-    3 if a run with vectors lacks a part other than confidence, else 0.
-    """
+    """Run ``dispersion audit``; 3 if a run with vectors lacks a part other than confidence, else 0."""
     output = Output.of(args)
     if len(args.runs) > 1:
         raise UsageError(
@@ -101,10 +98,9 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    """Run ``dispersion calibrate`` and return its exit status.
+    """Run ``dispersion calibrate``; returns 0, also for a calibrator that does not beat labels.
 
-    Without ``--from`` 0, also for a calibrator that does not beat the labelled accuracy. With
-    ``--from`` 0 if every slice has an estimate, 3 if some have none, 1 if none has one.
+    With ``--from`` 3 if some slices have no estimate, 1 if none has.
     """
     if args.fitted is not None:
         return _estimate(args)
@@ -155,7 +151,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Run ``dispersion compare``; the exit status is 0."""
+    """Run ``dispersion compare``; returns 0."""
     output = Output.of(args)
     comparison = compare(
         args.runs, demo=args.demo, layer=args.layer, metric=args.metric, slice=args.slice

@@ -319,7 +319,7 @@ class Comparison(RunReport):
         ``accuracy-0`` and ``dispersion-0`` show the differences of the slices with an interval; a
         chart without any is left out.
         """
-        more = ", and more where documents repeat" if self.cautions else ""
+        more = ", and more than that where documents repeat" if self.cautions else ""
         charts = {}
         for i, other in enumerate(self.others):
             for name in ("accuracy", "dispersion"):
@@ -328,13 +328,15 @@ class Comparison(RunReport):
                     continue
                 bounds = (f"{name}_low", f"{name}_high")
                 clear = sum(row.side(name) != 0 for row in rows)
+                verb = "excludes" if clear == 1 else "exclude"
                 percent = name == "accuracy" and all(row.percent for row in rows)
                 axis: Spec | None = {"format": "+%"} if percent else None
                 title = f"Difference of {name}, with 95 % interval"
                 charts[f"{name}-{i}"] = Chart(
                     dots(rows, "slice", f"{name}_difference", bounds, title, axis),
                     f"Difference of {name}, slice by slice; the dashed line marks 0",
-                    f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does{more}.",
+                    f"{clear} of {len(rows)} intervals {verb} 0; by chance about one in twenty "
+                    f"would{more}.",
                 )
         return charts
 
@@ -347,8 +349,8 @@ class Comparison(RunReport):
             best = self.best.sentence()
         if tasks > 0 and not self.cautions:
             of_these = (
-                f"Means and intervals are of these {tasks} tasks; over other tasks a difference may be "
-                "another, and varies more."
+                f"Means and intervals are over these {tasks} tasks; other tasks may show other "
+                "differences, which vary more."
             )
         names = self.names
         sentences = [
@@ -416,7 +418,10 @@ def _accuracy_sentences(
             yield f"Task by task: {'; '.join(f'{row.slice} {_numbers(row)}' for row in tasks)}."
         yield from _parts_sentence(tasks, "task")
         if each and mean.gained is None:  # else all documents weigh alike
-            yield f"All {whole.labelled:,} questions counted once: {_shares(whole)} {_numbers(whole)}."
+            yield (
+                f"With all {whole.labelled:,} questions weighted equally: {_shares(whole)} "
+                f"{_numbers(whole)}."
+            )
     else:
         yield _accuracy_sentence(whole, name, first)
     if other.sliced:
@@ -477,14 +482,17 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     several = "tasks" if by == "task" else f"slices by {by}"
     clear = sorted(holm(p), key=lambda i: p[i])
     if not clear:
-        yield f"Accuracy differs clearly in no {one}, allowing for all {len(p)}."
+        yield f"Accuracy differs clearly in no {one}, corrected for testing all {len(p)}."
         return
     changes = [
         f"{parts[i].slice} ({_change(parts[i], parts[i].accuracy_difference, ' points')})"
         for i in clear[:3]
     ]
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
-    yield f"Accuracy differs clearly in {', '.join(changes)}{more}, allowing for all {len(p)} {several}."
+    yield (
+        f"Accuracy differs clearly in {', '.join(changes)}{more}, corrected for testing all {len(p)} "
+        f"{several}."
+    )
 
 
 def _probability_sentence(row: Difference, name: str, first: str) -> str:
@@ -505,7 +513,7 @@ def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
     numbers = f"({shares}; {interval_text(figure, '+.4f')})"
     side = figure.side(0)
     if not side:
-        return f"Their dispersions do not differ clearly {numbers}."
+        return f"{name} and {first} do not differ clearly in dispersion {numbers}."
     more = "more" if side > 0 else "less"
     return f"{name} is {more} dispersed than {first} {numbers}, which by itself is neither good nor bad."
 
@@ -545,12 +553,13 @@ def compare(asked: Comparing) -> Comparison:
     if asked.demo:
         if paths:
             raise UsageError(
-                f"expected runs, or `--demo` (demo=True) without any, got both: {paths[0]}"
+                f"expected either runs or `--demo` (demo=True), got both; leave out {paths[0]} or --demo"
             )
         paths = sorted(data_folder("demo_runs").glob("sums-*"))
     if len(paths) < 2:
         raise UsageError(
-            f"expected two runs or more, got {len(paths)}; the bundled ones: `dispersion compare --demo`"
+            f"expected two runs or more, got {len(paths)}; `dispersion compare --demo` compares two "
+            "bundled ones"
         )
     is_named = asked.metric is not None
     runs = [read_run(path, asked.layer, asked.metric, any_range=is_named) for path in paths]
@@ -706,7 +715,7 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         return first.nothing or second.nothing
     equal, telling = equal_answers(first.prints, second.prints)
     if equal and equal == telling:
-        return "both answered alike to the last digit"
+        return "the answers of both are identical to the last digit"
     row = other.leading
     if not row.changes:
         return None
@@ -714,8 +723,8 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         f"{mean_text(row.accuracy_as_wrong)} against {mean_text(row.accuracy_baseline_as_wrong)}"
     )
     return (
-        f"it changes where answers that are not finite count as wrong ({_shares(row)} as lm-eval scored "
-        f"them, {counted} then)"
+        f"it depends on how answers that are not finite are counted ({_shares(row)} as lm-eval scored "
+        f"them, {counted} if they count as wrong)"
     )
 
 
@@ -846,11 +855,11 @@ def _notes(runs: Sequence[AuditRun], tasks: set[str]) -> Iterator[str]:
     widths = sorted({run.centred.rows.shape[1] for run in runs if run.centred})
     if len(widths) > 1:
         yield (
-            f"the models have different widths ({', '.join(map(str, widths))}); dispersion compares siblings "
-            "of one size only."
+            f"the models have different widths ({', '.join(map(str, widths))}); compare dispersions only "
+            "of sibling models of one size."
         )
     if any(run.documents["truncated"].eq(True).any() for run in runs):
-        yield "some prompts were truncated, perhaps not the same ones in every run."
+        yield "some prompts were truncated, and not necessarily the same ones in every run."
     for run in runs:
         others = set(run.documents["task"].str.removesuffix(SUFFIX)) - tasks
         for note in run.store.manifest.get("notes", ()):

@@ -341,14 +341,14 @@ def compare_samples(
     verdict = verdict_of(SharedAnswers(x, np.isfinite(x)), SharedAnswers(y, np.isfinite(y)))
     if verdict is None:
         raise HarnessError(
-            f"no document has a finite {name} in both {first} and {second}; run them again"
+            f"no document has a finite {name} in both {first} and {second}; run lm-eval again"
         )
     scores = np.concatenate([x, y])
     scores = scores[np.isfinite(scores)]
     if scores.min() < 0 or scores.max() > 1:
         raise UsageError(
             f"expected scores from 0 to 1, got {name} from {scores.min():g} to {scores.max():g}; name "
-            "another",
+            "another metric",
             argument="metric",
         )
     return replace(
@@ -388,14 +388,17 @@ def _paired(
     ids = a.keys() & b.keys()
     if not shared and ids:
         raise MixedStoresError(
-            f"{first} and {second} have other documents or targets under {len(ids)} ids (the first: "
-            f"{min(ids)}); compare runs on one version of the data"
+            f"{first} and {second} have different documents or targets under the same {len(ids)} ids "
+            f"(the first is {min(ids)}); compare runs on one version of the data"
         )
     if not shared:
-        raise MixedStoresError(f"{first} and {second} share no document; name samples of one task")
+        raise MixedStoresError(
+            f"{first} and {second} share no document; name samples of the same task"
+        )
     if not alike:
         raise MixedStoresError(
-            f"{first} and {second} asked all {len(shared)} shared documents in other prompts; compare runs of "
-            "one prompt (of chat templates, name the runs' folders in `dispersion compare`)"
+            f"{first} and {second} asked all {len(shared)} shared documents in different prompts; compare "
+            "runs with the same prompt (if chat templates differ, give the runs' folders to `dispersion "
+            "compare`)"
         )
     return alike, len(shared) - len(alike)

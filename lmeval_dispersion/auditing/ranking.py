@@ -153,12 +153,12 @@ class Signal:
     ] = None
     auroc_se: float = math.nan
     auroc_low: Annotated[
-        float | None, Col("95 % from", ".3f", hint="DeLong, by the logit.", drop=1)
+        float | None, Col("95 % from", ".3f", hint="DeLong's interval, on the logit scale.", drop=1)
     ] = None
     auroc_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     reliable: bool = False
     inside: Annotated[
-        float | None, Col("Inside", ".3f", hint="Counts only pairs inside one part.")
+        float | None, Col("Inside", ".3f", hint="Counts only pairs from one subject or task.")
     ] = None
     inside_low: Annotated[float | None, Col("95 % from", ".3f", drop=1)] = None
     inside_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
@@ -212,15 +212,16 @@ class Ranking:
     best_other: BestOther | Missing
 
     def tables(self) -> dict[str, Table]:
-        """``signals``: the figures of each signal."""
+        """Return the table ``signals``: the figures of each signal."""
         heading = {"inside": f"Inside {self.by}s"}
         caption = "How well each signal finds wrong answers"
         return {"signals": Table.of(self.signals, caption, name="signals", headings=heading)}
 
     def charts(self) -> dict[str, Chart]:
-        """``deciles``: accuracy by tenths of the contribution, and of the three best other signals.
+        """Return the chart ``deciles``: accuracy in each tenth of the documents, by signal.
 
-        No chart if the contribution has no AUROC.
+        It shows the contribution and the three best other signals. No chart if the contribution has
+        no AUROC.
         """
         ours, *others = self.signals
         if ours.missing:
@@ -373,7 +374,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
     claim = Claim(
         "A low contribution is no better than chance at finding wrong answers",
         f"A low contribution points at {word} answers",
-        f"A low contribution points at {word} answers over all",
+        f"A low contribution points at {word} answers overall",
         f"Whether a low contribution finds {word} answers, or {parts} that have more of them, is not clear",
     )
     return claim_sentence(claim, figure, parts, inside, nothing=0.5, spec=".2f", name="AUROC ")
@@ -451,7 +452,7 @@ class HardTail:
     typical: Sequence[TypicalText]
 
     def tables(self) -> dict[str, Table]:
-        """``clusters``: the clusters; ``typical``: the texts nearest to their centres."""
+        """Return the tables ``clusters`` and ``typical``, the texts nearest to their centres."""
         typical = [
             replace(row, text=shortened(row.text or f"document {row.doc_id}", 160))
             for row in self.typical
@@ -543,9 +544,10 @@ class Worst(RunReport):
     _count: int = COUNT
 
     def tables(self) -> dict[str, Table]:
-        """``documents`` of lowest contribution, ``signals``, ``clusters`` and ``typical`` texts.
+        """Return the tables ``documents``, ``signals``, ``clusters`` and ``typical``.
 
-        ``signals`` is left out if the ranking is missing.
+        They are the documents of lowest contribution, the figures of each signal (left out if the
+        ranking is missing), the clusters of the hard tail, and the texts nearest to their centres.
         """
         lowest = [
             replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]
@@ -562,7 +564,7 @@ class Worst(RunReport):
         return [fields_of(document) for document in self.documents]
 
     def charts(self) -> dict[str, Chart]:
-        """``deciles``: accuracy by tenths of the signals; no chart if the ranking is missing."""
+        """Return the chart ``deciles`` of the ranking; no chart if the ranking is missing."""
         return self.ranking.charts()
 
     def context(self) -> dict[str, Any]:

@@ -30,10 +30,10 @@ class Bin:
     Attributes:
         low: Lower limit of the confidence.
         high: Upper limit of the confidence.
-        documents: Number of documents in the bin.
-        confidence: Their mean confidence; NaN without documents.
-        accuracy: Share of right answers; NaN without documents.
-        accuracy_low: Lower end of its 95 % Wilson interval.
+        documents: Number of documents in the bin, at least 1.
+        confidence: Their mean confidence.
+        accuracy: Share of right answers among them, in [0, 1].
+        accuracy_low: Lower end of the 95 % Wilson interval of the accuracy.
         accuracy_high: Upper end of that interval.
     """
 
@@ -66,7 +66,7 @@ class Reliability:
         ece: Expected calibration error over ten equal bins, in [0, 1] (Guo et al., ICML 2017).
         ece_by_chance: 95 % of runs whose accuracy equals their confidence have a lower ECE.
         brier: Mean squared difference of confidence and right (1) or wrong (0), in [0, 1].
-        bins: The ten bins of confidence.
+        bins: The bins, of ten equal ones, that hold documents.
     """
 
     documents: int
@@ -83,18 +83,18 @@ class Reliability:
     bins: Sequence[Bin]
 
     def tables(self) -> dict[str, Table]:
-        """``reliability``: the accuracy in each bin of confidence."""
+        """Return the table ``reliability``: the accuracy in each bin of confidence."""
         caption = "Accuracy of the answers by the model's confidence in them"
         return {"reliability": Table.of(self.bins, caption, name="reliability")}
 
     def charts(self) -> dict[str, Chart]:
-        """``reliability``: accuracy against confidence, one point for each bin."""
+        """Return the chart ``reliability``: accuracy against confidence, a point for each bin."""
         points = [{"predicted": row.confidence, "true": row.accuracy} for row in self.bins]
         chart = Chart(
             predicted_against_true(points, "mean confidence"),
             "Accuracy against confidence",
             f"{len(points)} bins of confidence. {reliability_sentence(self)}",
-            "On the dashed line the confidence is right; below it the model is overconfident.",
+            "On the dashed line confidence equals accuracy; below it the model is overconfident.",
             name="confidence",
         )
         return {"reliability": chart}
@@ -160,8 +160,8 @@ def reliability_sentence(judged: Reliability) -> str:
     if judged.changes:
         return (
             f"The model's confidence is not judged: {judged.not_finite:,} of "
-            f"{judged.documents + judged.not_finite:,} documents have no finite log-probabilities, and counted "
-            "as wrong they change the verdict."
+            f"{judged.documents + judged.not_finite:,} documents have no finite log-probabilities, and "
+            "counting these as wrong would change the verdict."
         )
     answers = "the finite answers" if judged.not_finite else "answers"
     figure = Interval(100 * judged.gap, 100 * judged.gap_low, 100 * judged.gap_high)
@@ -176,7 +176,7 @@ def reliability_sentence(judged: Reliability) -> str:
         return f"The model is {word}: {shares}."
     if judged.ece > judged.ece_by_chance:
         return (
-            f"The model's confidence is right on average and wrong in parts: {shares}; an ECE of "
-            f"{judged.ece_by_chance:.3f} would be chance."
+            f"The model's confidence is right on average, but wrong at some levels: {shares}; by "
+            f"chance alone the ECE would stay below {judged.ece_by_chance:.3f} in 95 % of runs."
         )
     return f"The model's confidence is not clearly wrong: {shares}."

@@ -61,7 +61,7 @@ JUDGED = {
     "paper_protocol": "the paper's protocol",
     "ranking": "ranking",
 }
-_LEFT_OUT = Missing("left out; the details have it")
+_LEFT_OUT = Missing("left out of the short report; `--details` computes it")
 
 
 @dataclass(frozen=True, repr=False)
@@ -253,7 +253,7 @@ class Audit(RunReport):
         if self._repeated:
             text += f"; {count(self._repeated, 'repeated document')} left out"
         if not self.run["width"]:
-            text += ". Logs hold no vectors: dispersion is not known"
+            text += ". Logs hold no vectors, so dispersion is not known"
         return f"{text}."
 
     def _weakest(self) -> str:

@@ -228,7 +228,7 @@ class AuditRun:
 
     @cached_property
     def confidence(self) -> Array:
-        """Probability of the likeliest choice, shape (n,); NaN without choices."""
+        """Probability of the likeliest choice, (n,), at least 1/choices; NaN without choices."""
         return confidences(self.documents["logprobs"].tolist())
 
     @cached_property
@@ -361,12 +361,13 @@ def read_run(
     if demo:
         if run is not None:
             raise UsageError(
-                f"expected a RUN, or `--demo` (demo=True) without any, got both: {run}"
+                f"expected either a RUN or `--demo` (demo=True), got both; leave out {run} or --demo"
             )
         run = data_folder("demo_runs") / "sums-30"
     if run is None:
         raise UsageError(
-            "expected a RUN, the folder of a finished run; `--demo` (demo=True) takes a bundled one"
+            "expected a RUN, the folder of a finished run, got none; `--demo` (demo=True) takes a "
+            "bundled one"
         )
     if isinstance(run, AuditRun):
         return run
@@ -374,7 +375,8 @@ def read_run(
         return AuditRun.of(read_logged(run, metric), layer, any_range=any_range)
     if metric is not None:
         raise UsageError(
-            f"{run} is a store, which keeps the scores of its run; name samples of lm-eval",
+            f"a metric can be chosen for lm-eval's samples only, and {run} is a store, which has its own "
+            "scores; leave it out, or name the samples",
             argument="metric",
         )
     return AuditRun.of(read_store(run), layer)
@@ -399,7 +401,7 @@ def check_labels(run: AuditRun, what: str) -> None:
     rows = run.labelled
     right = int(run.right[rows].sum())
     if not len(rows):
-        raise UsageError(f"{what} labelled documents, and none of these has a label")
+        raise UsageError(f"{what} labelled documents, and none of the run's documents has a label")
     if right in (0, len(rows)):
         side = "correctly" if right else "wrongly"
         finite = "" if run.finite.all() else " with finite log-probabilities"
@@ -421,12 +423,12 @@ def _notes(run: AuditRun) -> list[str]:
         notes.append(f"{truncated} prompts were too long for the model and lost their beginning.")
     unlabelled = int((np.isnan(run.score) & run.finite).sum())
     if 0 < unlabelled < n:
-        notes.append(f"{unlabelled} of {n} documents have no label and count for dispersion only.")
+        notes.append(f"{unlabelled} of {n} documents have no label; only their dispersion is used.")
     between = int(((run.score > 0) & (run.score < 1)).sum())
     if between:
         notes.append(
-            f"{between} documents have a score between 0 and 1; above {CORRECT_ABOVE} it counts as correct "
-            "in mixtures, calibration and ranking."
+            f"{between} documents have a score between 0 and 1; mixtures, calibration and ranking count "
+            f"a score above {CORRECT_ABOVE} as right."
         )
     return notes
 

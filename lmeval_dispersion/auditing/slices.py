@@ -42,16 +42,17 @@ BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
-ORDER = ("shows no clear order by", "rises with", "falls with")  # by an association's side
+ORDER = ("is not clearly related to", "rises with", "falls with")  # by an association's side
 _FEWEST_OF_A_TASK = 4  # fewest slices in a task for a correlation inside it
 _DISPERSION = (
-    "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
-    "1 orthogonal. That of all documents counts pairs of two slices too, and is not drawn."
+    "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error: 0 if all "
+    "point the same way, 1 if orthogonal. All documents together also count pairs from two slices, and "
+    "are not drawn."
 )
 _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = (
-    "mean cosine distance of the documents' vectors, with 95 % intervals; that of all documents counts pairs "
-    "of two slices too, and is not drawn."
+    "mean cosine distance of the documents' vectors, with 95 % intervals; all documents together also "
+    "count pairs from two slices, and are not drawn."
 )
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
 _RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
@@ -421,7 +422,8 @@ def association(
             of_task.setdefault(task, []).append(point)
     if len(points) < 4:
         return Missing(
-            f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(points)}"
+            "a correlation needs at least 4 slices, each with 3 or more labelled documents, got "
+            f"{len(points)}"
         )
     x, y = _columns(points)
     rho = float(rank_correlations(x, y[None])[0])
@@ -452,7 +454,8 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
         return Missing(
-            f"{len(usable)} of {len(rows)} slices have three documents, and two are needed"
+            f"two slices with three documents or more are needed, and only {len(usable)} of {len(rows)} "
+            "have that many"
         )
     lowest = min(usable, key=lambda row: row.dispersion)
     tail = NormalDist().cdf(-normal_point(len(usable) * (len(usable) - 1) // 2))
@@ -560,7 +563,7 @@ def association_sentence(order: Association | Missing) -> str:
     """
     if isinstance(order, Missing):
         return f"No correlation with accuracy is given: {order.missing}."
-    text = f"Over {order.slices} slices accuracy {ORDER[order.side]} dispersion ({spearman_text(order)})"
+    text = f"Over {order.slices} slices, accuracy {ORDER[order.side]} dispersion ({spearman_text(order)})"
     inside = order.inside_tasks
     if inside is None:
         return f"{text}."
@@ -592,7 +595,7 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
 
 
 def slice_chart(name: str, table: SliceTable) -> dict[str, Chart]:
-    """``slices``: accuracy against dispersion, one point for each slice, with 95 % bars.
+    """Return the chart ``slices``: accuracy against dispersion, one point for each slice.
 
     No chart if a slice has no error, or if the association is missing or not clear.
     """

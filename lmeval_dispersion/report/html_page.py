@@ -1,8 +1,9 @@
-"""A report as one self-contained HTML page: text, sortable tables and charts, readable without a network.
+"""A report as one self-contained HTML page: text, sortable tables and charts.
 
-The page loads nothing: styles, scripts and pictures are inside, and a content security policy forbids the
-rest. Charts are SVG in two widths and in the page's colours, so that they follow dark mode and print. Equal
-documents give equal bytes. The markup is ``page.html.jinja``, which escapes every value.
+The page is readable without a network and loads nothing: styles, scripts and pictures are inside,
+and a content security policy forbids the rest. Charts are SVG in two widths and in the page's
+colours, so that they follow dark mode and print. Equal documents give equal bytes. The markup is
+``page.html.jinja``, which escapes every value.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _FOLDED = 14  # least characters for a text of several words
 
 
 def html_text(document: Document) -> str:
-    """The whole page as UTF-8 text without outside references."""
+    """Return the whole page as text without outside references."""
     from markupsafe import Markup
 
     sections = _Page().sections(document)
@@ -82,7 +83,10 @@ def html_text(document: Document) -> str:
 
 
 def html_fragment(document: Document) -> str:
-    """The report's text and tables for a notebook, without styles, scripts and charts."""
+    """Return the report's text and tables as HTML for a notebook.
+
+    Styles, scripts and charts are left out.
+    """
     sections = _Page(styled=False).sections(document)
     text = _template().render(fragment=True, document=document, sections=sections)
     return text.strip() + "\n"

@@ -60,23 +60,29 @@ MORE = "More: --details, or -o page.html"
 def terminal_text(
     document: Document, *, width: int, colour: bool, encoding: str = "utf-8", details: bool = False
 ) -> str:
-    """The report as lines of at most ``width`` characters, without charts, command and tables of details.
+    """Return the report as lines of at most ``width`` characters.
 
-    A table that is too wide takes its columns' short headings, then leaves out columns by ``Column.drop``;
-    numbers are never cut, lines are then longer. A hint is printed once, below the first table with it.
+    Charts and the command are left out, and details unless they are asked for. In a table that is
+    too wide, columns take their short headings and are then left out in the order of
+    ``Column.drop``. Numbers are never cut; lines are then longer. A hint is printed once, below the
+    first table that has it.
 
     Args:
         document: The report.
-        width: Columns of the terminal.
+        width: Number of columns of the terminal.
         colour: Whether to use escape sequences.
-        encoding: The terminal's; missing characters are spelled out before tables are laid out.
+        encoding: The terminal's encoding; characters that it lacks are spelled out before tables
+            are laid out.
         details: Whether to show details and limits too.
     """
     return _Writer(width, colour, encoding, details).text(document)
 
 
 def spelled(text: str, encoding: str) -> str:
-    """``text`` in an encoding's characters: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
+    """Return ``text`` with the characters that an encoding has.
+
+    Others are spelled out: ``±`` as ``+/-``, ``é`` as ``e``, and the rest as ``?``.
+    """
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

@@ -87,7 +87,7 @@ def test_the_mean_over_tasks_counts_a_group_once_as_lm_eval_weighs_it(
         "tuned scores higher than base in the mean over 3 tasks (mmlu as one): "
     )
     assert said[1].startswith("Task by task: mmlu_a (")
-    assert any(line.startswith("All 500 questions counted once: ") for line in said)
+    assert any(line.startswith("With all 500 questions weighted equally: ") for line in said)
     assert "Means and intervals are of these 4 tasks; " in " ".join(said)
     assert faults(found.to_dict()) == []
     assert [row["slice"] for row in found.rows()].count("arc") == 1
@@ -126,7 +126,7 @@ def test_a_group_by_size_that_is_all_is_every_question_alike(tmp_path: Path) -> 
     assert found.answer()[0].startswith(
         "b answers more documents right than a in the mean of mmlu: "
     )
-    assert "questions counted once" not in " ".join(found.answer())
+    assert "questions weighted equally" not in " ".join(found.answer())
 
 
 _BEST = "All other runs are shown worse than the best: "

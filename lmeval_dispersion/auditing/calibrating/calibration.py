@@ -168,24 +168,27 @@ class Calibration(RunReport):
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
-        """``estimators``: the errors and the worth of each estimator."""
+        """Return the table ``estimators``: the errors and the worth of each estimator."""
         smallest, largest = self.documents_a_slice
         sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
-        caption = f"Errors on {self.where} of {sizes} documents, held out"
+        caption = f"Errors on held-out slices: {self.where} of {sizes} documents"
         return {"estimators": Table.of(self.estimators, caption, name="estimators")}
 
     def charts(self) -> dict[str, Chart]:
-        """``points``: each slice's estimate against its accuracy; no chart with cautions."""
+        """Return the chart ``points``: each slice's estimate against its true accuracy.
+
+        No chart if there are cautions.
+        """
         if self.cautions:
             return {}
         ours, trivial = self.calibrator.errors
         chart = Chart(
             predicted_against_true(self.points),
             "Accuracy estimated without a slice's labels against its true accuracy",
-            f"{len(self.points)} slices, each estimated by a fit to the others: {ours:.1f} points off on "
-            f"average, the {TRIVIAL} {trivial:.1f}.",
-            "On the dashed line the estimate is right. An upright line is the labelled accuracy "
-            "for every slice. True accuracies scatter by sampling, most in small slices.",
+            f"{len(self.points)} slices, each estimated by a fit to the others. On average the "
+            f"estimate is {ours:.1f} points off, the {TRIVIAL} {trivial:.1f} points.",
+            "On the dashed line the estimate is right. Points on a vertical line have the same "
+            "estimate. True accuracies scatter by sampling, most in small slices.",
         )
         return {"points": chart}
 
@@ -273,7 +276,9 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
         )
     pairs = Pairs.of(slices)
     if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
-        raise UsageError("every slice has the same dispersion; slice by another column")
+        raise UsageError(
+            "every slice has the same dispersion, so no fit is possible; slice by another column"
+        )
     ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
     estimators = [ours]
     others = {**_uncalibrated(run, [part.rows for part in parts]), TRIVIAL: pairs.trivial}

@@ -548,8 +548,8 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
     """
     if not calibrator.beats_trivial:
         raise UsageError(
-            f"{name} should not be used: {no_gain(calibrator)}; take the labelled accuracy "
-            f"({calibrator.labelled.accuracy:.3f})"
+            f"{name} should not be used: {no_gain(calibrator)}; use the accuracy of the "
+            f"labelled documents ({calibrator.labelled.accuracy:.3f})"
         )
 
 

@@ -98,7 +98,10 @@ class Predictions(RunReport):
     slices: Sequence[Prediction]
 
     def tables(self) -> dict[str, Table]:
-        """``slices``: each slice's estimate with its interval and, where labelled, its accuracy."""
+        """Return the table ``slices``: each slice's estimate with its interval.
+
+        Slices with labels also have their true accuracy.
+        """
         headings = {"slice": self.by.capitalize(), "low": f"{100 * self.level:.0f} % from"}
         caption = f"Estimated accuracy by {self.by}"
         table = Table.of(self.slices, caption, name="slices", headings=headings)
@@ -121,7 +124,7 @@ class Predictions(RunReport):
 
 @dataclass(frozen=True)
 class Predicting(SlicedDocuments):
-    """Arguments of :func:`predict`.
+    """All arguments of a prediction.
 
     Attributes:
         calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion
@@ -159,12 +162,14 @@ def predict(asked: Predicting) -> Predictions:
     rows, fitted = _unlabelled_rows(calibrator, run, asked.where)
     if fitted:
         notes.append(
-            f"{fitted} documents of this run were labelled for the calibrator and are left out."
+            f"{fitted} documents of this run are left out: the calibrator was fitted to their labels."
         )
     by = asked.slice or calibrator.by
     parts = _slices(calibrator, run, rows, by)
     if not parts:
-        raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
+        raise UsageError(
+            f"no document to estimate has a value in the column {by!r}; choose another column"
+        )
     blank = [_without_estimate(run, part) for part in parts]
     known = [row.dispersion for row in blank if row.dispersion is not None]
     shifted = calibrator.differs(np.array(known))
@@ -175,7 +180,9 @@ def predict(asked: Predicting) -> Predictions:
     slices = []
     for i, row in enumerate(blank):
         if shifted:
-            slices.append(replace(row, reason="unlike the labelled slices in dispersion"))
+            slices.append(
+                replace(row, reason="its dispersion is unlike that of the labelled slices")
+            )
         else:
             slices.append(_estimated(row, calibrator, applied, i))
     whole = _whole(run, calibrator, parts, slices, applied)
@@ -215,8 +222,8 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
     left = np.setdiff1d(rows, fitted)
     if not len(left):
         raise UsageError(
-            f"the calibrator was fitted on the labels of all {len(rows)} documents; name another run, or "
-            "calibrate on a part of this one"
+            f"the calibrator was fitted to the labels of all {len(rows)} documents, so none is left to "
+            "estimate; name another run, or calibrate on a part of this one (`--where`)"
         )
     return left, len(fitted)
 
@@ -245,7 +252,7 @@ def _estimated(row: Prediction, calibrator: Calibrator, applied: Applied, i: int
     """Slice ``i`` with its estimate, or the reason for none."""
     fewest = calibrator.documents_a_slice[0]
     if row.documents < fewest or row.dispersion is None:
-        reason = f"{row.documents} documents, and the smallest fitted slice has {fewest}"
+        reason = f"it has {row.documents} documents, and the smallest fitted slice has {fewest}"
         return replace(row, reason=reason, too_small=True)
     low, high = calibrator.range
     if not low <= row.dispersion <= high:

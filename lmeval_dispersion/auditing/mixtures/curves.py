@@ -269,18 +269,21 @@ class Mixtures:
             ends,
             *(_inside_sentence(name, part) for name, part in self.inside.items()),
             _trend_sentence("Query perplexity", self.query_perplexity_trend),
-            "These intervals are for other documents of the same kind; the curves' error bars are for other "
-            "draws of these documents, and shorter.",
+            "These intervals are for other documents of the same kind. The curves' error bars are only "
+            "for other draws from these documents, and are shorter.",
         ]
 
     def tables(self) -> dict[str, Table]:
-        """``mixtures``: the curves over target accuracies."""
+        """Return the table ``mixtures``: both curves over the target accuracies."""
         points = [without_nan(point) for point in self.curve]
-        caption = "The curves, mean ± standard error over draws"
+        caption = "The curves: mean over the draws, ± its standard error"
         return {"mixtures": Table.of(points, caption, name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
-        """``mixtures``: dispersion over the share of right answers; none without a trend."""
+        """Return the chart ``mixtures``: dispersion over the share of right answers.
+
+        No chart if the trend of the dispersion is missing.
+        """
         trend = self.dispersion_trend
         if isinstance(trend, Missing):
             return {}
@@ -367,7 +370,7 @@ def _inside(run: AuditRun, parts: list[Slice]) -> Inside | Missing:
     total = int(smaller.sum())
     if total < SMALLEST:
         return Missing(
-            f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed"
+            f"a comparison needs {SMALLEST} pairs of a right and a wrong answer, got {total}"
         )
     correct = run.vectors.composed([pool.correct for pool in kept], smaller / total)
     incorrect = run.vectors.composed([pool.incorrect for pool in kept], smaller / total)
@@ -379,7 +382,7 @@ def _trend_sentence(name: str, trend: Trend | Missing) -> str:
     if isinstance(trend, Missing):
         return f"{name}: {trend.missing}."
     steps = count(trend.against, "step")
-    return f"{name}: {trend.shape}, Spearman {trend.spearman:.2f}, {steps} the other way."
+    return f"{name}: {trend.shape}, Spearman {trend.spearman:.2f}, {steps} against the trend."
 
 
 def _inside_sentence(name: str, part: Inside | Missing) -> str:
@@ -415,7 +418,7 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
     claim = Claim(
         "Right and wrong answers do not differ clearly in dispersion",
         f"Right answers are {word} dispersed than wrong ones",
-        f"Right answers are {word} dispersed over all",
+        f"Right answers are {word} dispersed overall",
         f"Whether right answers are {word} dispersed, or come from {word} dispersed {parts}, is not clear",
     )
     return claim_sentence(claim, figure, parts, inside, nothing=0.0, spec="+.4f")

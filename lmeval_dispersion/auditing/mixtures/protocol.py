@@ -151,7 +151,7 @@ class PaperProtocol:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """``paper``: the errors of every estimator."""
+        """Return the table ``paper``: the errors of every estimator."""
         caption = "Errors of the paper's protocol"
         return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
 
