@@ -1,4 +1,4 @@
-"""The command ``dispersion``: imports only the sub-command's module, prints errors as sentences."""
+"""The command ``dispersion``: imports the sub-command's module only, prints errors as sentences."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ COMMANDS = {name: command for commands in JOBS.values() for name, command in com
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``dispersion`` with ``argv`` (default: the process's own arguments); returns the exit code.
+    """Run ``dispersion`` with ``argv`` (default: that of the process); return the exit code.
 
-    0 done, 1 failed, 2 wrong usage, 3 partly done, 130 interrupted. ``DISPERSION_DEBUG=1`` shows
-    tracebacks of errors that are otherwise one sentence.
+    0 done, 1 failed, 2 wrong usage, 3 partly done, 130 interrupted. With ``DISPERSION_DEBUG=1``
+    errors print their traceback instead of one sentence.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args in (["-h"], ["--help"], ["help"]):
@@ -91,7 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
-    """The parser of a command in ``COMMANDS``, and the function that runs it and returns the exit code."""
+    """Return the parser of the command ``name``, and the function that runs it.
+
+    That function takes the parsed arguments and returns the exit code. ``name`` is a key of
+    ``COMMANDS``.
+    """
     module, _, summary = COMMANDS[name]
     add_arguments, run = importlib.import_module(module).COMMANDS[name]
     parser = command_parser(f"dispersion {name}", f"{summary[0].upper()}{summary[1:]}.")
