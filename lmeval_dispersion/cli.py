@@ -29,10 +29,10 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "registry": (_REGISTRY, "", "list recorded screenings and the changes between them"),
     },
     "evaluate with dispersion": {
-        "race": (_RACE, "", "find the best of a list, for a budget or with a proof"),
+        "race": (_RACE, "", "find the best checkpoint, within a budget or with a proof"),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
-        "enable": (_HARNESS, "", "add the dispersion tasks to the stock lm_eval, or remove them"),
-        "tokens": (_HARNESS, "models", "list a task's answer tokens, for the screen's T"),
+        "enable": (_HARNESS, "", "add the dispersion tasks to lm_eval's own command, or remove them"),
+        "tokens": (_HARNESS, "models", "list the tokens of a task's answers, by which a screen ranks"),
         "embed": (_HARNESS, "models", "make a run from plain texts, or from lm-eval's samples"),
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
         "calibrate": (_AUDIT, "audit", "estimate unlabelled slices' accuracy from a run's labels"),
@@ -48,9 +48,9 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
 }
 # Former commands -> what does their work.
 GONE = {
-    "predict": "`dispersion calibrate RUN --from FILE` estimates by FILE, a calibrator",
-    "probe": "`dispersion race … --budget N` asks a few questions of all",
-    "watch": "lmeval_dispersion.RaceCallback logs the same figures while the model trains",
+    "predict": "use `dispersion calibrate RUN --from FILE`, FILE being the calibrator",
+    "probe": "use `dispersion race … --budget N`, which asks every checkpoint a few questions",
+    "watch": "use lmeval_dispersion.RaceCallback, which logs the same figures during training",
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = [*args[1:], "--help"]
     name, *rest = args
     if name in GONE:
-        print(f"dispersion: there is no command {name!r} any more: {GONE[name]}", file=sys.stderr)
+        print(f"dispersion: the command {name!r} no longer exists; {GONE[name]}", file=sys.stderr)
         return 2
     if name not in COMMANDS:
         hint = nearest(name, COMMANDS) or "; `dispersion --help` lists the commands"

@@ -94,13 +94,13 @@ class Slope:
         for row in self.held:
             if is_list and row.fresh:
                 clauses.append(
-                    f"such a list held one within 0.01 of the best in {row.held} of {row.cells} groups and "
-                    f"tasks ({row.groups})"
+                    f"such a list held a checkpoint within 0.01 of the best accuracy in {row.held} of "
+                    f"{row.cells} groups and tasks ({row.groups})"
                 )
         right = self.was_right(chance)
         if right is not None:
             clauses.append(
-                f"of pairs as far apart as ranks 1 and {last}, {100 * right:.0f} % were in the right order"
+                f"of pairs as far apart as ranks 1 and {last}, {100 * right:.0f} % were ordered correctly"
             )
         if not clauses:
             return ""
@@ -124,9 +124,9 @@ _FINE_TUNES = Slope(
     groups=15,
     fresh=(0.80, 0.47, 1.13),
     held=(
-        Held("15 groups of 16 to 32 fine-tunes, by which k was fitted", 38, 44, "2026-11-23"),
+        Held("15 groups of 16 to 32 fine-tunes, to which k was fitted", 38, 44, "2026-11-23"),
         Held("6 fresh groups of 32 fine-tunes", 17, 18, "2026-11-24", fresh=True),
-        Held("20 draws of 8 of each of these", 346, 360, "2026-11-24"),
+        Held("20 draws of 8 models from each of these", 346, 360, "2026-11-24"),
     ),
     right=((0.7, 0.73), (0.8, 0.83), (0.9, 0.89), (0.97, 0.93), (1.0, 0.97)),
 )
@@ -140,9 +140,9 @@ _FROM_SCRATCH = Slope(
     groups=13,
     fresh=(0.98, 0.84, 1.12),
     held=(
-        Held("13 groups of random mixtures, by which k was fitted", 39, 39, "2026-11-23"),
+        Held("13 groups of random mixtures, to which k was fitted", 39, 39, "2026-11-23"),
         Held("6 fresh groups of 24 random mixtures", 18, 18, "2026-11-24", fresh=True),
-        Held("20 draws of 8 of each of these", 340, 360, "2026-11-24"),
+        Held("20 draws of 8 models from each of these", 340, 360, "2026-11-24"),
     ),
     right=((0.7, 0.71), (0.8, 0.78), (0.9, 0.87), (0.97, 0.92), (1.0, 0.97)),
 )

@@ -73,8 +73,11 @@ def plain(value: Any) -> Any:
 def number(value: Any) -> int | float | None:
     """Return ``value`` if it is a finite number, else None."""
     value = plain(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not math.isfinite(value):
+        return None
+    return value
 
 
 def visible_rows(table: Table) -> Sequence[Row]:
@@ -105,7 +108,8 @@ def more_of(table: Table) -> str:
     if not table.excerpt:
         return table.more
     count = f"{len(table.excerpt)} of {len(table.rows)} rows"
-    return f"{count}; all of them: --format csv, or -o page.html. {table.more}".strip()
+    text = f"{count}; --format csv or -o page.html has all of them."
+    return f"{text} {table.more}".strip()
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -138,7 +142,9 @@ def unguarded(text: str) -> str:
     >>> [unguarded(text) for text in ("'=1+1", "'quoted'", "-3")]
     ['=1+1', "'quoted'", '-3']
     """
-    return text[1:] if text.startswith("'") and _FORMULA.match(text[1:]) else text
+    if text.startswith("'") and _FORMULA.match(text[1:]):
+        return text[1:]
+    return text
 
 
 def is_numeric(table: Table, column: Column) -> bool:
@@ -190,7 +196,9 @@ def json_value(value: Any) -> Any:
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [json_value(item) for item in value]
-    return value if isinstance(value, int | str | None) else str(value)
+    if isinstance(value, int | str | None):
+        return value
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -251,7 +259,9 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
     """
     ends: list[float] = []
     for row in rows:
-        drawn = None if row.get("aside") else whisker(row, column)
+        if row.get("aside"):
+            continue
+        drawn = whisker(row, column)
         if drawn is not None:
             value, below, above = drawn
             ends += [value - below, value + above]
@@ -289,4 +299,7 @@ def whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
         above = 0.0 if high is None else abs(value - high)
         return float(value), below, above
     length = abs(number(row.get(column.reach or column.error)) or 0.0)
-    return float(value), length, 0.0 if column.dots == "below" else length
+    above = length
+    if column.dots == "below":
+        above = 0.0
+    return float(value), length, above

@@ -178,7 +178,8 @@ class Report:
             import pandas as pd
         except ImportError as error:
             raise MissingExtraError(
-                "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
+                "a data frame needs pandas, which is not installed; run: pip install "
+                "'lmeval-dispersion[audit]' (or: pip install pandas)"
             ) from error
         return nullable(pd.DataFrame(list(self.rows())))
 
@@ -218,7 +219,8 @@ class Report:
         charts = self.charts()
         if not charts:
             raise UsageError(
-                f"expected a result with a chart, got a {type(self).__name__}, which has none"
+                f"expected a result with a chart, got a {type(self).__name__}, which has none; "
+                "use to_markdown() or to_frame()"
             )
         return VegaLite(next(iter(charts.values())).specification())
 

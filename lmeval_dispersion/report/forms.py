@@ -72,7 +72,7 @@ def require(output_format: str) -> None:
     if output_format in PICTURES:
         require_extra("html", "a picture")
     elif output_format not in FORMATS:
-        raise UsageError(f"expected a format of {', '.join(FORMATS)}, got {output_format!r}")
+        raise UsageError(f"expected one of the formats {', '.join(FORMATS)}, got {output_format!r}")
     elif output_format == "html":
         require_extra("html", "a page")
 

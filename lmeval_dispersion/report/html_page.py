@@ -232,19 +232,27 @@ def _kind(table: Table, column: Column) -> str:
     """The class of a column's cells: numbers flush right, short texts in one line, others folded."""
     if is_numeric(table, column):
         return "number"
-    return "short" if all(len(cell(row, column)) <= _SHORT for row in table.rows) else ""
+    longest = max((len(cell(row, column)) for row in table.rows), default=0)
+    return "short" if longest <= _SHORT else ""
 
 
 def _dots(row: Row, column: Column, axis: Axis | None) -> dict[str, float] | None:
     """The places of a dot, its whisker's ends and zero on its axis, in per cent."""
-    drawn = whisker(row, column) if axis else None
-    if axis is None or drawn is None or not axis.low <= drawn[0] <= axis.high:
+    if axis is None:
+        return None
+    drawn = whisker(row, column)
+    if drawn is None:
         return None
     value, below, above = drawn
+    if not axis.low <= value <= axis.high:
+        return None
     places = {"at": value, "low": value - below, "high": value + above}
     if axis.low < 0 < axis.high:
         places["zero"] = 0.0
-    return {name: round(4 + 92 * axis.share(place), 1) for name, place in places.items()}
+    shares = {}
+    for name, place in places.items():
+        shares[name] = round(4 + 92 * axis.share(place), 1)
+    return shares
 
 
 class _Room:

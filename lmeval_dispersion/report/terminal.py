@@ -136,7 +136,8 @@ class _Writer:
                 self._prose(limit, "dim")
         if has_more and not whole:
             has_pages = importlib.util.find_spec("vl_convert") is not None
-            self._prose(MORE + ("." if has_pages else " (needs lmeval-dispersion[html])."), "dim")
+            needs = "" if has_pages else " (needs lmeval-dispersion[html])"
+            self._prose(f"{MORE}{needs}.", "dim")
         lines = self._buffer.getvalue().replace(_GLUE, " ").splitlines()
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
 
@@ -253,10 +254,14 @@ class _Writer:
         columns = list(table.columns)
         while True:
             # Columns with `drop` 9 also make room for an axis.
-            drawn = any(c.dots for c in columns) and any(c.drop == 9 for c in columns)
-            room = self._width - (AXIS[0] + 4 if drawn else 0)
+            has_dots = any(column.dots for column in columns)
+            has_nines = any(column.drop == 9 for column in columns)
+            room = self._width
+            if has_dots and has_nines:
+                room -= AXIS[0] + 4
             for short in (False, True):
-                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= room:
+                widths = [self._least(table, column, short, _FOLDED) for column in columns]
+                if _together(widths) <= room:
                     return columns, short, _FOLDED
             last = max(reversed(columns), key=lambda column: column.drop)
             if last.drop == 0:
@@ -295,7 +300,10 @@ class _Writer:
 def _with_words(text: str, words: Sequence[str]) -> str:
     """A drawn table, its lines between rows (all but the first, which is the head's) with their words."""
     lines = text.splitlines(keepends=True)
-    rules = [place for place, line in enumerate(lines) if line.strip() and not line.strip("─ \n")]
+    rules = []
+    for place, line in enumerate(lines):
+        if line.strip() and not line.strip("─ \n"):
+            rules.append(place)
     for place, cut in zip(rules[1:], words, strict=True):
         width = len(lines[place].rstrip())
         lines[place] = f"── {cut} ".ljust(width, "─") + "\n"
