@@ -78,9 +78,9 @@ class _Parser(argparse.ArgumentParser):
 
     def _hint(self, message: str) -> str:
         """What to write in place of unknown arguments; empty if nothing is close."""
-        takes_names = any(action.nargs for action in self._get_positional_actions())
-        if " -" not in message and takes_names:
-            return "; names go before the options"
+        for action in self._get_positional_actions():
+            if action.nargs and " -" not in message:
+                return f"; put {action.metavar or action.dest} before the options"
         meant = [self._meant(word) for word in message.split() if word.startswith("--")]
         return f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
 
@@ -216,7 +216,7 @@ def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = ""
     """
     lines = "\n".join(f"  {parser.prog} {example}".rstrip() for example in examples)
     parser.description = f"{parser.description}\n\nexamples:\n{lines}"
-    parser.epilog = f"{more}\n\ndocs, and completion in your shell:\n  {SITE}reference/commands/"
+    parser.epilog = f"{more}\n\ndocumentation and shell completion:\n  {SITE}reference/commands/"
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
@@ -251,7 +251,7 @@ def add_output(
 def add_quiet(parser: argparse._ActionsContainer) -> None:
     """Add ``-q/--quiet``."""
     parser.add_argument(
-        "-q", "--quiet", action="store_true", help="print nothing but errors on standard error"
+        "-q", "--quiet", action="store_true", help="print nothing on standard error but errors"
     )
 
 

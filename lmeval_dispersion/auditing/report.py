@@ -61,7 +61,7 @@ JUDGED = {
     "paper_protocol": "the paper's protocol",
     "ranking": "ranking",
 }
-_LEFT_OUT = Missing("left out of the short report; `--details` computes it")
+_LEFT_OUT = Missing("left out here; `--details` computes it")
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,7 +116,10 @@ class Audit(RunReport):
 
     @property
     def left_out(self) -> list[str]:
-        """The names of the parts that were not computed because the report is a short one."""
+        """The names of the parts that were left out on purpose.
+
+        The report is a short one, or has no verdict; ``details`` computes them.
+        """
         return [name for name, part in vars(self).items() if part == _LEFT_OUT]
 
     @property
@@ -323,7 +326,10 @@ def audit(asked: Auditing) -> Audit:
     kept = first_occurrences(run)
     repeated = len(run) - len(kept)
     if repeated:
-        note = f"{count(repeated, 'document')} of {len(run):,} repeat another of their task and are left out."
+        note = (
+            f"{count(repeated, 'document')} of {len(run):,} repeat another one of the same task and are "
+            "left out."
+        )
         run = replace(run.at(kept), notes=[*run.notes, note])
         raw = None if raw is None else raw[kept]
     ways = slicings(run, asked.slice)

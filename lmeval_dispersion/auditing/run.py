@@ -594,9 +594,9 @@ def _repeats(run: AuditRun, rows: Rows, keys: pd.Series[str]) -> Rows:
 
 
 def repeats_caution(repeated: int, documents: int) -> list[str]:
-    """Return the caution that intervals are too short, if 5 % or more of the documents repeat.
+    """Return the caution that intervals are too short because documents repeat others.
 
-    Else an empty list.
+    An empty list if fewer than 5 % of the documents do.
     """
     if repeated < _REPEATED * documents:
         return []

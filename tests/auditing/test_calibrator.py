@@ -291,7 +291,7 @@ def test_halves_of_real_runs_whose_answers_are_luck_are_refused(store, by):
     [
         ({"labels": np.arange(0)}, "has a label"),
         ({"labels": np.arange(100)}, "make fewer than 8 slices or clusters"),
-        ({"by": "category"}, "'category' makes 2 slices of at least 5 labelled documents"),
+        ({"by": "category"}, "5 labelled documents each, got 2 by 'category'"),
     ],
 )
 def test_too_few_labels_or_slices_are_one_sentence(law, options, message):

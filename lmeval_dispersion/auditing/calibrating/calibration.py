@@ -135,7 +135,8 @@ class Calibration(RunReport):
         half_width: Half width of the interval for a slice of average size.
         cautions: Sentences on why right and wrong answers support no conclusion; empty where they
             do.
-        estimators: Errors and worth of each estimator, the calibrator first.
+        estimators: Errors and worth of each estimator: the calibrator first, the labelled accuracy
+            alone last.
         enough_for_five_points: Number of random labels that put the run's accuracy within 5
             percentage points at 95 %.
         points: Every slice with its estimate by the fit to the others.

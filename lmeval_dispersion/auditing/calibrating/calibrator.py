@@ -91,8 +91,9 @@ def labelled_slices(
             return name, large
         if by:
             raise UsageError(
-                f"{name!r} makes {len(large)} slices of at least {FEWEST_DOCUMENTS} labelled documents, and "
-                f"{FEWEST_SLICES} are needed; label more, or slice by {CLUSTERS!r}, which cuts by vectors",
+                f"expected {FEWEST_SLICES} slices or more of at least {FEWEST_DOCUMENTS} labelled documents "
+                f"each, got {len(large)} by {name!r}; label more documents, or slice by {CLUSTERS!r}, which "
+                "groups documents by their vectors",
                 argument="slice",
             )
     count = min(len(rows) // _CLUSTER, _MOST_CLUSTERS)

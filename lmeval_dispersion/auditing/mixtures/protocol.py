@@ -86,12 +86,13 @@ class PaperError:
 
 @dataclass(frozen=True)
 class PaperVerdict:
-    """Whether dispersion beats the best estimator without it on one kind of test batches.
+    """Whether dispersion beats guessing one accuracy for all batches, on one kind of test batches.
 
     Attributes:
         kind: Kind of the test batches, a key of :data:`KINDS`.
         winner: Name of the estimator with the smallest error.
-        rival: Name of the best estimator that uses no dispersion.
+        rival: Name of the better guess: the accuracy of the calibration part, or for mixtures also
+            the middle of all target accuracies.
         difference: Dispersion's mean absolute error minus the rival's, in percentage points.
         difference_low: Lower end of its 95 % interval over the splits.
         difference_high: Upper end of that interval.
