@@ -31,8 +31,16 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     "evaluate with dispersion": {
         "race": (_RACE, "", "find the best checkpoint, within a budget or with a proof"),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
-        "enable": (_HARNESS, "", "add the dispersion tasks to lm_eval's own command, or remove them"),
-        "tokens": (_HARNESS, "models", "list the tokens of a task's answers, by which a screen ranks"),
+        "enable": (
+            _HARNESS,
+            "",
+            "add the dispersion tasks to lm_eval's own command, or remove them",
+        ),
+        "tokens": (
+            _HARNESS,
+            "models",
+            "list the tokens of a task's answers, by which a screen ranks",
+        ),
         "embed": (_HARNESS, "models", "make a run from plain texts, or from lm-eval's samples"),
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
         "calibrate": (_AUDIT, "audit", "estimate unlabelled slices' accuracy from a run's labels"),

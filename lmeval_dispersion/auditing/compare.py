@@ -252,7 +252,7 @@ class Comparison(RunReport):
         left_out: For each run, the first included, the number of its documents that another run
             lacks or has with another target.
         others: Each other run, compared with the first.
-        best: Of three runs or more, the ones that are not shown worse than the best; None for two
+        best: Of three runs or more, the ones that are not shown to be worse than the best; None for two
             runs.
         warnings: Sentences on answers that tell more about a run's settings than about its model.
         cautions: Why the intervals are too short for a conclusion; empty where they support one.
@@ -304,12 +304,12 @@ class Comparison(RunReport):
             whole, *parts = other.slices
             if other.tasks:
                 mean, *tasks = other.tasks
-                caption = f"{count(len(tasks), 'task')}, after their mean and all documents"
+                caption = f"{count(len(tasks), 'task')}, below their mean and all documents"
                 tables[f"tasks-{i}"] = _table([mean, whole, *tasks], caption, "Task")
             if other.sliced:
                 caption = "All documents"
                 if parts:
-                    caption = f"{count(len(parts), 'slice')} by {self.by}, after all documents"
+                    caption = f"{count(len(parts), 'slice')} by {self.by}, below all documents"
                 tables[f"run-{i}"] = _table(other.slices, caption, self.by.capitalize())
         return tables
 
@@ -349,8 +349,8 @@ class Comparison(RunReport):
             best = self.best.sentence()
         if tasks > 0 and not self.cautions:
             of_these = (
-                f"Means and intervals are over these {tasks} tasks; other tasks may show other "
-                "differences, which vary more."
+                f"These means and intervals hold for these {tasks} tasks only; on other tasks the "
+                "differences vary more."
             )
         names = self.names
         sentences = [

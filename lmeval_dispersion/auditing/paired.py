@@ -261,7 +261,7 @@ class Best:
     over: str = ""
 
     def sentence(self) -> str:
-        """Return a sentence that names the runs not shown worse than the best."""
+        """Return a sentence that names the runs that are not shown to be worse than the best."""
         details = [self.over] if self.over else []
         details.append(f"{count(self.pairs, 'pair')}, Holm at 5 %")
         if self.left_out:
@@ -270,12 +270,15 @@ class Best:
         best = f"{listed(self.highest)} ({mean_text(self.score)}, the highest)"
         if not self.worse:
             beats = "does not clearly beat" if len(self.highest) == 1 else "do not clearly beat"
-            return f"No run is shown worse than the best: {best} {beats} any other ({test})."
+            return f"No run is shown to be worse than the best: {best} {beats} any other ({test})."
         if len(self.not_worse) == 1:
-            return f"All other runs are shown worse than the best: {best} ({test})."
+            return f"All other runs are shown to be worse than the best: {best} ({test})."
         others = [best, *(name for name in self.not_worse if name not in self.highest)]
         worse = listed(self.worse)
-        return f"Not shown worse than the best: {listed(others)}; shown worse: {worse} ({test})."
+        return (
+            f"Not shown to be worse than the best: {listed(others)}; shown to be worse: {worse} "
+            f"({test})."
+        )
 
 
 def best_of(

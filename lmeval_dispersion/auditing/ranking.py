@@ -347,7 +347,7 @@ def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
 
 
 def ranking_sentence(ranking: Ranking | Missing) -> str:
-    """Return a sentence on whether a low contribution points at wrong answers.
+    """Return a sentence on whether a low contribution points to wrong answers.
 
     It says so over all documents, and inside subjects or tasks where this is known.
     """
@@ -358,11 +358,11 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
         return " ".join([*ranking.cautions, "The contribution is therefore not judged."])
     ours = ranking.signals[0]
     if ours.auroc is None or ours.auroc_low is None or ours.auroc_high is None:
-        return f"The contribution finds no wrong answers: {ours.missing}."
+        return f"The contribution cannot find wrong answers: {ours.missing}."
     figure = Interval(ours.auroc, ours.auroc_low, ours.auroc_high)
     if not ours.reliable or math.isnan(figure.low):
         return (
-            f"Whether a low contribution points at wrong answers is not clear with "
+            f"Whether a low contribution points to wrong answers is not clear with "
             f"{ranking.documents - ranking.wrong} right and {ranking.wrong} wrong documents: {FEWEST} of "
             f"each are needed (AUROC {interval_text(figure, '.2f')}, unreliable)."
         )
@@ -373,8 +373,8 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
     word = "wrong" if figure.side(0.5) > 0 else "right"
     claim = Claim(
         "A low contribution is no better than chance at finding wrong answers",
-        f"A low contribution points at {word} answers",
-        f"A low contribution points at {word} answers overall",
+        f"A low contribution points to {word} answers",
+        f"A low contribution points to {word} answers overall",
         f"Whether a low contribution finds {word} answers, or {parts} that have more of them, is not clear",
     )
     return claim_sentence(claim, figure, parts, inside, nothing=0.5, spec=".2f", name="AUROC ")

@@ -221,9 +221,9 @@ class Audit(RunReport):
         where = f"on {self.calibration.where} held out"
         if ours.better:
             return (
-                f"Labels can be saved here: accuracy read off dispersion is {ours.mae:.1f} points off "
-                f"{where}, the labelled accuracy alone {alone.mae:.1f}: worth {ours.worth:.0f} "
-                "labels a slice."
+                f"Labels can be saved here: the accuracy estimated from dispersion is {ours.mae:.1f} "
+                f"points off {where}, the labelled accuracy alone {alone.mae:.1f} points; the estimate "
+                f"is worth {ours.worth:.0f} labels a slice."
             )
         other = ""
         better = self.calibration.better_one

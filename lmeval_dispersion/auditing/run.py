@@ -167,10 +167,10 @@ class AuditRun:
     def way_to_vectors(self) -> str:
         """A clause for the end of a sentence, with the command that adds vectors to samples."""
         if self.store.manifest.get("by_inspect"):
-            return "`dispersion embed MODEL FILE` makes a store of texts"
+            return "`dispersion embed MODEL FILE` makes a store with vectors from the texts in FILE"
         return (
             f"`dispersion embed {self.store.model} --from-samples {self.store.path} -o STORE` adds them "
-            "(one prefill, no answers)"
+            "(one forward pass a document, no new answers)"
         )
 
     @classmethod
@@ -190,11 +190,11 @@ class AuditRun:
             unit = store.vectors(name)
             usable = ~np.isnan(unit[:, 0])
             if not len(usable):
-                raise StoreError(f"{store.path} holds no documents; run it again")
+                raise StoreError(f"{store.path} holds no documents; run the task again")
             if not usable.any():
                 raise StoreError(
                     f"none of the {len(usable)} documents in {store.path} has a usable vector of layer "
-                    f"{name!r}; the run produced zero or non-finite states, run it again"
+                    f"{name!r}: its hidden states are zero or not finite; run the task again"
                 )
             without = int((~usable).sum())
             if without:

@@ -59,11 +59,11 @@ def summaries(reports):
         ("slices, accuracy is not clearly related to dispersion", {"noise"}),
         ("Right answers are more dispersed than wrong ones", {"law"}),
         ("Right answers are less dispersed than wrong ones", {"reversed"}),
-        ("A low contribution points at wrong answers (", {"law"}),
-        ("A low contribution points at right answers (", {"reversed"}),
+        ("A low contribution points to wrong answers (", {"law"}),
+        ("A low contribution points to right answers (", {"reversed"}),
         ("inside subjects too", {"law", "reversed"}),
         ("Right answers are more dispersed overall (", {"simpson"}),
-        ("A low contribution points at wrong answers overall (", {"simpson"}),
+        ("A low contribution points to wrong answers overall (", {"simpson"}),
         ("the difference lies between subjects", {"simpson"}),
         ("but the reverse inside subjects", {"simpson, reversed law"}),
         (
@@ -84,7 +84,7 @@ def summaries(reports):
         ("repeated documents left out", {"repeats"}),
         ("No verdict: ", CAUTIOUS),
         ("Whether right answers are more dispersed is not clear with", {"few wrong"}),
-        ("Whether a low contribution points at wrong answers is not clear with", {"few wrong"}),
+        ("Whether a low contribution points to wrong answers is not clear with", {"few wrong"}),
     ],
 )
 def test_a_sentence_appears_where_it_is_true_and_not_on_noise(summaries, sentence, on):
@@ -103,7 +103,7 @@ def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summa
     text = summaries[name]
     assert not text.startswith("The 1000 documents")
     for claim in (
-        "points at",
+        "points to",
         "Right answers are",
         "rises with",
         "falls with",
@@ -157,7 +157,7 @@ def test_noise_is_seldom_taken_for_a_finding(tmp_path, count):
     words = (
         "with dispersion (",
         "Right answers are",
-        "points at",
+        "points to",
         "best other signal is",
         "Labels can be",
     )
