@@ -252,8 +252,8 @@ class Comparison(RunReport):
         left_out: For each run, the first included, the number of its documents that another run
             lacks or has with another target.
         others: Each other run, compared with the first.
-        best: Of three runs or more, the ones that are not shown to be worse than the best; None for two
-            runs.
+        best: Of three runs or more, the ones that are not shown to be worse than the best; None
+            for two runs, and where scores cannot be compared.
         warnings: Sentences on answers that tell more about a run's settings than about its model.
         cautions: Why the intervals are too short for a conclusion; empty where they support one.
         notes: Sentences on other differences between the runs.

@@ -128,8 +128,8 @@ class AuditRun:
         layer: Layer of the vectors; "" without vectors.
         documents: One row per document, with index 0..n-1.
         score: The column ``correct``, in [0, 1], shape (n,); NaN where a document has no label.
-        finite: Whether a document's log-probabilities are an answer (of samples: and it has a
-            score), shape (n,).
+        finite: Whether a document's answer is finite, shape (n,): its log-probabilities are, and
+            in samples of lm-eval its score is, too.
         without_direction: Number of documents left out, whose vector is zero or not finite.
         centred: The centred unit vectors; None for samples.
         notes: Sentences on documents that were left out or counted otherwise.
@@ -272,9 +272,9 @@ class AuditRun:
         return bool(self.store.manifest.get("lower_is_better"))
 
     def counted_as_wrong(self) -> CountedAsWrong | None:
-        """Return the mean score with answers that are not finite counted in both ways.
+        """Return the mean score as logged, and with answers that are not finite as wrong.
 
-        None without such answers, or without scores.
+        None if all answers are finite, or if there are no scores.
         """
         if self.finite.all() or np.isnan(self.score).all():
             return None

@@ -72,7 +72,8 @@ class Report:
         schema: Name and version of the JSON contract, such as ``screen-checkpoints/3``.
         libraries: Distributions whose versions decide the numbers.
         guide: The documentation page that explains the report.
-        each: The field over whose items ``len()`` and iteration go; empty for the rows of CSV.
+        each: Name of the field whose items ``len()``, indexing and iteration use; empty for the
+            rows of CSV.
     """
 
     template: ClassVar[str]

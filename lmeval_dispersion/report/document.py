@@ -37,8 +37,8 @@ class Column:
         error: Key of the value's standard error, shown as ``± …`` in the same format.
         hint: One sentence that explains the column, shown with the table.
         short: Heading for narrow places; empty to use ``heading``.
-        drop: Which columns go first if the table is too wide: those with the largest number. 0
-            never goes; 9 also goes to make room for an axis.
+        drop: Order in which columns are left out of a table that is too wide, the largest number
+            first. 0 is never left out; 9 is also left out to make room for an axis.
         dots: How values are drawn as dots on an axis next to the column: with a whisker to both
             sides (``both``; ``page``: on pages only) or to the left only (``below``). Empty draws
             none.

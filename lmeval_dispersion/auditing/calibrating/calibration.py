@@ -316,9 +316,9 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Return how many random labels put the mean of ``scores`` (n,) within 5 points at 95 %.
+    """Return how many random labels put the mean of ``scores`` (n,) within 5 percentage points.
 
-    At most n; by the normal approximation.
+    At a level of 95 %, by the normal approximation; at most n.
     """
     n = len(scores)
     variance = float(scores.var(ddof=1))

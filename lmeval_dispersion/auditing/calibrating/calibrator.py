@@ -228,7 +228,7 @@ def conformal_rank(slices: int, level: float) -> int:
 
 
 def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Array]:
-    """Return the lower and the upper interval ends (s,), cut to [0, 1].
+    """Return the lower and the upper ends (s,) of the jackknife+ intervals of s slices, in [0, 1].
 
     ``centres`` and ``half`` (S, s) are the estimates and half widths by the S fits that each leave
     out one labelled slice. The ends are quantiles of centres - half and of centres + half (Barber
