@@ -94,13 +94,14 @@ class Slope:
         for row in self.held:
             if is_list and row.fresh:
                 clauses.append(
-                    f"such a list held a checkpoint within 0.01 of the best accuracy in {row.held} of "
-                    f"{row.cells} groups and tasks ({row.groups})"
+                    f"such a list held a checkpoint within 0.01 of the best accuracy in {row.held} "
+                    f"of {row.cells} groups and tasks ({row.groups})"
                 )
         right = self.was_right(chance)
         if right is not None:
             clauses.append(
-                f"of pairs as far apart as ranks 1 and {last}, {100 * right:.0f} % were ordered correctly"
+                f"of pairs as far apart as ranks 1 and {last}, {100 * right:.0f} % were ordered "
+                "correctly"
             )
         if not clauses:
             return ""

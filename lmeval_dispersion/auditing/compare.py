@@ -490,8 +490,8 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     ]
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
     yield (
-        f"Accuracy differs clearly in {', '.join(changes)}{more}, corrected for testing all {len(p)} "
-        f"{several}."
+        f"Accuracy differs clearly in {', '.join(changes)}{more}, corrected for testing all "
+        f"{len(p)} {several}."
     )
 
 
@@ -553,13 +553,14 @@ def compare(asked: Comparing) -> Comparison:
     if asked.demo:
         if paths:
             raise UsageError(
-                f"expected either runs or `--demo` (demo=True), got both; leave out {paths[0]} or --demo"
+                f"expected either runs or `--demo` (demo=True), got both; leave out {paths[0]} or "
+                "--demo"
             )
         paths = sorted(data_folder("demo_runs").glob("sums-*"))
     if len(paths) < 2:
         raise UsageError(
-            f"expected two runs or more, got {len(paths)}; `dispersion compare --demo` compares two "
-            "bundled ones"
+            f"expected two runs or more, got {len(paths)}; `dispersion compare --demo` compares "
+            "two bundled ones"
         )
     is_named = asked.metric is not None
     runs = [read_run(path, asked.layer, asked.metric, any_range=is_named) for path in paths]
@@ -723,8 +724,8 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         f"{mean_text(row.accuracy_as_wrong)} against {mean_text(row.accuracy_baseline_as_wrong)}"
     )
     return (
-        f"it depends on how answers that are not finite are counted ({_shares(row)} as lm-eval scored "
-        f"them, {counted} if they count as wrong)"
+        f"it depends on how answers that are not finite are counted ({_shares(row)} as lm-eval "
+        f"scored them, {counted} if they count as wrong)"
     )
 
 
@@ -855,8 +856,8 @@ def _notes(runs: Sequence[AuditRun], tasks: set[str]) -> Iterator[str]:
     widths = sorted({run.centred.rows.shape[1] for run in runs if run.centred})
     if len(widths) > 1:
         yield (
-            f"the models have different widths ({', '.join(map(str, widths))}); compare dispersions only "
-            "of sibling models of one size."
+            f"the models have different widths ({', '.join(map(str, widths))}); compare "
+            "dispersions only of sibling models of one size."
         )
     if any(run.documents["truncated"].eq(True).any() for run in runs):
         yield "some prompts were truncated, and not necessarily the same ones in every run."

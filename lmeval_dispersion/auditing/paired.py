@@ -391,8 +391,8 @@ def _paired(
     ids = a.keys() & b.keys()
     if not shared and ids:
         raise MixedStoresError(
-            f"{first} and {second} have different documents or targets under the same {len(ids)} ids "
-            f"(the first is {min(ids)}); compare runs on one version of the data"
+            f"{first} and {second} have different documents or targets under the same {len(ids)} "
+            f"ids (the first is {min(ids)}); compare runs on one version of the data"
         )
     if not shared:
         raise MixedStoresError(
@@ -400,8 +400,8 @@ def _paired(
         )
     if not alike:
         raise MixedStoresError(
-            f"{first} and {second} asked all {len(shared)} shared documents in different prompts; compare "
-            "runs with the same prompt (if chat templates differ, give the runs' folders to `dispersion "
-            "compare`)"
+            f"{first} and {second} asked all {len(shared)} shared documents in different prompts; "
+            "compare runs with the same prompt (if chat templates differ, give the runs' folders "
+            "to `dispersion compare`)"
         )
     return alike, len(shared) - len(alike)

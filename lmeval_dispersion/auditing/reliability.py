@@ -160,8 +160,8 @@ def reliability_sentence(judged: Reliability) -> str:
     if judged.changes:
         return (
             f"The model's confidence is not judged: {judged.not_finite:,} of "
-            f"{judged.documents + judged.not_finite:,} documents have no finite log-probabilities, and "
-            "counting these as wrong would change the verdict."
+            f"{judged.documents + judged.not_finite:,} documents have no finite log-probabilities, "
+            "and counting these as wrong would change the verdict."
         )
     answers = "the finite answers" if judged.not_finite else "answers"
     figure = Interval(100 * judged.gap, 100 * judged.gap_low, 100 * judged.gap_high)

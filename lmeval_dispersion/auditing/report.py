@@ -221,9 +221,9 @@ class Audit(RunReport):
         where = f"on {self.calibration.where} held out"
         if ours.better:
             return (
-                f"Labels can be saved here: the accuracy estimated from dispersion is {ours.mae:.1f} "
-                f"points off {where}, the labelled accuracy alone {alone.mae:.1f} points; the estimate "
-                f"is worth {ours.worth:.0f} labels a slice."
+                "Labels can be saved here: the accuracy estimated from dispersion is "
+                f"{ours.mae:.1f} points off {where}, the labelled accuracy alone {alone.mae:.1f} "
+                f"points; the estimate is worth {ours.worth:.0f} labels a slice."
             )
         other = ""
         better = self.calibration.better_one
@@ -327,8 +327,8 @@ def audit(asked: Auditing) -> Audit:
     repeated = len(run) - len(kept)
     if repeated:
         note = (
-            f"{count(repeated, 'document')} of {len(run):,} repeat another one of the same task and are "
-            "left out."
+            f"{count(repeated, 'document')} of {len(run):,} repeat another one of the same task "
+            "and are left out."
         )
         run = replace(run.at(kept), notes=[*run.notes, note])
         raw = None if raw is None else raw[kept]

@@ -361,7 +361,8 @@ def read_run(
     if demo:
         if run is not None:
             raise UsageError(
-                f"expected either a RUN or `--demo` (demo=True), got both; leave out {run} or --demo"
+                f"expected either a RUN or `--demo` (demo=True), got both; leave out {run} or "
+                "--demo"
             )
         run = data_folder("demo_runs") / "sums-30"
     if run is None:
@@ -375,8 +376,8 @@ def read_run(
         return AuditRun.of(read_logged(run, metric), layer, any_range=any_range)
     if metric is not None:
         raise UsageError(
-            f"a metric can be chosen for lm-eval's samples only, and {run} is a store, which has its own "
-            "scores; leave it out, or name the samples",
+            f"a metric can be chosen for lm-eval's samples only, and {run} is a store, which has "
+            "its own scores; leave it out, or name the samples",
             argument="metric",
         )
     return AuditRun.of(read_store(run), layer)
@@ -427,8 +428,8 @@ def _notes(run: AuditRun) -> list[str]:
     between = int(((run.score > 0) & (run.score < 1)).sum())
     if between:
         notes.append(
-            f"{between} documents have a score between 0 and 1; mixtures, calibration and ranking count "
-            f"a score above {CORRECT_ABOVE} as right."
+            f"{between} documents have a score between 0 and 1; mixtures, calibration and ranking "
+            f"count a score above {CORRECT_ABOVE} as right."
         )
     return notes
 

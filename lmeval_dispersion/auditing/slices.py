@@ -45,14 +45,14 @@ _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 ORDER = ("is not clearly related to", "rises with", "falls with")  # by an association's side
 _FEWEST_OF_A_TASK = 4  # fewest slices in a task for a correlation inside it
 _DISPERSION = (
-    "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error: 0 if all "
-    "point the same way, 1 if orthogonal. All documents together also count pairs from two slices, and "
-    "are not drawn."
+    "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error: 0 "
+    "if all point the same way, 1 if orthogonal. All documents together also count pairs from two "
+    "slices, and are not drawn."
 )
 _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = (
-    "mean cosine distance of the documents' vectors, with 95 % intervals; all documents together also "
-    "count pairs from two slices, and are not drawn."
+    "mean cosine distance of the documents' vectors, with 95 % intervals; all documents together "
+    "also count pairs from two slices, and are not drawn."
 )
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
 _RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
@@ -454,8 +454,8 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
         return Missing(
-            f"two slices with three documents or more are needed, and only {len(usable)} of {len(rows)} "
-            "have that many"
+            f"two slices with three documents or more are needed, and only {len(usable)} of "
+            f"{len(rows)} have that many"
         )
     lowest = min(usable, key=lambda row: row.dispersion)
     tail = NormalDist().cdf(-normal_point(len(usable) * (len(usable) - 1) // 2))
@@ -563,7 +563,8 @@ def association_sentence(order: Association | Missing) -> str:
     """
     if isinstance(order, Missing):
         return f"No correlation with accuracy is given: {order.missing}."
-    text = f"Over {order.slices} slices, accuracy {ORDER[order.side]} dispersion ({spearman_text(order)})"
+    relation = f"accuracy {ORDER[order.side]} dispersion"
+    text = f"Over {order.slices} slices, {relation} ({spearman_text(order)})"
     inside = order.inside_tasks
     if inside is None:
         return f"{text}."

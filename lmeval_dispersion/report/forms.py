@@ -56,7 +56,8 @@ def form_of(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
         raise UsageError(
-            f"expected one of the suffixes {', '.join(_SUFFIXES)}, got {path}; rename it, or choose a --format",
+            f"expected one of the suffixes {', '.join(_SUFFIXES)}, got {path}; rename it, or "
+            "choose a --format",
             argument="output",
         )
     return _SUFFIXES[suffix]

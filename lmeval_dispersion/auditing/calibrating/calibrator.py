@@ -91,9 +91,9 @@ def labelled_slices(
             return name, large
         if by:
             raise UsageError(
-                f"expected {FEWEST_SLICES} slices or more of at least {FEWEST_DOCUMENTS} labelled documents "
-                f"each, got {len(large)} by {name!r}; label more documents, or slice by {CLUSTERS!r}, which "
-                "groups documents by their vectors",
+                f"expected {FEWEST_SLICES} slices or more of at least {FEWEST_DOCUMENTS} labelled "
+                f"documents each, got {len(large)} by {name!r}; label more documents, or slice by "
+                f"{CLUSTERS!r}, which groups documents by their vectors",
                 argument="slice",
             )
     count = min(len(rows) // _CLUSTER, _MOST_CLUSTERS)

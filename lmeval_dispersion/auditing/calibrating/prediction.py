@@ -162,7 +162,8 @@ def predict(asked: Predicting) -> Predictions:
     rows, fitted = _unlabelled_rows(calibrator, run, asked.where)
     if fitted:
         notes.append(
-            f"{fitted} documents of this run are left out: the calibrator was fitted to their labels."
+            f"{fitted} documents of this run are left out: the calibrator was fitted to their "
+            "labels."
         )
     by = asked.slice or calibrator.by
     parts = _slices(calibrator, run, rows, by)
@@ -222,8 +223,8 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
     left = np.setdiff1d(rows, fitted)
     if not len(left):
         raise UsageError(
-            f"the calibrator was fitted to the labels of all {len(rows)} documents, so none is left to "
-            "estimate; name another run, or calibrate on a part of this one (`--where`)"
+            f"the calibrator was fitted to the labels of all {len(rows)} documents, so none is "
+            "left to estimate; name another run, or calibrate on a part of this one (`--where`)"
         )
     return left, len(fitted)
 

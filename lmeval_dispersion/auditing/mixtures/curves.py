@@ -269,8 +269,8 @@ class Mixtures:
             ends,
             *(_inside_sentence(name, part) for name, part in self.inside.items()),
             _trend_sentence("Query perplexity", self.query_perplexity_trend),
-            "These intervals are for other documents of the same kind. The curves' error bars are only "
-            "for other draws from these documents, and are shorter.",
+            "These intervals are for other documents of the same kind. The curves' error bars are "
+            "only for other draws from these documents, and are shorter.",
         ]
 
     def tables(self) -> dict[str, Table]:
