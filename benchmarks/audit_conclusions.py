@@ -83,7 +83,7 @@ def claims(report: SimpleNamespace) -> dict[str, bool]:
         "accuracy rises or falls with dispersion": bool(order.side),
         "right answers are more or less dispersed": "Right answers are" in pools,
         "... it lies between subjects": "lies between" in pools,
-        "a low contribution points at answers": "points at" in ranking,
+        "a low contribution points at answers": "points to" in ranking,
         "... the difference lies between subjects": "lies between" in ranking,
         "the best other signal is": "best other signal is" in errors_sentence(report.ranking),
         "accuracy can be read off unlabelled slices": getattr(report.calibration, "better", False),

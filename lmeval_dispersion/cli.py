@@ -1,4 +1,4 @@
-"""The command ``dispersion``: imports only the sub-command's module, prints errors as sentences."""
+"""The command ``dispersion``: imports the sub-command's module only, prints errors as sentences."""
 
 from __future__ import annotations
 
@@ -29,10 +29,18 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "registry": (_REGISTRY, "", "list recorded screenings and the changes between them"),
     },
     "evaluate with dispersion": {
-        "race": (_RACE, "", "find the best of a list, for a budget or with a proof"),
+        "race": (_RACE, "", "find the best checkpoint, within a budget or with a proof"),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
-        "enable": (_HARNESS, "", "add the dispersion tasks to the stock lm_eval, or remove them"),
-        "tokens": (_HARNESS, "models", "list a task's answer tokens, for the screen's T"),
+        "enable": (
+            _HARNESS,
+            "",
+            "add the dispersion tasks to lm_eval's own command, or remove them",
+        ),
+        "tokens": (
+            _HARNESS,
+            "models",
+            "list the tokens of a task's answers, by which a screen ranks",
+        ),
         "embed": (_HARNESS, "models", "make a run from plain texts, or from lm-eval's samples"),
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
         "calibrate": (_AUDIT, "audit", "estimate unlabelled slices' accuracy from a run's labels"),
@@ -48,18 +56,18 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
 }
 # Former commands -> what does their work.
 GONE = {
-    "predict": "`dispersion calibrate RUN --from FILE` estimates by FILE, a calibrator",
-    "probe": "`dispersion race … --budget N` asks a few questions of all",
-    "watch": "lmeval_dispersion.RaceCallback logs the same figures while the model trains",
+    "predict": "use `dispersion calibrate RUN --from FILE`, FILE being the calibrator",
+    "probe": "use `dispersion race … --budget N`, which asks every checkpoint a few questions",
+    "watch": "use lmeval_dispersion.RaceCallback, which logs the same figures during training",
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``dispersion`` with ``argv`` (default: the process's own arguments); returns the exit code.
+    """Run ``dispersion`` with ``argv`` (default: that of the process); return the exit code.
 
-    0 done, 1 failed, 2 wrong usage, 3 partly done, 130 interrupted. ``DISPERSION_DEBUG=1`` shows
-    tracebacks of errors that are otherwise one sentence.
+    0 done, 1 failed, 2 wrong usage, 3 partly done, 130 interrupted. With ``DISPERSION_DEBUG=1``
+    errors print their traceback instead of one sentence.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args in (["-h"], ["--help"], ["help"]):
@@ -72,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = [*args[1:], "--help"]
     name, *rest = args
     if name in GONE:
-        print(f"dispersion: there is no command {name!r} any more: {GONE[name]}", file=sys.stderr)
+        print(f"dispersion: the command {name!r} no longer exists; {GONE[name]}", file=sys.stderr)
         return 2
     if name not in COMMANDS:
         hint = nearest(name, COMMANDS) or "; `dispersion --help` lists the commands"
@@ -91,7 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
-    """The parser of a command in ``COMMANDS``, and the function that runs it and returns the exit code."""
+    """Return the parser of the command ``name``, and the function that runs it.
+
+    That function takes the parsed arguments and returns the exit code. ``name`` is a key of
+    ``COMMANDS``.
+    """
     module, _, summary = COMMANDS[name]
     add_arguments, run = importlib.import_module(module).COMMANDS[name]
     parser = command_parser(f"dispersion {name}", f"{summary[0].upper()}{summary[1:]}.")

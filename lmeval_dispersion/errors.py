@@ -1,7 +1,7 @@
-"""Exceptions with a message for users, and one exit code each.
+"""The package's exceptions: a message for users, and an exit code for commands.
 
-A message says what was expected, what was given and what to do next. It names arguments as Python does; a
-command puts the option in place of the one that is wrong.
+A message says what was expected, what was given and what to do next. It names arguments as Python
+does; a command replaces the name by that of the option.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _QUERY = (
 
 
 def printable(text: str, keep: str = "") -> str:
-    """``text`` with control characters escaped, except those in ``keep``."""
+    """Return ``text`` with control characters escaped, except for those in ``keep``."""
     if text.isprintable():
         return text
     shown = [sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text]
@@ -57,9 +57,9 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def without_secrets(text: str) -> str:
-    """``text`` with every address in it as it may be shown and stored.
+    """Return ``text`` with every address in it stripped of what may be secret.
 
-    What may be secret goes: user name and password before a host, the query (signatures) and the fragment.
+    These are the user name and the password before a host, the query (signatures) and the fragment.
 
     >>> without_secrets("https://me:word@host/m?sig=x, sftp://me@host/m")
     'https://host/m, sftp://host/m'
@@ -84,9 +84,10 @@ def _without_query(match: re.Match[str]) -> str:
 
 
 def sentence(text: str, keep: str = "") -> str:
-    """A message as it is shown and stored: printable, without secrets, with long names and values cut.
+    """Return a message as it is shown and stored: printable, without secrets, not too long.
 
-    The beginning of a message, its cause, and its end, the next step, are kept.
+    Long names and values are cut in the middle. The beginning of the message (its cause) and its
+    end (the next step) are kept.
     """
     if len(text) > _LOOKED_AT:
         text = _middle_cut(re.sub(_LONG_VALUE, _cut_value, text), _LOOKED_AT)
@@ -108,7 +109,10 @@ def _cut_value(match: re.Match[str]) -> str:
 
 
 def brief(value: object) -> str:
-    """A value of a file in at most 60 characters, in bounded time, whatever is inside the value."""
+    """Return a value of a file as text of at most 60 characters.
+
+    It takes little time, however large or deeply nested the value is.
+    """
     shortened = reprlib.Repr()
     shortened.maxlevel = 3
     shortened.maxstring = 2 * LONGEST_BRIEF
@@ -122,7 +126,7 @@ def brief(value: object) -> str:
 
 
 def beginning(text: str) -> str:
-    """The first 60 characters of a text.
+    """Return the first 60 characters of a text; a longer one ends in "...".
 
     >>> beginning("a" * 100)[-5:]
     'aa...'
@@ -131,7 +135,9 @@ def beginning(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, without a full stop; its type's name if it has none.
+    """Return the first line of an exception's message, without a full stop.
+
+    The name of the exception's type if it has no message.
 
     >>> first_line(ValueError("No such model.")), first_line(ValueError())
     ('No such model', 'ValueError')
@@ -141,7 +147,7 @@ def first_line(error: BaseException) -> str:
 
 
 def listed_names(names: Sequence[str]) -> str:
-    """The first five names, for a message.
+    """Join up to five names with commas, for a message; "…" stands for more.
 
     >>> listed_names(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, …'
@@ -151,9 +157,11 @@ def listed_names(names: Sequence[str]) -> str:
 
 
 class DispersionError(Exception):
-    """Base of all errors. ``exit_code`` is the exit code of a command that it ends.
+    """Base class of all errors of this package.
 
-    ``argument`` names the wrong argument, if one is wrong, and begins the message.
+    Attributes:
+        exit_code: Exit code of a command that ends with this error.
+        argument: Name of the wrong argument, which begins the message; "" if none is wrong.
     """
 
     exit_code = 1
@@ -166,7 +174,7 @@ class DispersionError(Exception):
         return self.naming(self.argument)
 
     def naming(self, argument: str) -> str:
-        """The message with another name for the wrong argument, such as its option."""
+        """Return the message with another name for the wrong argument, such as its option."""
         text = sentence(super().__str__(), keep="\n")
         return f"{argument}: {text}" if argument else text
 
@@ -178,31 +186,34 @@ class UsageError(DispersionError):
 
 
 class UnknownNameError(UsageError, LookupError):
-    """A result has no item of this name."""
+    """A result has no item with this name."""
 
 
 class NothingScreenedError(DispersionError, IndexError):
-    """A screening has no best checkpoint; the message says what failed and why."""
+    """A screening has no best checkpoint; the message says which checkpoints failed and why."""
 
 
 class StoreError(UsageError):
-    """A run's folder cannot be read or written as a store."""
+    """The folder of a run cannot be read or written as a store."""
 
 
 class PartialStoreError(StoreError):
-    """The run that was writing this store did not finish."""
+    """The run that wrote this store did not finish."""
 
 
 class StoreVersionError(StoreError):
-    """The store was written by another version of the format."""
+    """The store was written in another version of the store format."""
 
 
 class MixedStoresError(StoreError):
-    """Runs cannot be read or compared together: other model, other documents, one task twice."""
+    """Runs cannot be read or compared together.
+
+    Their models or documents differ, or a task occurs twice.
+    """
 
 
 class GeometryError(DispersionError, ValueError):
-    """A geometric quantity is not defined for these vectors."""
+    """A geometric quantity, such as a mean distance, is not defined for these vectors."""
 
 
 class TooFewVectorsError(GeometryError):
@@ -210,7 +221,11 @@ class TooFewVectorsError(GeometryError):
 
 
 class NoDirectionError(GeometryError):
-    """Zero or non-finite vectors, which have no direction; ``rows`` are their indices, ascending."""
+    """Some vectors are zero or not finite, so they have no direction.
+
+    Attributes:
+        rows: Indices of these vectors, ascending.
+    """
 
     def __init__(self, message: str, rows: list[int]) -> None:
         super().__init__(message)
@@ -218,19 +233,27 @@ class NoDirectionError(GeometryError):
 
 
 class CaptureError(DispersionError):
-    """A model's hidden states cannot be captured: no decoder blocks, or a layer that was never reached."""
+    """A model's hidden states cannot be captured.
+
+    The model has no decoder blocks, or its forward pass never reached a layer.
+    """
 
 
 class HarnessError(DispersionError):
-    """lm-eval cannot run a dispersion task: wrong backend, version or installation."""
+    """lm-eval cannot run a dispersion task, or its results cannot be read."""
 
 
 class TrainingError(DispersionError):
-    """A training run, or a loss in it, cannot go on."""
+    """A training run, or a dispersion loss in it, cannot go on."""
 
 
 class NonFiniteLossError(TrainingError):
-    """A dispersion loss is NaN or infinite: at ``layer``, such as ``layer.3``, in forward pass ``step``."""
+    """A dispersion loss is NaN or infinite.
+
+    Attributes:
+        layer: The layer, such as ``layer.3``.
+        step: The number of the forward pass.
+    """
 
     def __init__(self, layer: str, step: int) -> None:
         super().__init__(
@@ -242,15 +265,21 @@ class NonFiniteLossError(TrainingError):
 
 
 class NonFiniteStateError(DispersionError):
-    """A model's states or log-probabilities are NaN or infinite."""
+    """A model's hidden states or log-probabilities are NaN or infinite."""
 
 
 class MissingExtraError(DispersionError, ImportError):
-    """An optional part of the package is not installed; the message names the extra."""
+    """An optional dependency is not installed; the message says how to install it."""
 
 
 def require_extra(extra: str, what: str) -> None:
-    """Raise MissingExtraError if a library of ``extra``, which ``what`` needs, is not installed."""
+    """Check that the libraries of an extra of this package are installed.
+
+    ``what`` is what needs them, for the message.
+
+    Raises:
+        MissingExtraError: A library is not installed.
+    """
     missing = [name for name in LIBRARIES[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(

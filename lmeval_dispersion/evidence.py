@@ -1,4 +1,4 @@
-"""Measured evidence that reports cite: what a cut costs, and slopes of ranks."""
+"""Measured evidence that reports cite: how often short lists and rankings were right."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ _LEAST_CHANCE = 0.6  # of the lowest bin in `Slope.right`
 
 @dataclass(frozen=True)
 class Held:
-    """How many ``cells`` (a group in a task) ``held`` one within 0.01 of the best in their short list.
+    """How often a short list held a checkpoint with an accuracy within 0.01 of the best one.
 
-    ``measured`` is the day. ``fresh``: the groups were trained to test k; by the others it was fitted, or
-    they are parts of others.
+    Attributes:
+        groups: The groups of checkpoints that were measured, in words.
+        held: Number of cells (a group on one task) whose short list held one.
+        cells: Number of all cells.
+        measured: Date of the measurement.
+        fresh: Whether the groups were trained to test the slope; if not, the slope was fitted to
+            them, or they are parts of other groups.
     """
 
     groups: str
@@ -36,18 +41,21 @@ class Held:
 
 @dataclass(frozen=True)
 class Slope:
-    """How well ranks by the ratio order accuracies: the slope k of `lmeval_screener.chance`.
+    """How strongly ranks by the ratio predict accuracy: the slope k of `lmeval_screener.chance`.
 
     Attributes:
         kind: The checkpoints on which it was measured, such as ``fine-tunes``.
         k: The slope.
-        low, high: Its 95 % interval, over groups; for a user's own results, over checkpoints.
-        spread: Standard deviation of k between cells, which are groups in a task.
-        measured: The day of the measurement.
-        groups: Number of groups; for a user's own results, of checkpoints.
-        fresh: k with its interval by groups that were trained afterwards to test it.
-        held: Counts of cells whose short list held one within 0.01 of the best.
-        right: Upper chance of a bin, and the share of the fresh groups' pairs in it in the right order.
+        low: Lower end of its 95 % interval over groups; for a user's own results, over checkpoints.
+        high: Upper end of that interval.
+        spread: Standard deviation of k between cells, each a group on one task.
+        measured: Date of the measurement.
+        groups: Number of groups; for a user's own results, number of checkpoints.
+        fresh: k and the two ends of its interval for groups that were trained later to test it;
+            None if there are none.
+        held: How often short lists held a checkpoint within 0.01 of the best one.
+        right: For each range of chances, its upper end and the share of pairs of the fresh groups
+            that were in the right order.
     """
 
     kind: str
@@ -62,7 +70,10 @@ class Slope:
     right: tuple[tuple[float, float], ...] = ()
 
     def was_right(self, chance: float) -> float | None:
-        """Share of the measured pairs with about this chance in the right order; None if not measured."""
+        """Return the share of measured pairs with about this chance that were in the right order.
+
+        None if this was not measured.
+        """
         if chance < _LEAST_CHANCE:
             return None
         for highest, share in self.right:
@@ -71,24 +82,26 @@ class Slope:
         return None
 
     def counts(self, last: int, chance: float, *, is_list: bool) -> str:
-        """A sentence on the success of our own orders, without its end, or "".
+        """Return a clause on how often our own rankings were right, without a full stop, or "".
 
         Args:
-            last: A rank that is compared with rank 1.
-            chance: The chance that rank 1 is better than it.
-            is_list: Whether the ranks down to it are a list as those that were counted.
+            last: The rank that is compared with rank 1.
+            chance: The chance that the checkpoint at rank 1 is better than the one at ``last``.
+            is_list: Whether the ranks up to ``last`` are a short list like those that were
+                measured.
         """
         clauses = []
         for row in self.held:
             if is_list and row.fresh:
                 clauses.append(
-                    f"such a list held one within 0.01 of the best in {row.held} of {row.cells} groups and "
-                    f"tasks ({row.groups})"
+                    f"such a list held a checkpoint within 0.01 of the best accuracy in {row.held} "
+                    f"of {row.cells} groups and tasks ({row.groups})"
                 )
         right = self.was_right(chance)
         if right is not None:
             clauses.append(
-                f"of pairs as far apart as ranks 1 and {last}, {100 * right:.0f} % were in the right order"
+                f"of pairs as far apart as ranks 1 and {last}, {100 * right:.0f} % were ordered "
+                "correctly"
             )
         if not clauses:
             return ""
@@ -112,9 +125,9 @@ _FINE_TUNES = Slope(
     groups=15,
     fresh=(0.80, 0.47, 1.13),
     held=(
-        Held("15 groups of 16 to 32 fine-tunes, by which k was fitted", 38, 44, "2026-11-23"),
+        Held("15 groups of 16 to 32 fine-tunes, to which k was fitted", 38, 44, "2026-11-23"),
         Held("6 fresh groups of 32 fine-tunes", 17, 18, "2026-11-24", fresh=True),
-        Held("20 draws of 8 of each of these", 346, 360, "2026-11-24"),
+        Held("20 draws of 8 models from each of these", 346, 360, "2026-11-24"),
     ),
     right=((0.7, 0.73), (0.8, 0.83), (0.9, 0.89), (0.97, 0.93), (1.0, 0.97)),
 )
@@ -128,9 +141,9 @@ _FROM_SCRATCH = Slope(
     groups=13,
     fresh=(0.98, 0.84, 1.12),
     held=(
-        Held("13 groups of random mixtures, by which k was fitted", 39, 39, "2026-11-23"),
+        Held("13 groups of random mixtures, to which k was fitted", 39, 39, "2026-11-23"),
         Held("6 fresh groups of 24 random mixtures", 18, 18, "2026-11-24", fresh=True),
-        Held("20 draws of 8 of each of these", 340, 360, "2026-11-24"),
+        Held("20 draws of 8 models from each of these", 340, 360, "2026-11-24"),
     ),
     right=((0.7, 0.71), (0.8, 0.78), (0.9, 0.87), (0.97, 0.92), (1.0, 0.97)),
 )

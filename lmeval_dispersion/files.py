@@ -1,4 +1,4 @@
-"""Files written atomically, JSON with a schema, digests, and arrays kept per unit of work."""
+"""Files that are written atomically, JSON files with a schema, digests, and cached arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def sha256(file: Path) -> str:
-    """The file's SHA-256 as hex."""
+    """Return the SHA-256 of a file as hex."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while block := stream.read(1 << 22):
@@ -36,12 +36,17 @@ def sha256(file: Path) -> str:
 
 
 def hashed(text: str) -> str:
-    """SHA-256 of a text as hex."""
+    """Return the SHA-256 of a text as hex."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def json_in(path: Path) -> Any:
-    """The content of a JSON file; OSError, or ValueError for anything else."""
+    """Return the content of a JSON file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is not JSON, or is too large or too deeply nested.
+    """
     with path.open("rb") as file:
         content = file.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
@@ -62,16 +67,16 @@ def read_json(
     key: str = "schema",
     repair: str,
 ) -> T:
-    """Read a JSON object of a schema, checked by its `layout <lmeval_dispersion.layouts>`.
+    """Read a JSON object with a schema, checked by its `layout <lmeval_dispersion.layouts>`.
 
     Args:
         path: The file.
-        layout: The layout, with or without the schema.
-        what: The expected content, with its article.
-        schema: Its schema.
-        hint: The advice for a file of something else.
-        key: The key of its schema.
-        repair: The advice for a file of the schema that does not fit the layout.
+        layout: The layout, with or without the key of the schema.
+        what: What the file should contain, with an article, for messages.
+        schema: Name and version of its schema.
+        hint: What to do if the file is something else, for messages.
+        key: Key of the schema in the file.
+        repair: What to do if the file has the schema and does not fit the layout, for messages.
 
     Raises:
         UsageError: The file is missing, is not JSON, has another schema, or is damaged.
@@ -93,7 +98,11 @@ def read_json(
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically, through to the disk, by a temporary file; DispersionError if that fails."""
+    """Write a file atomically, by way of a temporary file that is flushed to the disk.
+
+    Raises:
+        DispersionError: The file cannot be written.
+    """
     place = Path(os.path.realpath(path))
     part = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
     try:
@@ -118,14 +127,20 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the temporary files of a killed `write_whole`; no other process may be writing in the folder."""
+    """Remove the temporary files that a killed `write_whole` left in a folder.
+
+    No other process may be writing in the folder.
+    """
     for part in folder.glob(".*"):
         if re.fullmatch(r"\..+\.\d+", part.name) and not part.is_dir():
             part.unlink(missing_ok=True)
 
 
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Write ``compute()`` as an .npz file, unless it exists, so that a kill loses one; see `write_whole`."""
+    """Write the arrays that ``compute()`` returns to an .npz file, unless the file exists.
+
+    It is written as by `write_whole`, so that an interrupted program loses at most one file.
+    """
     if path.exists():
         return
     import numpy as np

@@ -11,10 +11,13 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_folder(name: str) -> Path:
-    """Folder of bundled data: ``token_sets``, ``task_configs``, ``demo``, ``demo_runs`` or ``released``.
+    """Return the folder of bundled data ``name``.
 
-    The wheel holds all under ``lmeval_dispersion/data/``, a checkout the first two at the top. Raises
-    FileNotFoundError if it is missing.
+    It is ``token_sets``, ``task_configs``, ``demo``, ``demo_runs`` or ``released``. The wheel holds
+    all of them under ``lmeval_dispersion/data/``, a checkout holds the first two at its top.
+
+    Raises:
+        FileNotFoundError: The folder is missing.
     """
     places = (_PACKAGE / "data" / name, _PACKAGE.parent / name)
     for place in places:
@@ -26,7 +29,10 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """A folder in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``; it may not exist yet."""
+    """Return a folder in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    The folder may not exist yet.
+    """
     return (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         / "lmeval-dispersion"

@@ -49,16 +49,21 @@ _PLACE = 4096  # characters: the longest path of Linux
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A form of texts: a function that says whether a text has it, and its name in sentences."""
+    """A kind of text that a file may have to contain.
+
+    Attributes:
+        fits: Function that says whether a text is of this kind.
+        words: Name of the kind, as sentences use it, such as ``a plain file name``.
+    """
 
     fits: Callable[[str], bool]
     words: str
 
 
 def is_plain(name: str) -> bool:
-    """Whether a text can be one part of a file's name: short, printable, no separator and no ``..``.
+    """Whether a text can be one part of a path: short, printable, without a separator or ``..``.
 
-    >>> [name for name in ("gsm8k", "2026-11-28T10-00-00", "../gsm8k", "a/b", ".x", "") if is_plain(name)]
+    >>> [name for name in ("gsm8k", "2026-11-28T10-00-00", "../gsm8k", "a/b", "") if is_plain(name)]
     ['gsm8k', '2026-11-28T10-00-00']
     """
     has_length = 0 < len(name) <= _NAME
@@ -82,7 +87,10 @@ PlainName = Annotated[str, Form(is_plain, f"a plain file name of at most {_NAME}
 
 
 def mistake(source: object, key: str, expected: str, given: object, step: str = "") -> UsageError:
-    """The UsageError ``SOURCE: `KEY`: expected …, got …; STEP``; an empty key or step is left out."""
+    """Return the UsageError ``SOURCE: `KEY`: expected …, got …; STEP``.
+
+    An empty ``key`` or ``step`` is left out of the message.
+    """
     end = f"; {step}" if step else ""
     return UsageError(f"{source}: {_difference(key, expected, given)}{end}")
 
@@ -95,7 +103,7 @@ def _difference(key: str, expected: str, given: object) -> str:
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """``"; did you mean …?"`` with up to three near names, or an empty text.
+    """Return ``"; did you mean …?"`` with up to three similar names; "" if none is similar.
 
     >>> nearest("maths", ["math", "code"])
     '; did you mean math?'
@@ -113,10 +121,20 @@ def checked(
     repair: str = "",
     error: type[DispersionError] = UsageError,
 ) -> T:
-    """``content`` of a file as its ``layout``: an instance of a dataclass, the mapping of a TypedDict.
+    """Check the content of a file against its layout, and return it as an instance of the layout.
 
-    A dataclass refuses keys that it does not have; a TypedDict keeps them. ``source`` names the file in the
-    ``error`` that is raised for other content. A file that a program wrote has a ``repair``: it is damaged.
+    A dataclass is instantiated and refuses keys that it does not declare; a TypedDict gives the
+    mapping and allows further keys.
+
+    Args:
+        layout: The dataclass, TypedDict or NamedTuple that describes the content.
+        content: The parsed content.
+        source: Name of the file in messages.
+        repair: What to do about a damaged file, if the file was written by a program; else empty.
+        error: Type of the error that is raised.
+
+    Raises:
+        DispersionError: The content does not fit; of the type ``error``, by default UsageError.
     """
     value: T = _Check(source, repair, error).value(layout, content, "")
     return value
@@ -308,7 +326,10 @@ class _Check:
 
 
 def inside(where: str, key: object) -> str:
-    """The path of ``key`` in the mapping at ``where``, its first 60 characters."""
+    """Return the path of ``key`` in the mapping at the path ``where``.
+
+    A key of more than 60 characters is cut.
+    """
     name = key if isinstance(key, str) else brief(key)
     short = beginning(name)
     return f"{where}.{short}" if where else short

@@ -1,4 +1,4 @@
-"""``--model_args``: the one reading of ``K=V,K=V``."""
+"""Reading of ``--model_args``, written as ``K=V,K=V``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from lmeval_dispersion.errors import UsageError
 
 
 def key_values(text: str, *, check: bool = True) -> dict[str, str]:
-    """The pairs of ``K=V,K=V`` as text by name; without ``check`` a key alone has an empty value.
+    """Return the values of ``K=V,K=V`` by key, as texts.
+
+    Without ``check`` a key without ``=`` has an empty value.
 
     Raises:
-        UsageError: A pair without ``=``, or a key twice.
+        UsageError: A pair has no ``=``, or a key occurs twice.
     """
     given: dict[str, str] = {}
     for pair in filter(str.strip, text.split(",")):

@@ -43,7 +43,7 @@ class _Help(argparse.HelpFormatter):
 
 
 class Once(argparse.Action):
-    """Stores a value; a second one is an error, which argparse would accept silently."""
+    """Action that stores an option's value and refuses the option if it is given twice."""
 
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
@@ -57,7 +57,7 @@ class Once(argparse.Action):
 
 
 class JoinedByCommas(argparse.Action):
-    """Joins what is given several times by commas."""
+    """Action that joins the values of an option that is given several times by commas."""
 
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
@@ -78,9 +78,9 @@ class _Parser(argparse.ArgumentParser):
 
     def _hint(self, message: str) -> str:
         """What to write in place of unknown arguments; empty if nothing is close."""
-        takes_names = any(action.nargs for action in self._get_positional_actions())
-        if " -" not in message and takes_names:
-            return "; names go before the options"
+        for action in self._get_positional_actions():
+            if action.nargs and " -" not in message:
+                return f"; put {action.metavar or action.dest} before the options"
         meant = [self._meant(word) for word in message.split() if word.startswith("--")]
         return f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
 
@@ -110,9 +110,12 @@ def exit_code_of(
     command: Callable[[], tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]],
     words: Sequence[str],
 ) -> int:
-    """Parse ``words`` with the parser of ``command()``, run its function, and return the exit code.
+    """Parse ``words`` with a command's parser, run the command, and return its exit code.
 
-    A user's errors print one sentence, with the option for the argument that they name, and no traceback.
+    ``command()`` returns the parser and the function that runs the command; ``name`` begins
+    messages. An error that the user can mend prints one sentence, without a traceback; where it
+    names a wrong argument, the sentence names its option. With ``DISPERSION_DEBUG`` set, errors are
+    raised.
     """
     debug = bool(os.environ.get("DISPERSION_DEBUG"))
     actions: list[argparse.Action] = []
@@ -171,12 +174,15 @@ def _with_action(parser: argparse.ArgumentParser, words: Sequence[str]) -> Seque
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as reports and registries keep it: quoted for a shell, printable, without secrets."""
+    """Return a command as text for reports and registries.
+
+    It is quoted for a shell, printable, and without secrets.
+    """
     return printable(shlex.join(map(without_secrets, words)))
 
 
 def print_whole(text: str) -> None:
-    """Print a text on stdout, or as much of it as the reader of a pipe takes."""
+    """Print a text on standard output; it is no error if a pipe is closed before the end."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -189,21 +195,28 @@ def _discard_output() -> None:
 
 
 def one_thread() -> None:
-    """Keep numpy, unless it is imported, to one thread: for a hundred rows a pool is five times slower."""
+    """Restrict numpy to one thread, if it is not imported yet.
+
+    For matrices of about a hundred rows a pool of threads is five times slower.
+    """
     if "numpy" not in sys.modules:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """An argument parser with the manners of all commands: help format, errors, no abbreviations."""
+    """Return an argument parser as all commands use it: help format, errors, no abbreviations."""
     return _Parser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
 
 
 def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = "") -> None:
-    """Begin the help with ``examples``, each without the command's name; ``more`` and the docs end it."""
+    """Add examples to the beginning of a command's help.
+
+    Each of ``examples`` is given without the command's name. The help ends with ``more`` and the
+    address of the documentation.
+    """
     lines = "\n".join(f"  {parser.prog} {example}".rstrip() for example in examples)
     parser.description = f"{parser.description}\n\nexamples:\n{lines}"
-    parser.epilog = f"{more}\n\ndocs, and completion in your shell:\n  {SITE}reference/commands/"
+    parser.epilog = f"{more}\n\ndocumentation and shell completion:\n  {SITE}reference/commands/"
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
@@ -221,10 +234,10 @@ def add_output(
     form: str = "by the suffix of --output, else table",
     details: bool = True,
 ) -> None:
-    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them.
+    """Add ``--format``, ``-o/--output FILE``, ``--details`` and ``-q/--quiet``.
 
-    ``file`` is the help of ``--output``, ``form`` the default of ``--format`` in words. ``details`` is
-    False for a report that has none.
+    ``Output.of`` reads them. ``file`` is the help of ``--output``, and ``form`` says in words what
+    the default of ``--format`` is. ``details`` is False for a report without details.
     """
     parser.add_argument("--format", choices=FORMATS, help=f"form of the report (default: {form})")
     parser.add_argument("-o", "--output", type=Path, action="append", metavar="FILE", help=file)
@@ -238,7 +251,7 @@ def add_output(
 def add_quiet(parser: argparse._ActionsContainer) -> None:
     """Add ``-q/--quiet``."""
     parser.add_argument(
-        "-q", "--quiet", action="store_true", help="print nothing but errors on standard error"
+        "-q", "--quiet", action="store_true", help="print nothing on standard error but errors"
     )
 
 

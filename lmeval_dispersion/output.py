@@ -1,6 +1,6 @@
 """Where and how a command writes its report: format, file or standard output, progress.
 
-Only the standard library is imported before a report is written, and tqdm for a bar.
+Before a report is written, only the standard library is imported, and tqdm for a progress bar.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _PATIENCE = 1.0  # seconds without progress
 
 @dataclass(frozen=True)
 class Output:
-    """A report's destinations and their formats, checked before the work starts.
+    """Where a report is written, and in which formats; checked before the work starts.
 
     Attributes:
-        format: The format on standard output where there are no files.
+        format: The format on standard output, if there are no files.
         files: The files to write, each with its format.
-        quiet: Whether nothing but errors goes to standard error, and nothing to the terminal with files.
-        command: The command as typed; empty in Python.
+        quiet: Whether standard error shows nothing but errors, and the terminal nothing if there
+            are files.
+        command: The command as the user typed it; empty in Python.
         details: Whether a terminal shows the details too.
     """
 
@@ -46,7 +47,12 @@ class Output:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
-        """The output of ``add_output``'s options; UsageError if not writable, or raises as `require`."""
+        """Return the output that the options of ``add_output`` ask for.
+
+        Raises:
+            UsageError: There is no such format, or a file cannot be written.
+            MissingExtraError: The format needs a library that is not installed.
+        """
         paths = args.output or []
         if isinstance(paths, Path):
             paths = [paths]
@@ -68,24 +74,26 @@ class Output:
 
     @property
     def formats(self) -> Set[str]:
-        """The formats that are written."""
+        """The formats that are written, on standard output or to files."""
         return set(self.files.values()) or {self.format}
 
     @property
     def short(self) -> bool:
-        """Whether the report is short, without details."""
+        """Whether the report is a short one, without details."""
         return self.formats == {"table"} and not self.details
 
     def write(self, document: Document, *, table: str | None = None) -> None:
         """Print the report, or write it to its files and print its answer.
 
         Args:
-            document: The report, which gets the command.
-            table: A text that replaces the report in the format ``table``; None for the report.
+            document: The report; the command is added to it.
+            table: A text that replaces the report in the format ``table``; None for the report
+                itself.
 
         Raises:
-            UsageError: A picture is asked of a report without a chart; all other files are written before.
-            DispersionError: The disk refuses.
+            UsageError: A picture is asked of a report without a chart; all other files are written
+                first.
+            DispersionError: A file cannot be written.
         """
         document = replace(document, command=document.command or self.command)
         if not self.files:
@@ -103,7 +111,11 @@ class Output:
                 self._write_file(path, file_bytes(document, form, details=self.details))
 
     def write_text(self, text: str) -> None:
-        """Write or print rendered text, and name the file; DispersionError if the disk refuses."""
+        """Print a text, or write it to the files and name them on standard error.
+
+        Raises:
+            DispersionError: A file cannot be written.
+        """
         if not self.files:
             _print(text, self.format)
         for path in self.files:
@@ -140,13 +152,16 @@ class Output:
         self.say(f"wrote {path}")
 
     def say(self, text: str) -> None:
-        """Print a remark on standard error, unless ``--quiet``."""
+        """Print a remark on standard error, unless ``quiet``."""
         if not self.quiet:
             print(text, file=sys.stderr)
 
 
 def report_and_file(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
-    """Outputs, checked as `Output.of` does: the report on standard output, the data file of ``--output``."""
+    """Return two outputs: the report on standard output, and the data file of ``--output``.
+
+    ``file_format`` is the file's format. Raises as `Output.of` does.
+    """
     file = Output.of(argparse.Namespace(**vars(args) | {"format": file_format}))
     return Output.of(argparse.Namespace(**vars(args) | {"output": None})), file
 
@@ -155,9 +170,11 @@ def report_and_file(args: argparse.Namespace, file_format: str) -> tuple[Output,
 def progress_bar(
     *, hidden: bool = False, every: float | None = None
 ) -> Iterator[Callable[[int, int, str], None]]:
-    """Give ``update(done, total, label)``: a bar after a second, on a terminal or in a notebook.
+    """Give a function ``update(done, total, label)`` that shows progress, in a ``with`` block.
 
-    Elsewhere, as in a batch job's log, it prints a line each ``every`` seconds at most, or nothing.
+    On a terminal or in a notebook it draws a bar, after one second. Elsewhere, as in the log of a
+    batch job, it prints at most one line in ``every`` seconds, or nothing if ``every`` is None. It
+    shows nothing if ``hidden``.
     """
     if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         yield _lines(math.inf if hidden or every is None else every)
@@ -175,7 +192,7 @@ def progress_bar(
 
 
 def say_above_progress(text: str) -> None:
-    """Print a line on standard error, above a progress bar if there is one."""
+    """Print a line on standard error, above the progress bar if there is one."""
     from tqdm import tqdm
 
     tqdm.write(text, file=sys.stderr)
@@ -200,7 +217,10 @@ def _lines(every: float) -> Callable[[int, int, str], None]:
 
 @contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """Keep standard output for data: prints by libraries and their processes go to standard error."""
+    """Send what libraries and their processes print to standard error, inside a ``with`` block.
+
+    Standard output is so kept for data.
+    """
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -1,6 +1,7 @@
-"""Statistics for the whole package: each once, on plain arrays, with numpy alone.
+"""Statistics for the whole package, on plain arrays, with numpy alone.
 
-Independent of models, vectors and files. The screener's base install has no scipy.
+Each function stands here once, independent of models, vectors and files. The screener's base
+install has no scipy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ _DRAWS = 9_999
 
 
 class Bounds(NamedTuple):
-    """The two ends of an interval, by default 95 %; NaN where undefined."""
+    """The two ends of an interval, by default of 95 %; NaN where it is undefined.
+
+    Attributes:
+        low: The lower end.
+        high: The upper end.
+    """
 
     low: float
     high: float
@@ -42,7 +48,13 @@ UNDEFINED = Bounds(math.nan, math.nan)
 
 
 class PairedTest(NamedTuple):
-    """The 95 % interval of a paired difference, and the two-sided p of no difference."""
+    """The result of a test of a paired difference.
+
+    Attributes:
+        low: Lower end of the 95 % interval of the difference.
+        high: Upper end of that interval.
+        p: Two-sided p-value of no difference.
+    """
 
     low: float
     high: float
@@ -50,14 +62,20 @@ class PairedTest(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A number with its 95 % interval; ``low`` and ``high`` are NaN where no interval is defined."""
+    """A number with its 95 % interval.
+
+    Attributes:
+        value: The number.
+        low: Lower end of the interval; NaN where none is defined.
+        high: Upper end of the interval; NaN where none is defined.
+    """
 
     value: float
     low: float
     high: float
 
     def side(self, nothing: float) -> int:
-        """1 or -1 where the interval lies above or below ``nothing``, else 0."""
+        """Return 1 if the interval lies above ``nothing``, -1 if below, and 0 otherwise."""
         return int(self.low > nothing) - int(self.high < nothing)
 
 
@@ -65,9 +83,9 @@ class Interval(NamedTuple):
 
 
 def ranks(values: ArrayLike) -> Array:
-    """Ranks from 1 along the last axis of ``values``, any shape; ties get their mean rank.
+    """Return ranks from 1 along the last axis of ``values``, in the same shape.
 
-    A row with a NaN has only NaN ranks.
+    Equal values get their mean rank. A row with a NaN has only NaN ranks.
 
     >>> ranks([10, 30, 10, 20]).tolist()
     [1.5, 4.0, 1.5, 3.0]
@@ -93,7 +111,13 @@ def ranks(values: ArrayLike) -> Array:
 
 
 def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> float:
-    """Correlation of ``x`` and ``y`` (n,), in [-1, 1]; GeometryError if n < 3, not finite or constant."""
+    """Return the correlation of ``x`` and ``y`` (n,), in [-1, 1].
+
+    ``kind`` is ``pearson`` or ``spearman``.
+
+    Raises:
+        GeometryError: n < 3, a number is not finite, or one of the arrays is constant.
+    """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or len(a) < 3:
         raise GeometryError(
@@ -108,9 +132,10 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> fl
 
 
 def paired_correlations(first: ArrayLike, second: ArrayLike) -> Array:
-    """Pearson correlation of every row of ``first`` (m or 1, k) with the same row of ``second`` (m, k).
+    """Return the Pearson correlation of each row of ``first`` with the same row of ``second``.
 
-    Shape (m,), in [-1, 1]; NaN where a row is constant or holds a NaN.
+    ``first`` is (m, k), or (1, k) for one row against all; ``second`` is (m, k). The result has the
+    shape (m,), with values in [-1, 1]; NaN where a row is constant or holds a NaN.
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     p, q = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
@@ -120,20 +145,27 @@ def paired_correlations(first: ArrayLike, second: ArrayLike) -> Array:
 
 
 def paired_rank_correlations(first: ArrayLike, second: ArrayLike) -> Array:
-    """Spearman correlation row by row; shapes and range as :func:`paired_correlations`."""
+    """Return the Spearman correlation of each row of ``first`` with the same row of ``second``.
+
+    Shapes and values are as in :func:`paired_correlations`.
+    """
     return paired_correlations(ranks(first), ranks(second))
 
 
 def rank_correlations(x: ArrayLike, rows: ArrayLike) -> Array:
-    """Spearman correlation of ``x`` (k,) with each of ``rows`` (m, k); shape (m,), NaN for constant ones."""
+    """Return the Spearman correlation of ``x`` (k,) with each of ``rows`` (m, k), shape (m,).
+
+    NaN for a row that is constant.
+    """
     return paired_rank_correlations(np.asarray(x, dtype=np.float64)[None], rows)
 
 
 def spearman_bounds(rho: float, n: int) -> Bounds:
-    """95 % interval of a Spearman correlation of ``n`` independent pairs, inside [-1, 1]; NaN for n < 8.
+    """Return the 95 % interval of a Spearman correlation of ``n`` independent pairs, in [-1, 1].
 
-    Fisher's transform with the variance (1 + rho^2 / 2) / (n - 3); 1 and -1 count as the next smaller one.
-    On independent numbers it leaves out 0 in at most 5 % of cases, where the bootstrap does in up to 13 %.
+    NaN for n < 8. Fisher's transform with the variance (1 + rho^2 / 2) / (n - 3); 1 and -1 are
+    replaced by the next smaller possible correlation. For independent numbers it excludes 0 in at
+    most 5 % of cases, where the bootstrap excludes it in up to 13 %.
 
     Source: Bonett and Wright, Psychometrika 65 (2000).
     """
@@ -147,16 +179,17 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
 
 
 def fisher(r: ArrayLike) -> Array:
-    """Fisher's z of correlations, which evens out their errors; ±1 become ±8.3."""
+    """Return Fisher's z of correlations, whose error hardly depends on their size; ±1 give ±8.3."""
     return np.arctanh(np.clip(np.asarray(r, dtype=np.float64), -1 + 1e-7, 1 - 1e-7))
 
 
 def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
-    """95 % interval of a correlation ``r`` of ``n`` points from bootstrap ``samples``; NaN if n < 4 or none.
+    """Return the 95 % interval of a correlation ``r`` of ``n`` points, from bootstrap ``samples``.
 
-    Student's t with n - 2 degrees of freedom times the samples' standard deviation, on Fisher's scale. On
-    bins of a planted law it covers 94 to 99 % from ten bins on (``tests/laboratory/test_intervals.py``),
-    where percentiles of the samples cover 86 to 91 % at ten bins.
+    NaN for n < 4 or without samples. Its half width is Student's t with n - 2 degrees of freedom
+    times the samples' standard deviation, on Fisher's scale. On bins of a planted law it covers 94
+    to 99 % from ten bins on (``tests/laboratory/test_intervals.py``), where percentiles of the
+    samples cover 86 to 91 %.
     """
     z = fisher(samples)
     z = z[np.isfinite(z)]
@@ -170,9 +203,11 @@ def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
 def correlation_difference(
     first: Interval, second: Interval, samples: tuple[ArrayLike, ArrayLike]
 ) -> Bounds:
-    """95 % interval of the second correlation minus the first, from their intervals and bootstrap samples.
+    """Return the 95 % interval of the second correlation minus the first.
 
-    Sample i of both comes from one resample of the points, so the two correlations may depend.
+    It is made from the intervals of both and from their bootstrap samples. Sample i of both comes
+    from one resample of the points, so the two correlations may depend on each other.
+
     Source: Zou, Psychological Methods 12 (2007), eq. 15 (MOVER).
     """
     a, b = (np.asarray(values, dtype=np.float64) for values in samples)
@@ -192,7 +227,10 @@ def correlation_difference(
 
 
 def resampled_correlations(x: ArrayLike, y: ArrayLike, seed: int = 0) -> Array:
-    """Pearson correlation of ``x``, ``y`` (n,) in resamples of points; shape (REPEATS,), NaN if constant."""
+    """Return the Pearson correlation of ``x`` and ``y`` (n,) in bootstrap resamples of the points.
+
+    Shape (REPEATS,); NaN for a resample in which one of them is constant.
+    """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     draws = np.random.default_rng(seed).integers(0, len(a), size=(REPEATS, len(a)))
     return paired_correlations(a[draws], b[draws])
@@ -202,9 +240,9 @@ def resampled_correlations(x: ArrayLike, y: ArrayLike, seed: int = 0) -> Array:
 
 
 def resampled_means(values: ArrayLike, seed: int = 0) -> Array:
-    """Bootstrap means over rows of ``values`` (n, k); shape (REPEATS, k).
+    """Return the means of bootstrap resamples of the rows of ``values`` (n, k); shape (REPEATS, k).
 
-    One seed resamples arrays of equal length alike, so that their differences are paired.
+    With one seed, arrays of equal length are resampled alike, so that their differences are paired.
     """
     rows = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
@@ -217,7 +255,13 @@ def resampled_means(values: ArrayLike, seed: int = 0) -> Array:
 
 
 def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
-    """Mean of ``values`` (n,), percentile bootstrap interval (NaN if n = 1); TooFewVectorsError if none."""
+    """Return the mean of ``values`` (n,) with its percentile bootstrap interval.
+
+    The interval is NaN for n = 1.
+
+    Raises:
+        TooFewVectorsError: There are no values.
+    """
     numbers = np.asarray(values, dtype=np.float64)
     if not len(numbers):
         raise TooFewVectorsError("expected at least one value, got none")
@@ -228,7 +272,7 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
 
 
 def percentiles(samples: ArrayLike) -> Bounds:
-    """95 % percentile bounds of the finite ``samples``; NaN without any."""
+    """Return the 95 % percentile bounds of the finite ``samples``; NaN without any."""
     numbers = np.asarray(samples, dtype=np.float64)
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
@@ -238,9 +282,10 @@ def percentiles(samples: ArrayLike) -> Bounds:
 
 
 def jackknife_se(*left_out: ArrayLike) -> float:
-    """Standard error from leave-one-out values, one array for each independent sample.
+    """Return the standard error from leave-one-out values, one array for each independent sample.
 
-    sqrt(sum over samples of (n-1)/n * sum (theta_-i - mean)^2); of differences over shared members, paired.
+    It is the root of the sum over samples of (n - 1) / n * sum (theta_-i - mean)^2. For the error
+    of a paired difference pass the differences of the leave-one-out values of the shared members.
     """
     variance = 0.0
     for values in left_out:
@@ -254,15 +299,19 @@ def jackknife_se(*left_out: ArrayLike) -> float:
 
 
 def student_bounds(value: float, se: float, n: int, level: float = LEVEL) -> Bounds:
-    """Bounds of an estimate from ``n`` > 1 documents: value ± Student's point times its error."""
+    """Return ``value`` minus and plus Student's point times ``se``, for ``n`` > 1 documents.
+
+    The point has n - 1 degrees of freedom, at ``level``.
+    """
     half = student_quantile((1 + level) / 2, n - 1) * se
     return Bounds(value - half, value + half)
 
 
 def normal_point(comparisons: int) -> float:
-    """Standard errors at which ``comparisons`` two-sided tests together are wrong in 5 % of cases.
+    """Return the half width, in standard errors, that allows for several two-sided tests.
 
-    Bonferroni: 1.96 for one comparison, 2.58 for five.
+    With it ``comparisons`` tests together are wrong in at most 5 % of cases (Bonferroni): 1.96 for
+    one comparison, 2.58 for five.
     """
     from statistics import NormalDist
 
@@ -270,7 +319,9 @@ def normal_point(comparisons: int) -> float:
 
 
 def student_p(t: float, freedom: float) -> float:
-    """Probability that Student's t with ``freedom`` > 0 degrees of freedom is beyond ±``t``, ``t`` >= 0.
+    """Return the probability that Student's t lies beyond ±``t``, for ``t`` >= 0.
+
+    ``freedom`` > 0 are the degrees of freedom.
 
     >>> round(student_p(2.262157, 9), 6), round(student_p(1.959964, math.inf), 6)
     (0.05, 0.05)
@@ -281,9 +332,11 @@ def student_p(t: float, freedom: float) -> float:
 
 
 def f_p(value: float, above: float, below: float) -> float:
-    """Probability that F with ``above`` and ``below`` > 0 degrees of freedom exceeds ``value`` >= 0.
+    """Return the probability that a variable with an F distribution exceeds ``value`` >= 0.
 
-    The incomplete beta function by its continued fraction (Abramowitz and Stegun, 26.6.2 and 26.5.8).
+    ``above`` and ``below`` > 0 are the degrees of freedom of numerator and denominator. Computed as
+    the incomplete beta function by its continued fraction (Abramowitz and Stegun, 26.6.2 and
+    26.5.8).
 
     >>> round(f_p(4.102821, 2, 10), 6)
     0.05
@@ -322,7 +375,9 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 @cache
 def student_quantile(p: float, freedom: float) -> float:
-    """Quantile of Student's t at ``p`` in (0, 1) for ``freedom`` > 0 degrees of freedom.
+    """Return the quantile of Student's t at ``p`` in (0, 1).
+
+    ``freedom`` > 0 are the degrees of freedom.
 
     >>> round(student_quantile(0.975, 2), 6)
     4.302653
@@ -344,7 +399,7 @@ def student_quantile(p: float, freedom: float) -> float:
 
 
 def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
-    """Student interval of the mean of independent ``values`` (n,), at ``level`` in (0, 1).
+    """Return Student's interval of the mean of independent ``values`` (n,), at ``level`` in (0, 1).
 
     NaN for fewer than two values.
     """
@@ -356,9 +411,11 @@ def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
 
 
 def mcnemar_p(gained: int, lost: int) -> float:
-    """Two-sided exact p of ``gained`` and ``lost`` right answers, each equally likely without a difference.
+    """Return the two-sided p-value of McNemar's exact test.
 
-    Source: McNemar, Psychometrika 12 (1947), with the binomial distribution.
+    ``gained`` and ``lost`` are the numbers of documents that only the second, or only the first, of
+    two models answers right. Source: McNemar, Psychometrika 12 (1947), with the binomial
+    distribution.
 
     >>> [round(mcnemar_p(gained, 0), 9) for gained in (5, 6, 0)]
     [0.0625, 0.03125, 1.0]
@@ -373,10 +430,11 @@ def mcnemar_p(gained: int, lost: int) -> float:
 
 
 def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
-    """95 % interval of the difference (gained - lost) / n of two shares of the same ``n`` > 1 documents.
+    """Return the 95 % interval of the difference of two shares of the same ``n`` > 1 documents.
 
-    Bonett and Price's, with Student's point; it leaves out 0 where :func:`mcnemar_p` is below 5 %, and only
-    then (enumerated up to 300 documents), and stays inside [-1, 1].
+    The difference is (gained - lost) / n. The interval is Bonett and Price's, with Student's point.
+    It excludes 0 exactly where :func:`mcnemar_p` is below 5 % (enumerated for up to 300 documents),
+    and stays inside [-1, 1].
 
     Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012).
     """
@@ -392,21 +450,22 @@ def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
 def paired_bounds(
     changes: ArrayLike, weights: ArrayLike | None = None, span: float = 1.0
 ) -> PairedTest:
-    """95 % interval and p of a mean paired difference of scores that lie ``span`` > 0 apart at most.
+    """Return the 95 % interval and the p-value of a mean paired difference of scores.
 
-    As if two more documents had changed by ``span``, one up and one down: few documents may not show rare
-    large changes, and Student's interval of those that they do show is then too short. From 50 documents on
-    the added ones count 50/n each, as n documents show what 50 may miss. Up to 50 right and wrong answers
-    this is Bonett and Price's interval, whose two added answers are here added scores.
+    They are computed as if two more documents had changed by ``span``, one up and one down: few
+    documents may not show rare large changes, and Student's interval of the changes that they do
+    show is then too short. From 50 documents on the added ones count 50/n each, as n documents show
+    what 50 may miss. For up to 50 right and wrong answers this is Bonett and Price's interval,
+    whose two added answers are here added scores.
 
     Args:
         changes: The documents' differences (n,), n > 1, in [-span, span].
-        weights: The documents' weights (n,), positive; default: equal. The added documents weigh as much as
-            the heaviest.
-        span: Largest possible difference.
+        weights: The documents' weights (n,), positive; by default equal. The added documents weigh
+            as much as the heaviest.
+        span: The largest possible difference of two scores, > 0.
 
-    Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012). Its coverage is
-    simulated in ``tests/auditing/test_coverage.py``.
+    Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012). The
+    coverage is simulated in ``tests/auditing/test_coverage.py``.
     """
     d = np.asarray(changes, dtype=np.float64)
     shares = np.full(len(d), 1 / len(d))
@@ -429,7 +488,7 @@ def paired_bounds(
 
 
 def holm(p_values: Mapping[K, float]) -> set[K]:
-    """The tests that Holm's step-down procedure rejects at a familywise 5 %."""
+    """Return the keys of the tests that Holm's step-down procedure rejects at a familywise 5 %."""
     rejected: set[K] = set()
     for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         if p > (1 - LEVEL) / (len(p_values) - done):
@@ -439,16 +498,18 @@ def holm(p_values: Mapping[K, float]) -> set[K]:
 
 
 def clearly_worse(tests: Mapping[tuple[K, K], tuple[float, float]]) -> set[K]:
-    """The members that another one clearly beats, though the best was chosen by looking.
+    """Return the members that another one clearly beats, though the best was chosen by its score.
 
-    ``tests`` holds (difference, p) of every pair (first, second), the difference second minus first. Holm
-    over all pairs: in at most 5 % of cases is a member named that no other one truly beats, whichever
-    members are truly equal.
+    ``tests`` maps every pair (first, second) to (difference, p), where the difference is second
+    minus first. Holm's procedure over all pairs is used: in at most 5 % of cases is a member
+    returned that no other one truly beats, whichever members are truly equal.
 
-    Source: Hsu, Multiple Comparisons (1996), chapters 4 and 5, for comparisons with an unknown best; Holm,
-    Scandinavian Journal of Statistics 6 (1979), which needs no normal scores of equal variance.
+    Source: Hsu, Multiple Comparisons (1996), chapters 4 and 5, for comparisons with an unknown
+    best; Holm, Scandinavian Journal of Statistics 6 (1979), which needs no normal scores of equal
+    variance.
 
-    >>> sorted(clearly_worse({("a", "b"): (0.1, 0.001), ("a", "c"): (0.0, 0.9), ("b", "c"): (-0.1, 0.002)}))
+    >>> tests = {("a", "b"): (0.1, 0.001), ("a", "c"): (0.0, 0.9), ("b", "c"): (-0.1, 0.002)}
+    >>> sorted(clearly_worse(tests))
     ['a', 'c']
     """
     losers: set[K] = set()
@@ -462,10 +523,11 @@ def clearly_worse(tests: Mapping[tuple[K, K], tuple[float, float]]) -> set[K]:
 
 
 def wilson(share: float, n: int, point: float = NORMAL_975) -> Bounds:
-    """95 % Wilson interval of a share of ``n`` documents; inside [0, 1]. NaN for n < 1 or share NaN.
+    """Return the 95 % Wilson interval of a share of ``n`` documents, inside [0, 1].
 
-    ``point`` allows for several shares (:func:`normal_point`).
-    Source: Wilson, Journal of the American Statistical Association 22 (1927).
+    NaN for n < 1 or if the share is NaN. A larger ``point`` allows for several shares
+    (:func:`normal_point`). Source: Wilson, Journal of the American Statistical Association 22
+    (1927).
 
     >>> [round(v, 3) for v in wilson(0.5, 100)]
     [0.404, 0.596]
@@ -482,12 +544,15 @@ def wilson(share: float, n: int, point: float = NORMAL_975) -> Bounds:
 
 
 class Auroc(NamedTuple):
-    """Area under the ROC curve with DeLong's error: 0.5 is chance, 1 separates right from wrong.
+    """Area under the ROC curve of a signal, with its standard error.
 
     Attributes:
-        se: Standard error; NaN with a single right or wrong document.
-        right, wrong: Number of documents of each.
-        pairs: Number of pairs of a right and a wrong document that count.
+        value: The area: 0.5 is chance, 1 separates right from wrong documents perfectly.
+        se: Standard error; from `auroc` (DeLong's), NaN with a single right or a single wrong
+            document.
+        right: Number of right documents.
+        wrong: Number of wrong documents.
+        pairs: Number of compared pairs, each of a right and a wrong document.
     """
 
     value: float
@@ -498,9 +563,10 @@ class Auroc(NamedTuple):
 
 
 def auroc(signal: Array, right: Flags) -> Auroc:
-    """AUROC of ``signal`` (n,), low for wrong, against ``right`` (n,), which holds both; ties count half.
+    """Return the AUROC of ``signal`` (n,), low for wrong, against ``right`` (n,).
 
-    Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988).
+    Some documents must be right and some wrong. Ties count half. Source: DeLong, DeLong and
+    Clarke-Pearson, Biometrics 44 (1988).
     """
     a, b = np.sort(signal[right]), np.sort(signal[~right])
     above = _share_below(b, signal[right])
@@ -522,10 +588,11 @@ def _variance(values: Array) -> float:
 def stratified_auroc(
     signal: Array, right: Flags, strata: Sequence[NDArray[np.int64]]
 ) -> Auroc | None:
-    """AUROC over the pairs of a right and a wrong document of the same stratum; None without a pair.
+    """Return the AUROC over pairs of a right and a wrong document of the same stratum.
 
-    The mean over strata (arrays of rows), weighted by pairs. A stratum with a single right or wrong document
-    has the variance of an uninformative signal, (right + wrong + 1) / (12 pairs); the others DeLong's.
+    None without such a pair. ``strata`` are arrays of rows. The result is the mean over strata,
+    weighted by their pairs. A stratum with a single right or a single wrong document has the
+    variance of an uninformative signal, (right + wrong + 1) / (12 pairs); the others have DeLong's.
     """
     both = (rows for rows in strata if right[rows].any() and not right[rows].all())
     areas = [auroc(signal[rows], right[rows]) for rows in both]
@@ -547,10 +614,11 @@ def stratified_auroc(
 def auroc_bounds(
     value: float, se: float, right: int, wrong: int, point: float = NORMAL_975
 ) -> Bounds:
-    """95 % interval of an AUROC by the logit, ``point`` standard errors ``se`` wide (:func:`normal_point`).
+    """Return the 95 % interval of an AUROC, made on the logit scale.
 
-    An AUROC of 1 (or 0) has the bound from the smaller class, 0.025^(1/documents of it), and the other
-    end at 1 (or 0). NaN without an error (one right or one wrong document) or with error 0.
+    It is ``point`` standard errors ``se`` wide on both sides (:func:`normal_point`). An AUROC of 1
+    (or 0) has the bound that follows from the smaller class, 0.025^(1/documents of it), and the
+    other end at 1 (or 0). NaN if the error is NaN (one right or one wrong document) or 0.
 
     Source: Qin and Hotilovac, Statistical Methods in Medical Research 17 (2008), for the logit.
     """
@@ -567,11 +635,14 @@ def auroc_bounds(
 
 
 class RankAgreement(NamedTuple):
-    """Rank correlation inside strata, with its two-sided permutation p-value.
+    """Rank correlation inside strata, with its permutation p-value.
 
     Attributes:
-        exact: All ``permutations`` inside strata were enumerated (strata of up to nine). Otherwise that many
-            were drawn with a fixed seed, and p = (1 + as large) / (1 + drawn).
+        spearman: Spearman's correlation of ranks inside the strata.
+        spearman_p: Its two-sided p-value.
+        exact: Whether all permutations inside the strata were enumerated (strata of up to nine). If
+            not, they were drawn with a fixed seed, and p = (1 + as large) / (1 + drawn).
+        permutations: Number of permutations.
     """
 
     spearman: float
@@ -581,9 +652,10 @@ class RankAgreement(NamedTuple):
 
 
 def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreement | None:
-    """Rank correlation of pairs of finite numbers (n,), (n,) compared only inside their stratum.
+    """Return the rank correlation of pairs of finite numbers, compared only inside their stratum.
 
-    None where no stratum compares two, or one of the numbers is constant inside every stratum.
+    ``strata`` has two arrays (n,) for each stratum. None where no stratum has two pairs, or if one
+    of the numbers is constant inside every stratum.
 
     >>> rank_agreement([([1, 2, 3], [10, 20, 30])]).spearman_p
     0.3333333333333333

@@ -34,7 +34,7 @@ def _own(parser: argparse.ArgumentParser, shared: list[str]) -> str:
     text = (
         parser.format_help()
         .removeprefix(parser.format_usage())
-        .partition("\ndocs, and completion")[0]
+        .partition("\ndocumentation and shell")[0]
     )
     text = _NONE.sub(
         "", _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n")

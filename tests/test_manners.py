@@ -57,7 +57,7 @@ def test_the_help_begins_with_two_examples_that_parse_and_ends_with_the_docs(nam
     head, _, block = text.partition("\nexamples:\n")
     examples = block.partition("\n\n")[0].splitlines()
     assert "\n  -h, --help" not in head
-    assert text.endswith(f"\ndocs, and completion in your shell:\n  {SITE}reference/commands/\n")
+    assert text.endswith(f"\ndocumentation and shell completion:\n  {SITE}reference/commands/\n")
     assert len(examples) >= 2
     for example in examples:
         words = shlex.split(re.split(r" (?:&&|[|>]) ", example)[0])
@@ -84,7 +84,7 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
         ("screen --demo --shortlst 3", "; did you mean --shortlist?"),
         ("screen --demo --top 3", "; did you mean --shortlist?"),
         ("registry query seen.db --shortlist 3", "; did you mean --top?"),
-        ("race runs/a --tasks t runs/b", "; names go before the options"),
+        ("race runs/a --tasks t runs/b", "; put CHECKPOINT before the options"),
         ("tokens gsm8k --search x", ""),
         ("audit RUN --foobar", ""),
     ],

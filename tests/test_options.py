@@ -53,7 +53,10 @@ def test_the_suffix_chooses_and_the_option_wins(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x.xlsx", r"\.txt, \.md, .*\.htm, \.svg, .*, got .*x\.xlsx; rename it, or give a format"),
+        (
+            "x.xlsx",
+            r"\.txt, \.md, .*\.htm, \.svg, .*, got .*x\.xlsx; rename it, or choose a --format",
+        ),
         ("x", "suffix"),
         ("nowhere/x.md", "existing folder"),
         ("", "folder"),

@@ -1,10 +1,11 @@
 """Runs of several models or checkpoints on the same documents: paired differences per slice.
 
-Documents are matched by :func:`~lmeval_dispersion.store.joining.join`. Right and wrong answers
-are compared by McNemar's exact test, other scores by `statistics.paired_bounds`. Several tasks lead with the
-mean over tasks, several runs with those that are not shown worse than the best. The difference of two
-dispersions over shared documents has the jackknife error of the differences of leave-one-out values, and
-Student's point. `benchmarks/audit_conclusions.py --differences` counts false claims.
+Documents are matched by :func:`~lmeval_dispersion.store.joining.join`. Right and wrong answers are
+compared by McNemar's exact test, other scores by `statistics.paired_bounds`. With several tasks the
+report begins with the mean over tasks; with several runs it begins with those that are not shown
+worse than the best. The difference of two dispersions over shared documents has the jackknife error
+of the differences of leave-one-out values, and Student's point. `benchmarks/audit_conclusions.py
+--differences` counts false claims.
 """
 
 from __future__ import annotations
@@ -104,14 +105,40 @@ _SHORT = {
 
 @dataclass(frozen=True)
 class Difference:
-    """One slice of a run compared with the first run's; NaN where undefined.
+    """One slice of a run compared with the same slice of the first run, the baseline.
 
-    A difference is this run minus the first (``…_baseline``), over the ``labelled`` documents with a score in
-    both. ``gained`` documents are right in this run only, ``lost`` ones in the first only; None without
-    scores, or where some are not 0 or 1: ``accuracy_p`` is then the interval's, else McNemar's.
-    ``not_finite`` documents have no finite answer in one of the runs; ``…_as_wrong`` counts those as wrong,
-    and ``changes`` is whether the verdict on accuracy is then another one. ``reason`` explains missing
-    intervals. ``percent``: all scores are from 0 to 1.
+    A difference is this run minus the baseline. Numbers that are not defined are NaN.
+
+    Attributes:
+        slice: Name of the slice.
+        documents: Number of shared documents.
+        labelled: Number of documents that have a score in both runs; the accuracies are over these.
+        accuracy: This run's mean score.
+        accuracy_baseline: The baseline's mean score.
+        accuracy_difference: Difference of the mean scores.
+        accuracy_low: Lower end of its 95 % interval.
+        accuracy_high: Upper end of its 95 % interval.
+        gained: Number of documents that only this run answers right; None without scores, or if a
+            score is neither 0 nor 1.
+        lost: Number of documents that only the baseline answers right; None as ``gained``.
+        accuracy_p: McNemar's exact p-value; where ``gained`` is None that of the paired interval.
+        not_finite: Number of documents without a finite answer in one of the runs.
+        accuracy_as_wrong: This run's mean score if these count as wrong; NaN without any.
+        accuracy_baseline_as_wrong: The baseline's mean score if these count as wrong; NaN without
+            any.
+        changes: Whether the verdict on accuracy changes if these count as wrong.
+        probability: This run's mean probability of the right answer.
+        probability_baseline: The baseline's mean probability of the right answer.
+        probability_difference: Difference of the mean probabilities.
+        probability_se: Its paired standard error.
+        probability_p: Its p-value by a paired t-test.
+        dispersion: Mean cosine distance of this run's vectors.
+        dispersion_baseline: Mean cosine distance of the baseline's vectors.
+        dispersion_difference: Difference of the dispersions.
+        dispersion_low: Lower end of its 95 % interval.
+        dispersion_high: Upper end of its 95 % interval.
+        reason: Why there are no intervals; None where there are.
+        percent: Whether all scores are from 0 to 1, so that they can be shown in percent.
     """
 
     slice: Annotated[str, Col("Slice")]
@@ -158,20 +185,25 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """The key that sorts slices: difference of accuracy, else of dispersion, else NaN."""
+        """The number by which slices are sorted.
+
+        The difference of accuracy; where it is NaN the difference of dispersion, which may be NaN
+        too.
+        """
         if math.isnan(self.accuracy_difference):
             return self.dispersion_difference
         return self.accuracy_difference
 
     def figure(self, name: str) -> Interval:
-        """A difference with its interval; ``name``: dispersion or accuracy."""
+        """Return the difference of ``name`` (accuracy or dispersion), with interval."""
         ends = (f"{name}_{part}" for part in ("difference", "low", "high"))
         return Interval(*(getattr(self, end) for end in ends))
 
     def side(self, name: str) -> int:
-        """1 or -1 where the difference's interval leaves out 0, else 0; ``name``: dispersion or accuracy.
+        """Return 1 or -1 if the interval of ``name`` (accuracy or dispersion) excludes 0.
 
-        0 also for an accuracy whose verdict changes with the answers that are not finite.
+        Else 0, also for an accuracy whose verdict changes if answers that are not finite count as
+        wrong.
         """
         if self.changes and name == "accuracy":
             return 0
@@ -180,10 +212,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """One run compared with the first: all documents, then slices by falling difference.
+    """One run compared with the first run.
 
-    ``tasks`` holds the mean over tasks, then each task; empty for one task. ``no_verdict`` says why the
-    accuracies support none, else None.
+    Attributes:
+        run: Name of the run.
+        layer: Layer of its vectors.
+        slices: All documents first, then the slices by falling difference.
+        tasks: The mean over tasks first, then each task; empty if there is one task.
+        no_verdict: Why the accuracies support no verdict; None if they support one.
     """
 
     run: str
@@ -194,27 +230,35 @@ class Compared:
 
     @property
     def leading(self) -> Difference:
-        """The row that the verdict is on: the mean over tasks, else all documents."""
+        """The row that the verdict is on: the mean over tasks; of one task all documents."""
         return self.tasks[0] if self.tasks else self.slices[0]
 
     @property
     def sliced(self) -> bool:
-        """Whether the slices are others than the tasks."""
+        """Whether the slices are anything else than the tasks themselves."""
         tasks = {row.slice for row in self.tasks[1:]}
         return not tasks or {row.slice for row in self.slices[1:]} != tasks
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(RunReport):
-    """Runs compared with the first, over the documents that all share.
+    """Runs compared with the first, over the documents that all of them share.
 
     Attributes:
-        left_out: Number of documents of each run, the first too, that others lack, or with another target.
-        best: Of three runs or more, which are not shown worse than the best; None for two.
-        warnings: Answers that say more of a run's settings than of its model, by the sanity pass.
+        baseline: Name of the first run.
+        layer: Layer of the first run's vectors.
+        by: The column that makes the slices.
+        documents: Number of shared documents.
+        left_out: For each run, the first included, the number of its documents that another run
+            lacks or has with another target.
+        others: Each other run, compared with the first.
+        best: Of three runs or more, the ones that are not shown to be worse than the best; None
+            for two runs, and where scores cannot be compared.
+        warnings: Sentences on answers that tell more about a run's settings than about its model.
         cautions: Why the intervals are too short for a conclusion; empty where they support one.
-        notes: Other differences between the runs.
-        filters: Filters of a task that differ by more than chance from the one that scores.
+        notes: Sentences on other differences between the runs.
+        filters: Sentences on lm-eval filters whose scores differ by more than chance from the
+            filter that is compared.
     """
 
     template = "comparison.jinja"
@@ -234,11 +278,14 @@ class Comparison(RunReport):
 
     @property
     def names(self) -> list[str]:
-        """Short names of the runs for sentences, the first run first."""
+        """Short names of the runs for sentences, in the order of the runs."""
         return short_names([self.baseline, *(other.run for other in self.others)])
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """The rows of every run but the first: ``run`` and the fields of `Difference`; tasks after slices."""
+        """Return a row for every slice, then every task, of each run but the first.
+
+        A row has the run's name as ``run``, and the fields of `Difference`.
+        """
         rows = list[Mapping[str, Any]]()
         for other in self.others:
             tasks = other.tasks if other.sliced else other.tasks[:1]
@@ -247,27 +294,32 @@ class Comparison(RunReport):
         return rows
 
     def tables(self) -> dict[str, Table]:
-        """``run-0``, …: each other run's slices, all documents first, then by falling difference.
+        """Return the tables of each run but the first, numbered from 0.
 
-        ``tasks-0``, … of several tasks: their mean, all documents, and each task.
+        ``run-0``: all documents, then the slices by falling difference. ``tasks-0``, if there are
+        several tasks: their mean, all documents, then each task.
         """
         tables: dict[str, Table] = {}
         for i, other in enumerate(self.others):
             whole, *parts = other.slices
             if other.tasks:
                 mean, *tasks = other.tasks
-                caption = f"{count(len(tasks), 'task')}, after their mean and all documents"
+                caption = f"{count(len(tasks), 'task')}, below their mean and all documents"
                 tables[f"tasks-{i}"] = _table([mean, whole, *tasks], caption, "Task")
             if other.sliced:
                 caption = "All documents"
                 if parts:
-                    caption = f"{count(len(parts), 'slice')} by {self.by}, after all documents"
+                    caption = f"{count(len(parts), 'slice')} by {self.by}, below all documents"
                 tables[f"run-{i}"] = _table(other.slices, caption, self.by.capitalize())
         return tables
 
     def charts(self) -> dict[str, Chart]:
-        """``accuracy-0``, ``dispersion-0``, …: each other run's differences; only those with intervals."""
-        more = ", and more where documents repeat" if self.cautions else ""
+        """Return the charts of each run but the first, numbered from 0.
+
+        ``accuracy-0`` and ``dispersion-0`` show the differences of the slices with an interval; a
+        chart without any is left out.
+        """
+        more = ", and more than that where documents repeat" if self.cautions else ""
         charts = {}
         for i, other in enumerate(self.others):
             for name in ("accuracy", "dispersion"):
@@ -276,18 +328,20 @@ class Comparison(RunReport):
                     continue
                 bounds = (f"{name}_low", f"{name}_high")
                 clear = sum(row.side(name) != 0 for row in rows)
+                verb = "excludes" if clear == 1 else "exclude"
                 percent = name == "accuracy" and all(row.percent for row in rows)
                 axis: Spec | None = {"format": "+%"} if percent else None
                 title = f"Difference of {name}, with 95 % interval"
                 charts[f"{name}-{i}"] = Chart(
                     dots(rows, "slice", f"{name}_difference", bounds, title, axis),
                     f"Difference of {name}, slice by slice; the dashed line marks 0",
-                    f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does{more}.",
+                    f"{clear} of {len(rows)} intervals {verb} 0; by chance about one in twenty "
+                    f"would{more}.",
                 )
         return charts
 
     def context(self) -> dict[str, Any]:
-        """Template values: the sentences on each run, and the runs' names."""
+        """Return the template's values: the runs' names, and the sentences on the runs."""
         best = ""
         of_these = ""
         tasks = len(self.others[0].tasks) - 1
@@ -295,8 +349,8 @@ class Comparison(RunReport):
             best = self.best.sentence()
         if tasks > 0 and not self.cautions:
             of_these = (
-                f"Means and intervals are of these {tasks} tasks; over other tasks a difference may be "
-                "another, and varies more."
+                f"These means and intervals hold for these {tasks} tasks only; on other tasks the "
+                "differences vary more."
             )
         names = self.names
         sentences = [
@@ -364,7 +418,10 @@ def _accuracy_sentences(
             yield f"Task by task: {'; '.join(f'{row.slice} {_numbers(row)}' for row in tasks)}."
         yield from _parts_sentence(tasks, "task")
         if each and mean.gained is None:  # else all documents weigh alike
-            yield f"All {whole.labelled:,} questions counted once: {_shares(whole)} {_numbers(whole)}."
+            yield (
+                f"With all {whole.labelled:,} questions weighted equally: {_shares(whole)} "
+                f"{_numbers(whole)}."
+            )
     else:
         yield _accuracy_sentence(whole, name, first)
     if other.sliced:
@@ -425,14 +482,17 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     several = "tasks" if by == "task" else f"slices by {by}"
     clear = sorted(holm(p), key=lambda i: p[i])
     if not clear:
-        yield f"Accuracy differs clearly in no {one}, allowing for all {len(p)}."
+        yield f"Accuracy differs clearly in no {one}, corrected for testing all {len(p)}."
         return
     changes = [
         f"{parts[i].slice} ({_change(parts[i], parts[i].accuracy_difference, ' points')})"
         for i in clear[:3]
     ]
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
-    yield f"Accuracy differs clearly in {', '.join(changes)}{more}, allowing for all {len(p)} {several}."
+    yield (
+        f"Accuracy differs clearly in {', '.join(changes)}{more}, corrected for testing all "
+        f"{len(p)} {several}."
+    )
 
 
 def _probability_sentence(row: Difference, name: str, first: str) -> str:
@@ -453,7 +513,7 @@ def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
     numbers = f"({shares}; {interval_text(figure, '+.4f')})"
     side = figure.side(0)
     if not side:
-        return f"Their dispersions do not differ clearly {numbers}."
+        return f"{name} and {first} do not differ clearly in dispersion {numbers}."
     more = "more" if side > 0 else "less"
     return f"{name} is {more} dispersed than {first} {numbers}, which by itself is neither good nor bad."
 
@@ -478,25 +538,29 @@ def _reach(row: Difference, name: str) -> float:
 
 @takes(Comparing)
 def compare(asked: Comparing) -> Comparison:
-    """Compare runs with the first, with paired intervals, as ``dispersion compare`` does.
+    """Compare runs with the first one, with paired intervals, as ``dispersion compare`` does.
 
-    Scores of a named metric may have any range.
+    Scores of a ``metric`` that is named may have any range.
 
     Raises:
-        UsageError: Fewer than two runs, runs and ``demo``, or no such column or layer.
-        StoreError, HarnessError: A store, or samples, cannot be read.
-        MixedStoresError: No shared documents, other prompts, or another document under the same id.
+        UsageError: Fewer than two runs, runs together with ``demo``, or no such column or layer.
+        StoreError: A store cannot be read.
+        HarnessError: lm-eval's samples cannot be read.
+        MixedStoresError: The runs share no documents, have other prompts, or have another document
+            under the same id.
     """
     paths = asked.runs
     if asked.demo:
         if paths:
             raise UsageError(
-                f"expected runs, or `--demo` (demo=True) without any, got both: {paths[0]}"
+                f"expected either runs or `--demo` (demo=True), got both; leave out {paths[0]} or "
+                "--demo"
             )
         paths = sorted(data_folder("demo_runs").glob("sums-*"))
     if len(paths) < 2:
         raise UsageError(
-            f"expected two runs or more, got {len(paths)}; the bundled ones: `dispersion compare --demo`"
+            f"expected two runs or more, got {len(paths)}; `dispersion compare --demo` compares "
+            "two bundled ones"
         )
     is_named = asked.metric is not None
     runs = [read_run(path, asked.layer, asked.metric, any_range=is_named) for path in paths]
@@ -547,7 +611,15 @@ def compare(asked: Comparing) -> Comparison:
 
 
 def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
-    """Each run's rows (n,) of shared documents in one order, and notes; MixedStoresError for unlike runs."""
+    """Match the documents of several runs.
+
+    Returns for each run the rows (n,) of the shared documents, in one order for all, and notes on
+    what differs.
+
+    Raises:
+        MixedStoresError: The runs share no documents, have other prompts, or have another document
+            under the same id.
+    """
     joined = join(
         [JoinedRun(run.store.model, run.store.path, run.documents, run.store.parts) for run in runs]
     )
@@ -644,7 +716,7 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         return first.nothing or second.nothing
     equal, telling = equal_answers(first.prints, second.prints)
     if equal and equal == telling:
-        return "both answered alike to the last digit"
+        return "the answers of both are identical to the last digit"
     row = other.leading
     if not row.changes:
         return None
@@ -652,8 +724,8 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         f"{mean_text(row.accuracy_as_wrong)} against {mean_text(row.accuracy_baseline_as_wrong)}"
     )
     return (
-        f"it changes where answers that are not finite count as wrong ({_shares(row)} as lm-eval scored "
-        f"them, {counted} then)"
+        f"it depends on how answers that are not finite are counted ({_shares(row)} as lm-eval "
+        f"scored them, {counted} if they count as wrong)"
     )
 
 
@@ -709,7 +781,10 @@ def _has_mean(runs: Sequence[_Shared], tasks: Sequence[str]) -> bool:
 
 
 def dispersions(first: Array, second: Array) -> dict[str, Any]:
-    """A :class:`Difference`'s fields on dispersion, by contributions (n,) each; an interval needs n >= 5."""
+    """Compare two runs' dispersions by the contributions (n,) of the same documents.
+
+    Returns the fields of :class:`Difference` on dispersion; without an interval if n < 5.
+    """
     n = len(first)
     numbers = _both("dispersion", float(first.mean()), float(second.mean()))
     if n >= FEWEST:
@@ -721,9 +796,11 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 
 
 def probabilities(x: Array, y: Array, finite: Flags | None = None) -> dict[str, Any]:
-    """A :class:`Difference`'s fields on probabilities (n,) each; empty below five documents without NaN.
+    """Compare two runs' probabilities (n,) of the right answer on the same documents.
 
-    Empty also where the verdict changes when a probability that is not ``finite`` counts as 0.
+    Returns the fields of :class:`Difference` on probability. Empty if fewer than five documents
+    have a probability in both, or if the verdict changes once answers that are not ``finite`` count
+    as 0.
     """
     known = ~np.isnan(x) & ~np.isnan(y)
     if known.sum() < FEWEST:
@@ -779,11 +856,11 @@ def _notes(runs: Sequence[AuditRun], tasks: set[str]) -> Iterator[str]:
     widths = sorted({run.centred.rows.shape[1] for run in runs if run.centred})
     if len(widths) > 1:
         yield (
-            f"the models have different widths ({', '.join(map(str, widths))}); dispersion compares siblings "
-            "of one size only."
+            f"the models have different widths ({', '.join(map(str, widths))}); compare "
+            "dispersions only of sibling models of one size."
         )
     if any(run.documents["truncated"].eq(True).any() for run in runs):
-        yield "some prompts were truncated, perhaps not the same ones in every run."
+        yield "some prompts were truncated, and not necessarily the same ones in every run."
     for run in runs:
         others = set(run.documents["task"].str.removesuffix(SUFFIX)) - tasks
         for note in run.store.manifest.get("notes", ()):

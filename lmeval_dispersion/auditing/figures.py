@@ -1,9 +1,10 @@
 """Numbers with intervals, claims about them, and parts of charts, for all reports on runs.
 
-A claim is made only where the interval over all documents excludes no effect. The same number inside
-subjects (or tasks) qualifies it: the effect holds there too, is reversed, or lies between the subjects. Where
-none of these is clear nothing is claimed: subjects that differ by chance would give the same numbers.
-`benchmarks/audit_conclusions.py` counts how often each sentence is wrong on noise.
+A claim is made only where the interval over all documents excludes the value of no effect. The same
+number inside subjects (or tasks) qualifies the claim: the effect holds there too, is reversed, or
+lies between the subjects. Where none of these is clear, nothing is claimed: subjects that differ by
+chance would give the same numbers. `benchmarks/audit_conclusions.py` counts how often each sentence
+is wrong on noise.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class RunReport(Report):
 
 
 def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
-    """``VALUE, 95 % LOW to HIGH``, or ``VALUE, no interval``; ``level`` replaces ``95 %``."""
+    """Return ``VALUE, 95 % LOW to HIGH``, or ``VALUE, no interval`` if it has none.
+
+    ``spec`` is the number format; ``level`` is the text before the interval.
+    """
     value = shown(interval.value, spec)
     if math.isnan(interval.low):
         return f"{value}, no interval"
@@ -43,7 +47,14 @@ def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
 
 
 class Claim(NamedTuple):
-    """Four wordings for a number over all documents: no effect, an effect, only between parts, unclear."""
+    """The four wordings of a claim about a number over all documents.
+
+    Attributes:
+        nothing: No effect over all documents.
+        holds: An effect over all documents.
+        between: The effect lies between the parts (subjects or tasks), not inside them.
+        unclear: There is an effect over all, and it is not clear whether it holds inside the parts.
+    """
 
     nothing: str
     holds: str
@@ -61,10 +72,16 @@ def claim_sentence(
     spec: str,
     name: str = "",
 ) -> str:
-    """The sentence that fits a number over all documents and the same number inside ``parts``.
+    """Return the sentence that fits a number over all documents and the same number inside parts.
 
-    ``nothing`` is its value without an effect, ``spec`` and ``name`` its format and name; ``inside`` may be
-    None, if not known.
+    Args:
+        claim: The wordings.
+        figure: The number over all documents, with its interval.
+        parts: What the parts are called, such as ``subjects``.
+        inside: The number inside the parts; None if it is not known.
+        nothing: The number's value if there is no effect.
+        spec: Format of the number.
+        name: Text before the number.
     """
     side = figure.side(nothing)
     numbers = f"{name}{interval_text(figure, spec)}"
@@ -86,7 +103,7 @@ def claim_sentence(
 
 
 def without_nan(row: T) -> T:
-    """A copy of a dataclass row with None, an empty cell, in place of NaN."""
+    """Return a copy of a dataclass row with None, which tables leave empty, in place of NaN."""
     nans = dict[str, None]()
     for name, value in fields_of(row).items():
         if isinstance(value, float) and math.isnan(value):
@@ -95,21 +112,25 @@ def without_nan(row: T) -> T:
 
 
 def shortened(text: object, length: int) -> str:
-    """``text`` on one line, cut to ``length`` characters; empty for anything but a string."""
+    """Return ``text`` on one line, cut to ``length`` characters; "" if it is not a string."""
     line = " ".join(text.split()) if isinstance(text, str) else ""
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def both_ends(rows: int) -> list[int]:
-    """Indices of the rows in a short table: the first, and :data:`ENDS` at each end of the others.
+    """Return the indices of the rows that a short table shows of ``rows`` rows.
 
-    Empty up to :data:`SHOWN` rows: the table shows all.
+    They are the first row, and :data:`ENDS` at each end of the others; empty with up to
+    :data:`SHOWN` rows, which are shown whole.
     """
     return [*range(ENDS + 1), *range(rows - ENDS, rows)] if rows > SHOWN else []
 
 
 def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = False) -> Spec:
-    """Vega-Lite of a line per ``series``, in its own colour and dash; ``bars`` draws ``low`` to ``high``."""
+    """Return the Vega-Lite of one line per ``series`` of the rows, in its own colour and dash.
+
+    ``x`` and ``y`` are the axes; ``bars`` also draws error bars from ``low`` to ``high``.
+    """
     series = colour(rows, "series")
     if series:
         series["strokeDash"] = series["color"]
@@ -122,7 +143,10 @@ def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = F
 
 
 def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> Spec:
-    """Vega-Lite of points, ``predicted`` against ``true`` accuracy in [0, 1], around a dashed diagonal."""
+    """Return the Vega-Lite of points, ``predicted`` against ``true`` accuracy, both in [0, 1].
+
+    ``x`` is the title of the horizontal axis; a dashed diagonal marks equal values.
+    """
     percent = {"format": "%"}
     ends = [{"predicted": end, "true": end} for end in (0, 1)]
     diagonal = {**DASHED, "type": "line", "strokeWidth": 1.5}

@@ -1,7 +1,7 @@
-"""Models' scores on the same documents: the paired difference of two and its test, the best of several.
+"""Scores of models on the same documents: the paired difference of two models, the best of several.
 
-Answers that are not finite keep lm-eval's score and are counted as wrong, too: verdicts that differ are none.
-numpy alone.
+Answers that are not finite keep lm-eval's score, and are also counted as wrong: where the two ways
+give different verdicts, no verdict is given. Needs numpy alone.
 """
 
 from __future__ import annotations
@@ -46,15 +46,22 @@ class PairedScores:
 
     Attributes:
         documents: Number of shared documents.
-        first, second: Mean scores.
-        difference: ``second - first``, with its 95 % interval ``low`` to ``high``.
-        p: McNemar's exact p for right and wrong answers, else the interval's.
-        gained, lost: Documents that only the second, or only the first, answers right; None for other scores.
+        first: The first model's mean score.
+        second: The second model's mean score.
+        difference: ``second - first``.
+        low: Lower end of the 95 % interval of ``difference``.
+        high: Upper end of that interval.
+        p: McNemar's exact p-value for right and wrong answers, else that of the interval.
+        gained: Number of documents that only the second answers right; None if a score is neither 0
+            nor 1.
+        lost: Number of documents that only the first answers right; None as ``gained``.
         metric: The metric that was compared, such as ``acc``.
-        left_out: Documents of the first and of the second without a comparable one in the other.
-        not_finite: Documents left out as one of the models has no finite score for them.
-        changes: Whether the verdict changes where those count as wrong.
-        other_prompts: How many documents in ``left_out`` had another prompt.
+        left_out: Number of documents of the first, and of the second, that the other one does not
+            have.
+        not_finite: Number of documents left out because one of the models has no finite score for
+            them.
+        changes: Whether the verdict changes if those count as wrong.
+        other_prompts: Number of documents in ``left_out`` that both have, with different prompts.
     """
 
     documents: int
@@ -74,14 +81,14 @@ class PairedScores:
 
     @property
     def side(self) -> int:
-        """1 or -1 where the interval leaves out 0, else 0."""
+        """1 or -1 if the interval of the difference excludes 0, else 0."""
         return Interval(self.difference, self.low, self.high).side(0)
 
 
 def paired_scores(x: Array, y: Array, *, weights: Array | None = None) -> PairedScores:
     """Compare two models' scores ``x`` and ``y`` on the same n > 0 documents, (n,) each.
 
-    ``weights`` (n,) are the documents' weights in the means; default: equal.
+    ``weights`` (n,) are the documents' weights in the means; by default all are equal.
     """
     n = len(x)
     changes = y - x
@@ -122,9 +129,12 @@ def _span(x: Array, y: Array) -> float:
 
 
 class SharedAnswers(NamedTuple):
-    """One run's scores of the shared documents (n,), NaN without one, and which answers are finite (n,).
+    """One run's answers to the n documents that are compared.
 
-    ``lower_is_better``: whether lower scores are the better ones, by lm-eval's results.
+    Attributes:
+        score: Scores, shape (n,); NaN where a document has none.
+        finite: Whether each answer is finite, shape (n,).
+        lower_is_better: Whether lower scores are better, according to lm-eval's results.
     """
 
     score: Array
@@ -133,17 +143,22 @@ class SharedAnswers(NamedTuple):
 
     @classmethod
     def of(cls, run: AuditRun, rows: Rows) -> SharedAnswers:
-        """The answers of a run to the documents in its ``rows``."""
+        """Return a run's answers to the documents in its rows ``rows``."""
         return cls(run.score[rows], run.finite[rows], run.lower_is_better)
 
     def at(self, rows: Rows) -> SharedAnswers:
-        """The answers to some of the documents."""
+        """Return the answers to the documents at ``rows`` of these n."""
         return SharedAnswers(self.score[rows], self.finite[rows], self.lower_is_better)
 
 
 @dataclass(frozen=True)
 class TaskMean:
-    """The mean over the tasks of documents (n,), in which a group of lm-eval's counts once."""
+    """The mean over the tasks of n documents, in which a group of lm-eval counts as one task.
+
+    Attributes:
+        tasks: The task of each of the n documents.
+        groups: lm-eval's groups by name.
+    """
 
     tasks: Sequence[str]
     groups: Mapping[str, TaskGroup]
@@ -156,11 +171,11 @@ class TaskMean:
         return f"mean over {count(len(units), 'task')}{grouped}"
 
     def weights(self, rows: Rows) -> Array:
-        """The weights of some of the documents in their mean; sum 1."""
+        """Return the weights of the documents ``rows`` in their mean over tasks; they sum to 1."""
         return document_weights([self.tasks[row] for row in rows.tolist()], self.groups)
 
     def notes(self) -> list[str]:
-        """A sentence on each group."""
+        """Return a sentence for each group on how its tasks are weighted."""
         notes = []
         for name, group in self.groups.items():
             members = count(len(set(self.tasks) & set(group["tasks"])), "task")
@@ -174,9 +189,12 @@ class TaskMean:
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """Two runs' scores compared as lm-eval gives them, and with answers that are not finite as wrong.
+    """Two runs' scores compared in two ways, which differ in answers that are not finite.
 
-    ``as_wrong`` is None where all answers are finite.
+    Attributes:
+        logged: The comparison with the scores that lm-eval gave.
+        as_wrong: The comparison with these answers counted as wrong; None where all are finite.
+        not_finite: Number of documents without a finite answer in one of the runs.
     """
 
     logged: PairedScores
@@ -185,12 +203,12 @@ class PairVerdict:
 
     @property
     def changes(self) -> bool:
-        """Whether the verdict depends on how the answers that are not finite count."""
+        """Whether the verdict depends on how answers that are not finite are counted."""
         return self.as_wrong is not None and self.as_wrong.side != self.logged.side
 
     @property
     def p(self) -> float:
-        """The larger p of both ways; 1 where the verdict changes."""
+        """The larger p-value of the two ways to count; 1 where their verdicts differ."""
         if self.as_wrong is None:
             return self.logged.p
         return 1.0 if self.changes else float(np.fmax(self.logged.p, self.as_wrong.p))
@@ -199,9 +217,10 @@ class PairVerdict:
 def verdict_of(
     first: SharedAnswers, second: SharedAnswers, mean: TaskMean | None = None
 ) -> PairVerdict | None:
-    """Compare two runs on the same documents, by their mean or the ``mean`` over tasks.
+    """Compare two runs' answers to the same documents.
 
-    None where no document has a score in both.
+    By their mean scores over all documents, or by the ``mean`` over tasks. None where no document
+    has a score in both.
     """
 
     def compared(x: Array, y: Array) -> PairedScores:
@@ -221,15 +240,16 @@ def verdict_of(
 
 @dataclass(frozen=True)
 class Best:
-    """Which of three runs or more are not shown worse than the best, by their names.
+    """Which of three or more runs are not shown to be worse than the best, by name.
 
     Attributes:
-        highest: The run of the highest score; several where they are equal.
-        not_worse: Runs that no other one clearly beats, the highest score first.
-        worse: The others, the highest score first.
-        left_out: Runs whose answers are none, about which nothing is said.
-        pairs: Number of pairs that were tested.
-        over: The mean that was compared, such as ``mean over 3 tasks``; empty for all documents.
+        highest: The run with the highest score; several where scores are equal.
+        score: That score.
+        not_worse: Runs that no other run clearly beats, the highest score first.
+        worse: Runs that another run clearly beats, the highest score first.
+        left_out: Runs that gave no usable answers, which are not compared.
+        pairs: Number of pairs of runs that were tested.
+        over: The mean that was compared, such as ``mean over 3 tasks``; "" for all documents.
     """
 
     highest: Sequence[str]
@@ -241,7 +261,7 @@ class Best:
     over: str = ""
 
     def sentence(self) -> str:
-        """The answer on all runs."""
+        """Return a sentence that names the runs that are not shown to be worse than the best."""
         details = [self.over] if self.over else []
         details.append(f"{count(self.pairs, 'pair')}, Holm at 5 %")
         if self.left_out:
@@ -250,12 +270,15 @@ class Best:
         best = f"{listed(self.highest)} ({mean_text(self.score)}, the highest)"
         if not self.worse:
             beats = "does not clearly beat" if len(self.highest) == 1 else "do not clearly beat"
-            return f"No run is shown worse than the best: {best} {beats} any other ({test})."
+            return f"No run is shown to be worse than the best: {best} {beats} any other ({test})."
         if len(self.not_worse) == 1:
-            return f"All other runs are shown worse than the best: {best} ({test})."
+            return f"All other runs are shown to be worse than the best: {best} ({test})."
         others = [best, *(name for name in self.not_worse if name not in self.highest)]
         worse = listed(self.worse)
-        return f"Not shown worse than the best: {listed(others)}; shown worse: {worse} ({test})."
+        return (
+            f"Not shown to be worse than the best: {listed(others)}; shown to be worse: {worse} "
+            f"({test})."
+        )
 
 
 def best_of(
@@ -263,7 +286,12 @@ def best_of(
     left_out: Sequence[str] = (),
     mean: TaskMean | None = None,
 ) -> Best | None:
-    """The runs, by name, that are not shown worse than the best; None for fewer than three to compare."""
+    """Find the runs that are not shown to be worse than the best.
+
+    All pairs of ``answers``, which are given by the runs' names, are tested, corrected by Holm's
+    method. None if fewer than three runs remain without those ``left_out``, or if a pair cannot be
+    tested.
+    """
     names = [name for name in answers if name not in left_out]
     if len(names) < 3:
         return None
@@ -299,9 +327,9 @@ def compare_samples(
 
     Args:
         first: The baseline's samples (``lm_eval --log_samples``), or its folder with one task.
-        second: The other run's.
-        metric: ``METRIC`` or ``FILTER/METRIC``; default: the first filter, and of its metrics the first of
-            ``acc``, ``exact_match`` and so on (``docs/reference/audit.md``).
+        second: The other run's samples or folder.
+        metric: ``METRIC`` or ``FILTER/METRIC``. By default the first filter is taken, and of its
+            metrics the first of ``acc``, ``exact_match`` and so on (``docs/reference/audit.md``).
 
     Raises:
         HarnessError: A file does not exist, is cut off, or has no such metric.
@@ -316,14 +344,14 @@ def compare_samples(
     verdict = verdict_of(SharedAnswers(x, np.isfinite(x)), SharedAnswers(y, np.isfinite(y)))
     if verdict is None:
         raise HarnessError(
-            f"no document has a finite {name} in both {first} and {second}; run them again"
+            f"no document has a finite {name} in both {first} and {second}; run lm-eval again"
         )
     scores = np.concatenate([x, y])
     scores = scores[np.isfinite(scores)]
     if scores.min() < 0 or scores.max() > 1:
         raise UsageError(
             f"expected scores from 0 to 1, got {name} from {scores.min():g} to {scores.max():g}; name "
-            "another",
+            "another metric",
             argument="metric",
         )
     return replace(
@@ -363,14 +391,17 @@ def _paired(
     ids = a.keys() & b.keys()
     if not shared and ids:
         raise MixedStoresError(
-            f"{first} and {second} have other documents or targets under {len(ids)} ids (the first: "
-            f"{min(ids)}); compare runs on one version of the data"
+            f"{first} and {second} have different documents or targets under the same {len(ids)} "
+            f"ids (the first is {min(ids)}); compare runs on one version of the data"
         )
     if not shared:
-        raise MixedStoresError(f"{first} and {second} share no document; name samples of one task")
+        raise MixedStoresError(
+            f"{first} and {second} share no document; name samples of the same task"
+        )
     if not alike:
         raise MixedStoresError(
-            f"{first} and {second} asked all {len(shared)} shared documents in other prompts; compare runs of "
-            "one prompt (of chat templates, name the runs' folders in `dispersion compare`)"
+            f"{first} and {second} asked all {len(shared)} shared documents in different prompts; "
+            "compare runs with the same prompt (if chat templates differ, give the runs' folders "
+            "to `dispersion compare`)"
         )
     return alike, len(shared) - len(alike)

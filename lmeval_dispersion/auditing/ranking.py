@@ -1,11 +1,13 @@
-"""Documents by contribution: does the model get those of lowest contribution wrong?
+"""Documents by their contribution to the dispersion: are those of low contribution answered wrong?
 
-Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
-document ranks below a right one (ties count half): 0.5 is chance, 1 separates them. Inside subjects only
-pairs of one subject count: a signal that only separates subjects has 0.5 there.
+Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a
+wrong document ranks below a right one (ties count half): 0.5 is chance, 1 separates them. AUROC
+inside subjects counts only pairs of documents from one subject: a signal that only separates
+subjects has 0.5 there.
 
-The hard tail, the tenth of lowest contribution, is clustered by k-means on the unit vectors (for which
-Euclidean and cosine k-means agree up to the centroids' lengths), from a seeded start, in float64.
+The hard tail, the tenth of documents with the lowest contribution, is clustered by k-means on the
+unit vectors (for which Euclidean and cosine k-means agree up to the centroids' lengths), from a
+seeded start, in float64.
 
 Source: RD section 3.1.
 """
@@ -65,7 +67,22 @@ COUNT = 20  # documents of lowest contribution in a table
 
 @dataclass(frozen=True)
 class RankedDocument:
-    """One document: ``rank`` from 1 and ``percentile`` by its contribution; None where nothing is stored."""
+    """One document in the order of contributions; a field is None where the run does not record it.
+
+    Attributes:
+        rank: Place in the order, from 1 for the lowest contribution.
+        contribution: Mean cosine distance of its vector to all others.
+        percentile: Its rank in percent of the number of documents.
+        task: Its task.
+        doc_id: Its number in the task.
+        subject: Its subject.
+        category: Its category.
+        correct: Its score in [0, 1].
+        prediction: The model's answer.
+        top_probability: Probability of the likeliest choice.
+        query_perplexity: Perplexity of the tokens of the query.
+        text: Its text.
+    """
 
     rank: Annotated[int, Col("Rank", "d")]
     contribution: Annotated[float, Col("Contribution", ".4f")]
@@ -82,7 +99,12 @@ class RankedDocument:
 
 
 def ranked_documents(run: AuditRun) -> list[RankedDocument]:
-    """Every document, lowest contribution first; UsageError without vectors, TooFewVectorsError for one."""
+    """Return every document with its rank, the lowest contribution first.
+
+    Raises:
+        UsageError: The run has no vectors.
+        TooFewVectorsError: The run has one document.
+    """
     frame = run.documents.assign(
         contribution=run.vectors.contributions(), correct=run.score, top_probability=run.confidence
     ).sort_values("contribution", kind="stable")
@@ -96,14 +118,27 @@ def ranked_documents(run: AuditRun) -> list[RankedDocument]:
 
 @dataclass(frozen=True)
 class Signal:
-    """How well one signal finds wrong answers; ``missing`` explains absent figures.
+    """How well one signal finds wrong answers; ``missing`` says why figures are None or NaN.
 
     Attributes:
-        auroc, auroc_se, auroc_low, auroc_high: DeLong's, with the interval on the logit scale.
-        reliable: Whether 20 documents are right and 20 wrong: DeLong's error is too short below.
-        inside, inside_low, inside_high, inside_pairs: Over pairs inside one part of :attr:`Ranking.by`.
-        errors_5, errors_10, errors_20, errors_50: Share of all errors in the lowest k %.
-        deciles: Accuracy of each tenth of the documents, lowest signal first.
+        signal: Name of the signal.
+        documents: Number of labelled documents for which it is known.
+        auroc: Probability that a wrong document ranks below a right one.
+        auroc_se: DeLong's standard error of ``auroc``.
+        auroc_low: Lower end of the 95 % interval of ``auroc``, made on the logit scale.
+        auroc_high: Upper end of that interval.
+        reliable: Whether at least 20 documents are right and 20 wrong; with fewer the error is too
+            small.
+        inside: AUROC over the pairs of documents from one subject or task, see :attr:`Ranking.by`.
+        inside_low: Lower end of the 95 % interval of ``inside``.
+        inside_high: Upper end of that interval.
+        inside_pairs: Number of these pairs.
+        errors_5: Share of all wrong answers among the 5 % of documents with the lowest signal.
+        errors_10: The same for the lowest 10 %.
+        errors_20: The same for the lowest 20 %.
+        errors_50: The same for the lowest 50 %.
+        deciles: Accuracy in each tenth of the documents, the lowest signal first.
+        missing: Why the figures are missing; None if they are there.
     """
 
     signal: Annotated[str, Col("Signal", hint="Its sign is set so that low means probably wrong.")]
@@ -118,12 +153,12 @@ class Signal:
     ] = None
     auroc_se: float = math.nan
     auroc_low: Annotated[
-        float | None, Col("95 % from", ".3f", hint="DeLong, by the logit.", drop=1)
+        float | None, Col("95 % from", ".3f", hint="DeLong's interval, on the logit scale.", drop=1)
     ] = None
     auroc_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     reliable: bool = False
     inside: Annotated[
-        float | None, Col("Inside", ".3f", hint="Counts only pairs inside one part.")
+        float | None, Col("Inside", ".3f", hint="Counts only pairs from one subject or task.")
     ] = None
     inside_low: Annotated[float | None, Col("95 % from", ".3f", drop=1)] = None
     inside_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
@@ -140,7 +175,14 @@ class Signal:
 
 @dataclass(frozen=True)
 class BestOther:
-    """The reliable signal of highest AUROC but the contribution; its 95 % interval allows for the choice."""
+    """The signal with the highest reliable AUROC, not counting the contribution.
+
+    Attributes:
+        signal: Name of the signal.
+        auroc: Its AUROC.
+        low: Lower end of its 95 % interval, which allows for the choice of the best of several.
+        high: Upper end of that interval.
+    """
 
     signal: str
     auroc: float
@@ -153,9 +195,13 @@ class Ranking:
     """How well every signal finds wrong answers, the contribution first.
 
     Attributes:
-        documents, wrong: Number of labelled documents, and of wrong ones.
-        cautions: Why right and wrong answers support no conclusion; empty where they may.
+        documents: Number of labelled documents.
+        wrong: Number of documents that were answered wrong.
+        cautions: Sentences on why right and wrong answers support no conclusion; empty where they
+            do.
         by: ``subject`` or ``task`` where signals are also judged inside these; else None.
+        signals: The figures of each signal.
+        best_other: The best signal other than the contribution.
     """
 
     documents: int
@@ -166,13 +212,17 @@ class Ranking:
     best_other: BestOther | Missing
 
     def tables(self) -> dict[str, Table]:
-        """``signals``: each signal's figures."""
+        """Return the table ``signals``: the figures of each signal."""
         heading = {"inside": f"Inside {self.by}s"}
         caption = "How well each signal finds wrong answers"
         return {"signals": Table.of(self.signals, caption, name="signals", headings=heading)}
 
     def charts(self) -> dict[str, Chart]:
-        """``deciles``: accuracy by tenth, of contribution and three best others; none without its AUROC."""
+        """Return the chart ``deciles``: accuracy in each tenth of the documents, by signal.
+
+        It shows the contribution and the three best other signals. No chart if the contribution has
+        no AUROC.
+        """
         ours, *others = self.signals
         if ours.missing:
             return {}
@@ -198,7 +248,11 @@ class Ranking:
 
 
 def signals(run: AuditRun) -> dict[str, Array]:
-    """The signals that a run has, by name, (n,) each: low for "probably wrong", NaN where unknown."""
+    """Return the run's signals by name, shape (n,) each.
+
+    A low value means "probably wrong"; NaN where a document's value is not known. Signals that are
+    not known for any document are left out.
+    """
     scores = {
         CONTRIBUTION: run.vectors.contributions(),
         "top probability": run.confidence,
@@ -209,7 +263,11 @@ def signals(run: AuditRun) -> dict[str, Array]:
 
 
 def ranking_report(run: AuditRun) -> Ranking:
-    """Judge a run's signals; UsageError without vectors, or without right and wrong answers."""
+    """Judge how well a run's signals find its wrong answers.
+
+    Raises:
+        UsageError: The run has no vectors, or not both right and wrong answers.
+    """
     check_labels(run, "ranking quality needs")
     scores = signals(run)
     by, parts = _judged_inside(run, scores[CONTRIBUTION])
@@ -289,7 +347,10 @@ def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
 
 
 def ranking_sentence(ranking: Ranking | Missing) -> str:
-    """A sentence: does a low contribution find wrong answers, over all and inside subjects or tasks?"""
+    """Return a sentence on whether a low contribution points to wrong answers.
+
+    It says so over all documents, and inside subjects or tasks where this is known.
+    """
     if isinstance(ranking, Missing):
         reason = ranking.missing
         return f"Whether hard documents can be found by their contribution could not be tested: {reason}."
@@ -297,11 +358,11 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
         return " ".join([*ranking.cautions, "The contribution is therefore not judged."])
     ours = ranking.signals[0]
     if ours.auroc is None or ours.auroc_low is None or ours.auroc_high is None:
-        return f"The contribution finds no wrong answers: {ours.missing}."
+        return f"The contribution cannot find wrong answers: {ours.missing}."
     figure = Interval(ours.auroc, ours.auroc_low, ours.auroc_high)
     if not ours.reliable or math.isnan(figure.low):
         return (
-            f"Whether a low contribution points at wrong answers is not clear with "
+            f"Whether a low contribution points to wrong answers is not clear with "
             f"{ranking.documents - ranking.wrong} right and {ranking.wrong} wrong documents: {FEWEST} of "
             f"each are needed (AUROC {interval_text(figure, '.2f')}, unreliable)."
         )
@@ -312,15 +373,18 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
     word = "wrong" if figure.side(0.5) > 0 else "right"
     claim = Claim(
         "A low contribution is no better than chance at finding wrong answers",
-        f"A low contribution points at {word} answers",
-        f"A low contribution points at {word} answers over all",
+        f"A low contribution points to {word} answers",
+        f"A low contribution points to {word} answers overall",
         f"Whether a low contribution finds {word} answers, or {parts} that have more of them, is not clear",
     )
     return claim_sentence(claim, figure, parts, inside, nothing=0.5, spec=".2f", name="AUROC ")
 
 
 def errors_sentence(ranking: Ranking | Missing) -> str:
-    """A sentence: the lowest tenth's share of the errors, and the best other signal; empty if not judged."""
+    """Return a sentence on the errors in the lowest tenth, and on the best other signal.
+
+    Empty if the contribution is not judged.
+    """
     if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
         return ""
     share = ranking.signals[0].errors_10 or 0.0
@@ -335,7 +399,15 @@ def errors_sentence(ranking: Ranking | Missing) -> str:
 
 @dataclass(frozen=True)
 class TailCluster:
-    """One cluster in the hard tail: mean score (None without labels), mean contribution, three subjects."""
+    """One cluster of the hard tail.
+
+    Attributes:
+        cluster: Number of the cluster.
+        documents: Number of its documents.
+        accuracy: Mean of their scores; None without labels.
+        contribution: Mean of their contributions.
+        subjects: The three most frequent subjects, with their numbers of documents.
+    """
 
     cluster: Annotated[int, Col("Cluster", "d")]
     documents: Annotated[int, Col("Documents", "d", drop=1)]
@@ -346,7 +418,15 @@ class TailCluster:
 
 @dataclass(frozen=True)
 class TypicalText:
-    """A document near a cluster's centre; ``text`` is None and ``subject`` empty if not stored."""
+    """A document near the centre of a cluster of the hard tail.
+
+    Attributes:
+        cluster: Number of the cluster.
+        task: Its task.
+        doc_id: Its number in the task.
+        subject: Its subject; "" if not recorded.
+        text: Its text; None if not recorded.
+    """
 
     cluster: Annotated[int, Col("Cluster", "d")]
     task: str
@@ -357,7 +437,14 @@ class TypicalText:
 
 @dataclass(frozen=True)
 class HardTail:
-    """Clusters of the tenth of documents with the lowest contribution, largest first, with typical texts."""
+    """The tenth of documents with the lowest contribution, in clusters.
+
+    Attributes:
+        documents: Number of documents in the tail.
+        share: Their share of all documents, in [0, 1].
+        clusters: The clusters, the largest first.
+        typical: The documents nearest to each cluster's centre.
+    """
 
     documents: int
     share: float
@@ -365,7 +452,7 @@ class HardTail:
     typical: Sequence[TypicalText]
 
     def tables(self) -> dict[str, Table]:
-        """``clusters``, and ``typical``: the texts nearest to their centres."""
+        """Return the tables ``clusters`` and ``typical``, the texts nearest to their centres."""
         typical = [
             replace(row, text=shortened(row.text or f"document {row.doc_id}", 160))
             for row in self.typical
@@ -378,7 +465,12 @@ class HardTail:
 
 
 def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
-    """Clusters of the tenth (2,000 at most) of lowest contribution; raises as :func:`ranked_documents`."""
+    """Cluster the tenth of documents (2,000 at most) with the lowest contribution.
+
+    Raises:
+        UsageError: The run has no vectors.
+        TooFewVectorsError: The run has one document.
+    """
     contribution = run.vectors.contributions()
     order = np.argsort(contribution, kind="stable")
     rows = order[: min(max(round(len(order) * TAIL), 1), _MOST)]
@@ -413,9 +505,10 @@ def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
 
 
 def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, Array]:
-    """k-means of ``x`` (n, d): each row's cluster, and its squared distance to the cluster's mean, (n,) each.
+    """Cluster the rows of ``x`` (n, d) by k-means.
 
-    Fewer than ``k`` clusters where fewer rows are distinct.
+    Returns each row's cluster, and its squared distance to the mean of that cluster, (n,) each.
+    There are fewer than ``k`` clusters where fewer rows are distinct.
     """
     from sklearn.cluster import KMeans
 
@@ -430,7 +523,16 @@ def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, A
 
 @dataclass(frozen=True, repr=False)
 class Worst(RunReport):
-    """Documents by contribution, lowest first; CSV, JSON and the data frame hold all."""
+    """The documents of a run in the order of their contribution, the lowest first.
+
+    CSV, JSON and the data frame hold all documents; a printed table shows the first ones.
+
+    Attributes:
+        model: Name of the model.
+        documents: All documents.
+        ranking: How well the contribution and other signals find wrong answers.
+        hard_tail: Clusters of the tenth with the lowest contribution.
+    """
 
     template = "worst.jinja"
     schema = "dispersion-worst/1"
@@ -442,7 +544,11 @@ class Worst(RunReport):
     _count: int = COUNT
 
     def tables(self) -> dict[str, Table]:
-        """``documents`` of lowest contribution, ``signals`` unless missing, ``clusters`` and ``typical``."""
+        """Return the tables ``documents``, ``signals``, ``clusters`` and ``typical``.
+
+        They are the documents of lowest contribution, the figures of each signal (left out if the
+        ranking is missing), the clusters of the hard tail, and the texts nearest to their centres.
+        """
         lowest = [
             replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]
         ]
@@ -454,15 +560,15 @@ class Worst(RunReport):
         }
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Every document, lowest contribution first."""
+        """Return every document, the lowest contribution first."""
         return [fields_of(document) for document in self.documents]
 
     def charts(self) -> dict[str, Chart]:
-        """``deciles``: accuracy by decile; none where the ranking is missing."""
+        """Return the chart ``deciles`` of the ranking; no chart if the ranking is missing."""
         return self.ranking.charts()
 
     def context(self) -> dict[str, Any]:
-        """Template values: the answer's sentences."""
+        """Return the template's values: the sentences of the answer."""
         return {
             "sentence": ranking_sentence(self.ranking),
             "errors": errors_sentence(self.ranking),
@@ -472,14 +578,15 @@ class Worst(RunReport):
 
 @takes(RankArguments)
 def rank(asked: RankArguments) -> Worst:
-    """Documents by their contribution, lowest first, as in ``dispersion audit --worst``.
+    """Order documents by contribution, the lowest first, as ``dispersion audit --worst`` does.
 
-    A table lists ``worst`` of them, without a number 20; ``to_frame()`` and CSV hold all.
+    A printed table lists ``worst`` of them, by default 20; ``to_frame()`` and CSV hold all.
 
     Raises:
-        TooFewVectorsError: One document.
-        UsageError: The run has no vectors, no such layer, or cannot be read (HarnessError: samples); neither
-            a run nor ``demo``, or both; ``worst`` is below 1.
+        TooFewVectorsError: The run has one document.
+        UsageError: The run cannot be read, or has no vectors or no such layer; neither a run nor
+            ``demo`` is given, or both; or ``worst`` is below 1.
+        HarnessError: lm-eval's samples cannot be read.
     """
     count = COUNT if asked.worst is None else asked.worst
     if count < 1:

@@ -1,7 +1,7 @@
-"""Calibration of the model's confidence in its answers: ECE, Brier score and a reliability table.
+"""How well the model's confidence matches its accuracy: ECE, Brier score and a reliability table.
 
-Confidence is the probability of the likeliest choice (softmax over the choices' log-probabilities); an answer
-is right if its stored score is above one half. No vectors are needed.
+Confidence is the probability of the likeliest choice (softmax over the choices' log-probabilities).
+An answer is right if its stored score is above one half. No vectors are needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,17 @@ _DRAWS = 1000  # simulated runs whose accuracy equals the confidence
 
 @dataclass(frozen=True)
 class Bin:
-    """The documents with a confidence from ``low`` to below ``high`` (the last bin: to 1)."""
+    """The documents with a confidence from ``low`` to below ``high`` (in the last bin: to 1).
+
+    Attributes:
+        low: Lower limit of the confidence.
+        high: Upper limit of the confidence.
+        documents: Number of documents in the bin, at least 1.
+        confidence: Their mean confidence.
+        accuracy: Share of right answers among them, in [0, 1].
+        accuracy_low: Lower end of the 95 % Wilson interval of the accuracy.
+        accuracy_high: Upper end of that interval.
+    """
 
     low: Annotated[float, Col("From", ".1f")]
     high: Annotated[float, Col("To", ".1f")]
@@ -40,15 +50,23 @@ class Bin:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Confidence and accuracy over the labelled documents with choices, those that are not finite left out.
+    """Confidence and accuracy over the labelled documents that have choices and a finite answer.
 
     Attributes:
-        not_finite: Labelled documents that are left out, as their log-probabilities are not finite.
-        changes: Whether over- or underconfidence changes where those count as wrong, at the mean confidence.
-        gap, gap_low, gap_high: Mean confidence minus accuracy, Student interval; above 0: overconfident.
+        documents: Number of these documents.
+        not_finite: Number of labelled documents left out, as their log-probabilities are not
+            finite.
+        changes: Whether over- or underconfidence changes if those count as wrong, at the mean
+            confidence.
+        confidence: Mean confidence, in [0, 1].
+        accuracy: Share of right answers, in [0, 1].
+        gap: Mean confidence minus accuracy; above 0 the model is overconfident.
+        gap_low: Lower end of Student's 95 % interval of ``gap``.
+        gap_high: Upper end of that interval.
         ece: Expected calibration error over ten equal bins, in [0, 1] (Guo et al., ICML 2017).
         ece_by_chance: 95 % of runs whose accuracy equals their confidence have a lower ECE.
         brier: Mean squared difference of confidence and right (1) or wrong (0), in [0, 1].
+        bins: The bins, of ten equal ones, that hold documents.
     """
 
     documents: int
@@ -65,25 +83,25 @@ class Reliability:
     bins: Sequence[Bin]
 
     def tables(self) -> dict[str, Table]:
-        """``reliability``: accuracy by confidence, bin by bin."""
+        """Return the table ``reliability``: the accuracy in each bin of confidence."""
         caption = "Accuracy of the answers by the model's confidence in them"
         return {"reliability": Table.of(self.bins, caption, name="reliability")}
 
     def charts(self) -> dict[str, Chart]:
-        """``reliability``: accuracy against confidence, a point a bin."""
+        """Return the chart ``reliability``: accuracy against confidence, a point for each bin."""
         points = [{"predicted": row.confidence, "true": row.accuracy} for row in self.bins]
         chart = Chart(
             predicted_against_true(points, "mean confidence"),
             "Accuracy against confidence",
             f"{len(points)} bins of confidence. {reliability_sentence(self)}",
-            "On the dashed line the confidence is right; below it the model is overconfident.",
+            "On the dashed line confidence equals accuracy; below it the model is overconfident.",
             name="confidence",
         )
         return {"reliability": chart}
 
 
 def reliability(run: AuditRun, *, seed: int = 0) -> Reliability:
-    """Confidence compared with accuracy over a run's labelled documents with choices.
+    """Compare confidence with accuracy over a run's labelled documents with choices.
 
     Raises:
         UsageError: Fewer than 20 labelled documents have choices.
@@ -138,12 +156,12 @@ def _ece(confidence: Array, right: Array, places: NDArray[np.int64]) -> float:
 
 
 def reliability_sentence(judged: Reliability) -> str:
-    """A sentence: does the model's confidence match its accuracy?"""
+    """Return a sentence on whether the model's confidence matches its accuracy."""
     if judged.changes:
         return (
             f"The model's confidence is not judged: {judged.not_finite:,} of "
-            f"{judged.documents + judged.not_finite:,} documents have no finite log-probabilities, and counted "
-            "as wrong they change the verdict."
+            f"{judged.documents + judged.not_finite:,} documents have no finite log-probabilities, "
+            "and counting these as wrong would change the verdict."
         )
     answers = "the finite answers" if judged.not_finite else "answers"
     figure = Interval(100 * judged.gap, 100 * judged.gap_low, 100 * judged.gap_high)
@@ -158,7 +176,7 @@ def reliability_sentence(judged: Reliability) -> str:
         return f"The model is {word}: {shares}."
     if judged.ece > judged.ece_by_chance:
         return (
-            f"The model's confidence is right on average and wrong in parts: {shares}; an ECE of "
-            f"{judged.ece_by_chance:.3f} would be chance."
+            f"The model's confidence is right on average, but wrong at some levels: {shares}; by "
+            f"chance alone the ECE would stay below {judged.ece_by_chance:.3f} in 95 % of runs."
         )
     return f"The model's confidence is not clearly wrong: {shares}."

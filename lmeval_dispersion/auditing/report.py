@@ -1,7 +1,7 @@
 """The report of ``dispersion audit`` on one run; docs/reference/audit.md has the JSON.
 
-A part that cannot be computed is ``{"missing": sentence}``; the others still appear. Where right and wrong
-answers are not evidence, the parts judged by them are left out and not computed.
+A part that cannot be computed is ``{"missing": sentence}``; the others still appear. Where right
+and wrong answers are no evidence, the parts that they judge are left out and not computed.
 """
 
 from __future__ import annotations
@@ -61,19 +61,29 @@ JUDGED = {
     "paper_protocol": "the paper's protocol",
     "ranking": "ranking",
 }
-_LEFT_OUT = Missing("left out; the details have it")
+_LEFT_OUT = Missing("left out here; `--details` computes it")
 
 
 @dataclass(frozen=True, repr=False)
 class Audit(RunReport):
-    """The audit of one run; a missing part gives its reason.
+    """The audit of one run; a part that is missing gives its reason.
 
     Attributes:
+        seed: Seed of all draws.
         run: The model, the texts and the settings.
         overall: The whole run as one slice.
-        notes: Documents that were left out or counted otherwise.
-        filters: Filters of a task that differ by more than chance from the one that scores.
-        slices: By column: its slices, the least dispersed one, and the association with accuracy.
+        answers: The model's answers, compared with guessing.
+        notes: Sentences on documents that were left out or counted otherwise.
+        slices: For each column its slices, the least dispersed one, and the association with
+            accuracy.
+        reliability: Whether the model's confidence matches its accuracy.
+        mixtures: Dispersion of mixtures with a set share of right answers.
+        calibration: Whether dispersion estimates the accuracy of held-out slices.
+        paper_protocol: The paper's protocol.
+        ranking: Whether documents of low contribution are answered wrong.
+        hard_tail: Clusters of the documents with the lowest contribution.
+        filters: Sentences on lm-eval filters whose scores differ by more than chance from the
+            filter that is audited.
     """
 
     template = "audit.jinja"
@@ -97,23 +107,27 @@ class Audit(RunReport):
 
     @property
     def cautions(self) -> Sequence[str]:
-        """Why right and wrong answers support no conclusion; empty where they may."""
+        """Sentences on why right and wrong answers support no conclusion; empty where they do."""
         return self.answers.cautions
 
     def has(self, part: str) -> bool:
-        """Whether the part with this name was computed: not missing, and not left out."""
+        """Whether the part with this name was computed (neither missing nor left out)."""
         return not isinstance(getattr(self, part), Missing)
 
     @property
     def left_out(self) -> list[str]:
-        """Names of parts that were left out on purpose."""
+        """The names of the parts that were left out on purpose.
+
+        The report is a short one, or has no verdict; ``details`` computes them.
+        """
         return [name for name, part in vars(self).items() if part == _LEFT_OUT]
 
     @property
     def missing(self) -> dict[str, str]:
-        """Part -> why it could not be computed; without parts left out on purpose.
+        """For each part that could not be computed, the reason.
 
-        Confidence is never listed: many questions have no choices.
+        Without the parts left out on purpose, and without confidence: many questions have no
+        choices.
         """
         parts = dict[str, str]()
         for name, part in vars(self).items():
@@ -122,21 +136,21 @@ class Audit(RunReport):
         return parts
 
     def reasons(self) -> dict[str, list[str]]:
-        """Why parts could not be computed -> the names of these parts in a sentence."""
+        """Return each reason of :attr:`missing` with the names of its parts in sentences."""
         reasons = dict[str, list[str]]()
         for name, reason in self.missing.items():
             reasons.setdefault(reason, []).append(name.replace("_", " "))
         return reasons
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Every slice by every column, the whole run first."""
+        """Return the whole run, then every slice of every column; ``by`` is the column."""
         rows: list[Mapping[str, Any]] = [{"by": "all", **fields_of(self.overall)}]
         for by, table in self.slices.items():
             rows += [{"by": by, **fields_of(row)} for row in table.rows]
         return rows
 
     def tables(self) -> dict[str, Table]:
-        """Every table by its anchor in the page."""
+        """Return every table by its anchor in the page."""
         tables = dict[str, Table]()
         for name, table in self.slices.items():
             tables[f"slices-{name}"] = shown_slices(name, table.rows, self.overall)
@@ -151,7 +165,10 @@ class Audit(RunReport):
         return tables
 
     def charts(self) -> dict[str, Chart]:
-        """Every chart by name: ``slices`` (of the first slicing), and those of parts that were computed."""
+        """Return every chart by its name.
+
+        ``slices`` is of the first column; parts that were not computed have no chart.
+        """
         charts: dict[str, Chart] = {}
         for name, table in list(self.slices.items())[:1]:
             charts |= slice_chart(name, table)
@@ -160,7 +177,7 @@ class Audit(RunReport):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """Template values: sentences and names."""
+        """Return the template's values: the sentences of the report, and the names used in them."""
         return {
             "opening": self._opening(),
             "pools": pools_sentence(self.mixtures) if self._judged else "",
@@ -204,9 +221,9 @@ class Audit(RunReport):
         where = f"on {self.calibration.where} held out"
         if ours.better:
             return (
-                f"Labels can be saved here: accuracy read off dispersion is {ours.mae:.1f} points off "
-                f"{where}, the labelled accuracy alone {alone.mae:.1f}: worth {ours.worth:.0f} "
-                "labels a slice."
+                "Labels can be saved here: the accuracy estimated from dispersion is "
+                f"{ours.mae:.1f} points off {where}, the labelled accuracy alone {alone.mae:.1f} "
+                f"points; the estimate is worth {ours.worth:.0f} labels a slice."
             )
         other = ""
         better = self.calibration.better_one
@@ -239,7 +256,7 @@ class Audit(RunReport):
         if self._repeated:
             text += f"; {count(self._repeated, 'repeated document')} left out"
         if not self.run["width"]:
-            text += ". Logs hold no vectors: dispersion is not known"
+            text += ". Logs hold no vectors, so dispersion is not known"
         return f"{text}."
 
     def _weakest(self) -> str:
@@ -292,22 +309,27 @@ class Audit(RunReport):
 
 @takes(Auditing)
 def audit(asked: Auditing) -> Audit:
-    """The audit of one run, as ``dispersion audit`` reports it; undefined numbers are NaN.
+    """Audit one run, as ``dispersion audit`` does.
 
-    Its schema is ``dispersion-audit/3`` (``docs/reference/audit.md``); ``to_dict()``, ``to_frame()``,
-    ``to_markdown()``, ``to_html()`` and ``plot()`` give its forms.
+    Numbers that are not defined are NaN. The JSON has the schema ``dispersion-audit/3``
+    (``docs/reference/audit.md``); ``to_dict()``, ``to_frame()``, ``to_markdown()``, ``to_html()``
+    and ``plot()`` give the report's other forms.
 
     Raises:
-        StoreError, HarnessError: The store, or lm-eval's samples, cannot be read.
-        UsageError: The layer or a column does not exist, or ``metrics`` is ``all`` and there are no vectors;
-            neither a run nor ``demo``, or both.
+        StoreError: The store cannot be read.
+        HarnessError: lm-eval's samples cannot be read.
+        UsageError: The layer or a column does not exist; ``metrics`` is ``all`` and the run has no
+            vectors; neither a run nor ``demo`` is given, or both.
     """
     run = read_run(asked.run, asked.layer, asked.metric, demo=asked.demo)
     raw = run.raw_vectors if asked.metrics == "all" else None
     kept = first_occurrences(run)
     repeated = len(run) - len(kept)
     if repeated:
-        note = f"{count(repeated, 'document')} of {len(run):,} repeat another of their task and are left out."
+        note = (
+            f"{count(repeated, 'document')} of {len(run):,} repeat another one of the same task "
+            "and are left out."
+        )
         run = replace(run.at(kept), notes=[*run.notes, note])
         raw = None if raw is None else raw[kept]
     ways = slicings(run, asked.slice)

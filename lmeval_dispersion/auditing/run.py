@@ -1,10 +1,12 @@
 """One run for the audit: documents with a direction, their labels, confidence and centred vectors.
 
 A document's confidence is the probability of its chosen answer: the choices' log-probabilities as
-probabilities that sum to one over the choices (the harness's ``acc`` view: no length normalisation).
+probabilities that sum to one over the choices (the harness's ``acc`` view: no length
+normalisation).
 
-If the model gives nearly always one answer, or only guesses, right answers say nothing: :func:`answers_of`
-detects that, and reports say so first and conclude nothing from them.
+If the model nearly always gives one answer, or only guesses, right answers say nothing about a
+document. :func:`answers_of` detects that; reports then say so first, and conclude nothing from
+them.
 """
 
 from __future__ import annotations
@@ -64,21 +66,41 @@ _EXAMPLE = "subject in ('anatomy', 'virology') and prompt_tokens < 300"
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a section is missing from a report: it has no tables and no charts."""
+    """A part of a report that is missing, with the reason; it has no tables and no charts.
+
+    Attributes:
+        missing: The reason, as a clause without a full stop.
+    """
 
     missing: str
 
     def tables(self) -> dict[str, Table]:
-        """Empty."""
+        """Return no tables."""
         return {}
 
     def charts(self) -> dict[str, Chart]:
-        """Empty."""
+        """Return no charts."""
         return {}
 
 
 class RunFacts(TypedDict):
-    """Facts of the store's manifest and of its vectors (samples: no ``layer``, ``width`` 0)."""
+    """Facts about a run from the store's manifest and its vectors.
+
+    Attributes:
+        model: Name of the model.
+        revision: Its revision; None if not recorded.
+        num_fewshot: Number of examples in a prompt, as lm-eval recorded it.
+        chat_template: The chat template; None without one.
+        prompt_format: How prompts were built; None if not recorded.
+        limit: lm-eval's ``--limit``; None without one.
+        created: When the store was written.
+        tasks: lm-eval's tasks, with their versions.
+        layer: Layer of the vectors; "" for samples, which have none.
+        width: Length of a vector; 0 for samples.
+        documents: Number of documents with a direction.
+        without_direction: Number of documents left out, whose vector is zero or not finite.
+        labelled: Number of documents with a label.
+    """
 
     model: str
     revision: str | None
@@ -97,14 +119,20 @@ class RunFacts(TypedDict):
 
 @dataclass(frozen=True)
 class AuditRun:
-    """The documents of a store that have a direction, row by row with their vectors.
+    """A finished run: its documents that have a direction, in the same order as their vectors.
 
-    Samples of lm-eval, without vectors, are a run too; :attr:`vectors` then raises UsageError.
+    lm-eval's samples, which have no vectors, are a run too; :attr:`vectors` then raises UsageError.
 
     Attributes:
-        documents: One row per document, index 0..n-1; ``without_direction`` counts those left out.
-        score: ``correct`` as stored, in [0, 1]; NaN where there is no label. Shape (n,).
-        finite: Whether the document's log-probabilities are an answer, and a log has its score. Shape (n,).
+        store: The store, or the samples, that were read.
+        layer: Layer of the vectors; "" without vectors.
+        documents: One row per document, with index 0..n-1.
+        score: The column ``correct``, in [0, 1], shape (n,); NaN where a document has no label.
+        finite: Whether a document's answer is finite, shape (n,): its log-probabilities are, and
+            in samples of lm-eval its score is, too.
+        without_direction: Number of documents left out, whose vector is zero or not finite.
+        centred: The centred unit vectors; None for samples.
+        notes: Sentences on documents that were left out or counted otherwise.
     """
 
     store: Store
@@ -121,10 +149,10 @@ class AuditRun:
 
     @property
     def vectors(self) -> CentredVectors:
-        """The centred unit vectors, row by row.
+        """The centred unit vectors, in the order of ``documents``.
 
         Raises:
-            UsageError: The run is samples of lm-eval, without vectors.
+            UsageError: The run is lm-eval's samples, without vectors.
         """
         if self.centred is None:
             raise UsageError(f"{self.source} hold no vectors; {self.way_to_vectors}")
@@ -132,26 +160,26 @@ class AuditRun:
 
     @property
     def source(self) -> str:
-        """What a run without vectors was read from, in words."""
+        """What a run without vectors was read from, such as ``samples of lm-eval``."""
         return "logs of Inspect" if self.store.manifest.get("by_inspect") else "samples of lm-eval"
 
     @property
     def way_to_vectors(self) -> str:
-        """The command that adds vectors to samples, as the end of a sentence."""
+        """A clause for the end of a sentence, with the command that adds vectors to samples."""
         if self.store.manifest.get("by_inspect"):
-            return "`dispersion embed MODEL FILE` makes a store of texts"
+            return "`dispersion embed MODEL FILE` makes a store with vectors from the texts in FILE"
         return (
             f"`dispersion embed {self.store.model} --from-samples {self.store.path} -o STORE` adds them "
-            "(one prefill, no answers)"
+            "(one forward pass a document, no new answers)"
         )
 
     @classmethod
     def of(cls, store: Store, layer: str | None = None, *, any_range: bool = False) -> AuditRun:
-        """Build it from a store and one layer's vectors (default: the store's); samples have none.
+        """Build it from a store and the vectors of one layer (default: the store's own).
 
         Raises:
-            StoreError: No such layer, no usable vector in it, or a score outside [0, 1] (unless
-                ``any_range``).
+            StoreError: The store has no such layer, no usable vector in it, or a score outside [0,
+                1] (unless ``any_range``).
         """
         documents = store.documents
         name = ""
@@ -162,11 +190,11 @@ class AuditRun:
             unit = store.vectors(name)
             usable = ~np.isnan(unit[:, 0])
             if not len(usable):
-                raise StoreError(f"{store.path} holds no documents; run it again")
+                raise StoreError(f"{store.path} holds no documents; run the task again")
             if not usable.any():
                 raise StoreError(
                     f"none of the {len(usable)} documents in {store.path} has a usable vector of layer "
-                    f"{name!r}; the run produced zero or non-finite states, run it again"
+                    f"{name!r}: its hidden states are zero or not finite; run the task again"
                 )
             without = int((~usable).sum())
             if without:
@@ -189,7 +217,7 @@ class AuditRun:
         return run
 
     def at(self, rows: Rows) -> AuditRun:
-        """The run with these documents alone, whose vectors are centred anew."""
+        """Return the run with the documents ``rows`` alone, their vectors centred anew."""
         return replace(
             self,
             documents=self.documents.iloc[rows].reset_index(drop=True),
@@ -200,27 +228,27 @@ class AuditRun:
 
     @cached_property
     def confidence(self) -> Array:
-        """Largest probability of a choice, in [1/choices, 1]; NaN where there is none. Shape (n,)."""
+        """Probability of the likeliest choice, (n,), at least 1/choices; NaN without choices."""
         return confidences(self.documents["logprobs"].tolist())
 
     @cached_property
     def choices(self) -> Rows:
-        """Number of answer choices of each document, 0 where there are none. Shape (n,)."""
+        """Number of answer choices of each document, shape (n,); 0 where there are none."""
         return self.documents["logprobs"].map(len).to_numpy(dtype=np.int64)
 
     @cached_property
     def answers(self) -> Answers:
-        """The model's answers, with cautions where they support no conclusion."""
+        """The model's answers compared with guessing, and why they support no conclusion."""
         return answers_of(self)
 
     @property
     def labelled(self) -> Rows:
-        """Rows with a label."""
+        """Rows of the documents that have a label."""
         return np.flatnonzero(~np.isnan(self.score))
 
     @property
     def logged(self) -> Logged:
-        """What the run logged of its answers to labelled documents, for the sanity pass."""
+        """The recorded answers to labelled documents, for checks of their plausibility."""
         rows = self.labelled
         documents = self.documents.iloc[rows]
         return Logged(
@@ -233,48 +261,55 @@ class AuditRun:
 
     @property
     def judged(self) -> AuditRun:
-        """This run with the labels of finite answers only, for what is learnt from labels."""
+        """This run with the labels of finite answers only, as a calibrator is fitted."""
         if self.finite.all():
             return self
         return labels_of(self, np.flatnonzero(self.finite & ~np.isnan(self.score)))
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether lower scores are the better ones, by lm-eval's results."""
+        """Whether lower scores are better, according to lm-eval's results."""
         return bool(self.store.manifest.get("lower_is_better"))
 
     def counted_as_wrong(self) -> CountedAsWrong | None:
-        """Both ways to count answers that are not finite; None without such answers, or without scores."""
+        """Return the mean score as logged, and with answers that are not finite as wrong.
+
+        None if all answers are finite, or if there are no scores.
+        """
         if self.finite.all() or np.isnan(self.score).all():
             return None
         return counted_as_wrong(self.score, self.finite, self.lower_is_better)
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Whether each document's score is above 0.5; False without a label. Shape (n,)."""
+        """Whether each document's score is above 0.5, shape (n,); False without a label."""
         return np.asarray(self.score > CORRECT_ABOVE)
 
     @property
     def probability(self) -> Array:
-        """Probability of the right answer among the choices; NaN where not known. Shape (n,)."""
+        """Probability of the right answer among the choices, shape (n,); NaN if unknown."""
         if "probability" not in self.documents:
             return np.full(len(self), np.nan)
         return self.documents["probability"].to_numpy(dtype=np.float64)
 
     @property
     def perplexity(self) -> Array:
-        """Perplexity of each query's own tokens; NaN where not known. Shape (n,)."""
+        """Perplexity of the tokens of each query, shape (n,); NaN where it is not known."""
         return self.documents["query_perplexity"].to_numpy(dtype=np.float64)
 
     @property
     def length(self) -> Array:
-        """Prompt length in tokens; NaN where not known. Shape (n,)."""
+        """Length of each prompt in tokens, shape (n,); NaN where it is not known."""
         tokens = self.documents["prompt_tokens"].to_numpy(dtype=np.float64)
         return np.where(tokens > 0, tokens, np.nan)
 
     @property
     def raw_vectors(self) -> NDArray[np.float32]:
-        """The vectors at their own lengths, shape (n, d), float32; raises as `vectors`."""
+        """The vectors at their own lengths, not centred, shape (n, d).
+
+        Raises:
+            UsageError: The run is lm-eval's samples, without vectors.
+        """
         unit = self._unit
         norms = self.store.norms(self.layer)
         norms = norms[np.isfinite(norms) & (norms > 0)]
@@ -286,7 +321,7 @@ class AuditRun:
         return self.vectors.rows + self.vectors.mean.astype(np.float32)
 
     def describe(self) -> dict[str, Any]:
-        """The model, the texts and the settings, for reports: :class:`RunFacts`."""
+        """Return the facts about the run that reports show, with the keys of :class:`RunFacts`."""
         manifest = self.store.manifest
         tasks = {task: None for task in sorted(self.documents["task"].unique())}
         return {
@@ -308,25 +343,32 @@ def read_run(
     demo: bool = False,
     any_range: bool = False,
 ) -> AuditRun:
-    """The run in a folder or file, or an AuditRun as it is.
+    """Read a run from its folder or file; an AuditRun is returned unchanged.
 
-    ``metric`` is the ``[FILTER/]METRIC`` that scores lm-eval's samples; ``demo`` takes the bundled run in
-    place of one, ``any_range`` allows scores outside [0, 1].
+    Args:
+        run: Folder of a store, lm-eval's samples, or Inspect's logs; None with ``demo``.
+        layer: Layer of the vectors; by default the store's own.
+        metric: ``METRIC`` or ``FILTER/METRIC`` that scores lm-eval's samples.
+        demo: Read the bundled run.
+        any_range: Allow scores outside [0, 1].
 
     Raises:
-        StoreError, HarnessError: A bad store, or bad samples.
-        UsageError: ``metric`` is named for a store, which has its scores; neither a run nor ``demo``, or
-            both.
+        StoreError: The store cannot be read.
+        HarnessError: The samples cannot be read.
+        UsageError: A ``metric`` is named for a store, which has its own scores; neither a run nor
+            ``demo`` is given, or both.
     """
     if demo:
         if run is not None:
             raise UsageError(
-                f"expected a RUN, or `--demo` (demo=True) without any, got both: {run}"
+                f"expected either a RUN or `--demo` (demo=True), got both; leave out {run} or "
+                "--demo"
             )
         run = data_folder("demo_runs") / "sums-30"
     if run is None:
         raise UsageError(
-            "expected a RUN, the folder of a finished run; `--demo` (demo=True) takes a bundled one"
+            "expected a RUN, the folder of a finished run, got none; `--demo` (demo=True) takes a "
+            "bundled one"
         )
     if isinstance(run, AuditRun):
         return run
@@ -334,14 +376,15 @@ def read_run(
         return AuditRun.of(read_logged(run, metric), layer, any_range=any_range)
     if metric is not None:
         raise UsageError(
-            f"{run} is a store, which keeps the scores of its run; name samples of lm-eval",
+            f"a metric can be chosen for lm-eval's samples only, and {run} is a store, which has "
+            "its own scores; leave it out, or name the samples",
             argument="metric",
         )
     return AuditRun.of(read_store(run), layer)
 
 
 def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
-    """``build(run, **options)``, or Missing with the reason if it raises DispersionError."""
+    """Return ``build(run, **options)``, or Missing with the reason if it raises DispersionError."""
     try:
         return build(run, **options)
     except DispersionError as error:
@@ -349,11 +392,17 @@ def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
 
 
 def check_labels(run: AuditRun, what: str) -> None:
-    """Raise UsageError unless there are right and wrong answers; ``what`` begins its sentence."""
+    """Check that a run has both right and wrong answers.
+
+    ``what`` begins the sentence of the error, such as ``mixtures need``.
+
+    Raises:
+        UsageError: The run has no labels, or its answers are all right or all wrong.
+    """
     rows = run.labelled
     right = int(run.right[rows].sum())
     if not len(rows):
-        raise UsageError(f"{what} labelled documents, and none of these has a label")
+        raise UsageError(f"{what} labelled documents, and none of the run's documents has a label")
     if right in (0, len(rows)):
         side = "correctly" if right else "wrongly"
         finite = "" if run.finite.all() else " with finite log-probabilities"
@@ -375,20 +424,21 @@ def _notes(run: AuditRun) -> list[str]:
         notes.append(f"{truncated} prompts were too long for the model and lost their beginning.")
     unlabelled = int((np.isnan(run.score) & run.finite).sum())
     if 0 < unlabelled < n:
-        notes.append(f"{unlabelled} of {n} documents have no label and count for dispersion only.")
+        notes.append(f"{unlabelled} of {n} documents have no label; only their dispersion is used.")
     between = int(((run.score > 0) & (run.score < 1)).sum())
     if between:
         notes.append(
-            f"{between} documents have a score between 0 and 1; above {CORRECT_ABOVE} it counts as correct "
-            "in mixtures, calibration and ranking."
+            f"{between} documents have a score between 0 and 1; mixtures, calibration and ranking "
+            f"count a score above {CORRECT_ABOVE} as right."
         )
     return notes
 
 
 def confidences(logprobs: Sequence[Sequence[float]]) -> Array:
-    """Each document's largest choice probability, by its log-probabilities; shape (documents,).
+    """Return each document's largest choice probability, from its log-probabilities; shape (n,).
 
-    NaN with fewer than two choices, without a finite log-probability, and with one that is NaN or infinity.
+    NaN for a document with fewer than two choices, without a finite log-probability, or with one
+    that is NaN or +inf.
 
     >>> confidences([[0.0, 0.0, -1e9, -1e9], []]).tolist()
     [0.5, nan]
@@ -407,16 +457,28 @@ def confidences(logprobs: Sequence[Sequence[float]]) -> Array:
 
 @dataclass(frozen=True)
 class Answers:
-    """The model's answers to documents with choices, compared with guessing (``chance``).
+    """The model's answers to documents with choices, compared with guessing.
 
     Attributes:
-        commonest: The most frequent answer, by its words or its place among the choices: documents, share,
-            and the score of always giving it (NaN if targets are unknown). None without answers.
-        repeated_documents: Documents with the prompt (or text) and vector of an earlier one.
-        not_finite: Documents with log-probabilities or a score that are not finite.
+        with_choices: Number of labelled documents with two or more choices.
+        accuracy: Share of right answers among these, in [0, 1]; NaN without any.
+        accuracy_low: Lower end of its 95 % Wilson interval.
+        accuracy_high: Upper end of that interval.
+        chance: Accuracy of guessing; NaN without choices.
+        commonest: The most frequent answer, by its words or its place among the choices; None
+            without answers.
+        commonest_documents: Number of documents with this answer.
+        answered_documents: Number of documents with any answer.
+        commonest_share: The share of the two, in [0, 1].
+        commonest_accuracy: The score of always giving this answer; NaN if the right answers are not
+            known.
+        repeated_documents: Number of documents with the prompt (or text) and vector of an earlier
+            one.
+        not_finite: Number of documents with log-probabilities or a score that are not finite.
         accuracy_as_wrong: The mean score with those counted as wrong; NaN without any.
-        cautions: Sentences why right and wrong answers support no conclusion; empty where they may.
-        warnings: Sentences on answers that are not finite, where others support a conclusion.
+        cautions: Sentences on why right and wrong answers support no conclusion; empty where they
+            do.
+        warnings: Sentences on answers that are not finite, where the others support a conclusion.
     """
 
     with_choices: int
@@ -437,7 +499,7 @@ class Answers:
 
 
 def answers_of(run: AuditRun) -> Answers:
-    """The model's answers, with cautions where they support no conclusion."""
+    """Compare a run's answers with guessing, and find reasons why they support no conclusion."""
     known = run.labelled[run.choices[run.labelled] >= 2]
     accuracy = math.nan
     chance = math.nan
@@ -487,12 +549,15 @@ def _sentence(clause: str) -> str:
 
 
 def repeated_documents(run: AuditRun, rows: Rows) -> int:
-    """Number of the documents ``rows`` that repeat an earlier one's prompt (or text) and vector."""
+    """Return how many of the documents ``rows`` repeat the prompt and vector of an earlier one.
+
+    The text is compared where there is no prompt; vectors where the run has them.
+    """
     return len(_repeats(run, rows, _keys(run)))
 
 
 def first_occurrences(run: AuditRun) -> Rows:
-    """Rows of a run without those that repeat an earlier document of their task."""
+    """Return the rows of a run without the documents that repeat an earlier one of their task."""
     keys = _keys(run)
     of_tasks = (run.documents["task"] + "\n" + keys).where(keys.notna())
     return np.setdiff1d(np.arange(len(run)), _repeats(run, np.arange(len(run)), of_tasks))
@@ -530,7 +595,10 @@ def _repeats(run: AuditRun, rows: Rows, keys: pd.Series[str]) -> Rows:
 
 
 def repeats_caution(repeated: int, documents: int) -> list[str]:
-    """A caution that intervals are too short, if 5 % or more of the documents repeat others."""
+    """Return the caution that intervals are too short because documents repeat others.
+
+    An empty list if fewer than 5 % of the documents do.
+    """
     if repeated < _REPEATED * documents:
         return []
     return [
@@ -540,7 +608,11 @@ def repeats_caution(repeated: int, documents: int) -> list[str]:
 
 
 def rows_where(run: AuditRun, expression: str) -> Rows:
-    """Rows that satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it; UsageError if none does."""
+    """Return the rows that satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it.
+
+    Raises:
+        UsageError: The expression is invalid, or no document satisfies it.
+    """
     try:
         chosen = np.asarray(run.documents.eval(expression.strip(), engine="python"), dtype=object)
         kinds = set(map(type, chosen.flat))
@@ -564,7 +636,7 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
 
 
 def labels_of(run: AuditRun, rows: Rows) -> AuditRun:
-    """A copy of the run with the labels of ``rows`` only."""
+    """Return a copy of the run that keeps the labels of the documents ``rows`` only."""
     score = np.full_like(run.score, np.nan)
     score[rows] = run.score[rows]
     return replace(run, score=score)

@@ -1,6 +1,7 @@
 """Slices of a run: their documents, dispersion and accuracy.
 
-A slice is part of a run's documents: those with one value of a column, or within one band of a number.
+A slice is a part of a run's documents: those with one value of a column, or with a number within
+one band.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
-ORDER = ("shows no clear order by", "rises with", "falls with")  # by an association's side
+ORDER = ("is not clearly related to", "rises with", "falls with")  # by an association's side
 _FEWEST_OF_A_TASK = 4  # fewest slices in a task for a correlation inside it
 _DISPERSION = (
-    "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
-    "1 orthogonal. That of all documents counts pairs of two slices too, and is not drawn."
+    "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error: 0 "
+    "if all point the same way, 1 if orthogonal. All documents together also count pairs from two "
+    "slices, and are not drawn."
 )
 _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = (
-    "mean cosine distance of the documents' vectors, with 95 % intervals; that of all documents counts pairs "
-    "of two slices too, and is not drawn."
+    "mean cosine distance of the documents' vectors, with 95 % intervals; all documents together "
+    "also count pairs from two slices, and are not drawn."
 )
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
 _RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
@@ -74,23 +76,31 @@ _SHORT = {
 
 
 class Slice(NamedTuple):
-    """A name and the rows of its documents, ascending."""
+    """A slice of a run.
+
+    Attributes:
+        name: Name of the slice.
+        rows: Rows of its documents in the run, ascending.
+    """
 
     name: str
     rows: Rows
 
 
 def all_documents(run: AuditRun) -> Slice:
-    """The whole run as one slice."""
+    """Return the whole run as one slice."""
     return Slice("all documents", np.arange(len(run)))
 
 
 def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
-    """Every way to slice a run: column -> its slices, in the report's order.
+    """Return every way to slice a run: the slices of each column, in the report's order.
 
-    The columns named in ``extra`` come first, as they were asked for. Then ``subject``, ``category`` and
-    ``task`` where they divide the documents, and bands of ``length`` (prompt tokens) and ``confidence``
-    (probability of the chosen answer); UsageError as :func:`by_column`.
+    The columns named in ``extra`` come first, as they were given. Then come ``subject``,
+    ``category`` and ``task`` where they divide the documents, and bands of ``length`` (prompt
+    tokens) and ``confidence`` (probability of the chosen answer).
+
+    Raises:
+        UsageError: A column of ``extra`` does not exist or is empty.
     """
     ways = {name: by_column(run, name) for name in extra}
     for name, slices in _dividing(run, ("subject", "category", "task")).items():
@@ -103,7 +113,10 @@ def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]
 
 
 def strata(run: AuditRun) -> dict[str, list[Slice]]:
-    """Slices by ``subject`` and by ``task``, where these divide the documents, each differently."""
+    """Return the slices by ``subject`` and by ``task``, where these divide the documents.
+
+    ``task`` is left out if it divides them in the same way as ``subject``.
+    """
     return _dividing(run, ("subject", "task"))
 
 
@@ -121,7 +134,13 @@ def _dividing(run: AuditRun, columns: Sequence[str]) -> dict[str, list[Slice]]:
 
 
 def by_column(run: AuditRun, name: str) -> list[Slice]:
-    """Slices by a column (many numbers: bands), ``length``, ``confidence``; UsageError if absent or empty."""
+    """Slice a run by a column of its documents, or by ``length`` or ``confidence``.
+
+    Each value makes a slice; a column with many different numbers is cut into bands.
+
+    Raises:
+        UsageError: The column does not exist or is empty.
+    """
     if name in _BANDED:
         slices = by_band(getattr(run, name))
     else:
@@ -140,7 +159,10 @@ def by_column(run: AuditRun, name: str) -> list[Slice]:
 
 
 def by_value(values: Sequence[object]) -> list[Slice]:
-    """One slice per distinct value, numbers by size, else by name; missing values belong to none."""
+    """Return one slice for each distinct value; missing values belong to none.
+
+    Slices are ordered by size of the number, or by name.
+    """
     rows: dict[str, list[int]] = {}
     for row, value in enumerate(values):
         if value is not None and value == value:  # NaN differs from itself
@@ -151,7 +173,10 @@ def by_value(values: Sequence[object]) -> list[Slice]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names of slices by their numbers, or their bands' lower ends; empty unless all have one."""
+    """Return the names of slices in the order of their numbers, or of their bands' lower ends.
+
+    Empty unless every name has a number.
+    """
     places: dict[str, float] = {}
     for name in names:
         try:
@@ -164,7 +189,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def by_band(values: Array) -> list[Slice]:
-    """Up to five slices of about equal size by quantiles; equal numbers stay together, NaN left out."""
+    """Cut numbers into up to five slices of about equal size, at their quantiles.
+
+    Equal numbers stay together; NaN belongs to no slice.
+    """
     known = np.flatnonzero(~np.isnan(values))
     if not known.size:
         return []
@@ -181,7 +209,24 @@ def by_band(values: Array) -> list[Slice]:
 
 @dataclass(frozen=True)
 class SliceRow:
-    """One slice's figures, NaN where undefined; ``reason``: too few documents for dispersion or error."""
+    """The figures of one slice; NaN where a figure is undefined.
+
+    Attributes:
+        slice: Name of the slice.
+        dispersion: Mean cosine distance over all pairs of its documents.
+        dispersion_se: Jackknife standard error of the dispersion.
+        accuracy: Mean score of its labelled documents, in [0, 1].
+        accuracy_low: Lower end of the 95 % Wilson interval of the accuracy.
+        accuracy_high: Upper end of that interval.
+        probability: Mean probability of the right answer among the choices.
+        documents: Number of documents.
+        labelled: Number of documents with a label.
+        query_perplexity: Mean perplexity of the queries.
+        confidence: Mean probability of the chosen answer.
+        prompt_tokens: Mean length of the prompts, in tokens.
+        reason: Why dispersion or its error is undefined, if the slice has too few documents; else
+            None.
+    """
 
     slice: Annotated[str, Col("Slice")]
     dispersion: Annotated[
@@ -210,7 +255,14 @@ class SliceRow:
 
 @dataclass(frozen=True)
 class SpectrumRow(SliceRow):
-    """A slice with the four figures of its vectors' spectrum; NaN below three documents."""
+    """A slice with four more figures, of its vectors' spectrum; NaN below three documents.
+
+    Attributes:
+        rankme: RankMe.
+        effective_rank: Effective rank.
+        participation_ratio: Participation ratio.
+        stable_rank: Stable rank.
+    """
 
     rankme: Annotated[float, Col("RankMe", ".4g", drop=5)]
     effective_rank: Annotated[float, Col("Effective rank", ".4g", drop=6)]
@@ -220,7 +272,14 @@ class SpectrumRow(SliceRow):
 
 @dataclass(frozen=True)
 class InsideTasks:
-    """Spearman's r over ``slices`` inside ``tasks`` of four or more, with its two-sided permutation p."""
+    """Correlation of dispersion with accuracy over slices of the same task.
+
+    Attributes:
+        spearman: Spearman's correlation inside tasks, joined over the tasks.
+        p: Its two-sided p-value, by permutation.
+        tasks: Number of tasks, each with four slices or more.
+        slices: Number of slices of these tasks.
+    """
 
     spearman: float
     p: float
@@ -230,7 +289,15 @@ class InsideTasks:
 
 @dataclass(frozen=True)
 class Association:
-    """Spearman correlation of dispersion with accuracy over slices; its 95 % interval is NaN below eight."""
+    """Correlation of dispersion with accuracy over slices.
+
+    Attributes:
+        spearman: Spearman's correlation.
+        low: Lower end of its 95 % interval; NaN below eight slices.
+        high: Upper end of that interval; NaN below eight slices.
+        slices: Number of slices.
+        inside_tasks: The correlation inside tasks; None where it is not known.
+    """
 
     spearman: float
     low: float
@@ -240,13 +307,20 @@ class Association:
 
     @property
     def side(self) -> int:
-        """1 where accuracy rises with dispersion, -1 where it falls, 0 where neither is clear."""
+        """1 where accuracy clearly rises with dispersion, -1 where it clearly falls, else 0."""
         return Interval(self.spearman, self.low, self.high).side(0)
 
 
 @dataclass(frozen=True)
 class LeastDispersed:
-    """The least dispersed slice, and the number of others from which it does not differ clearly."""
+    """The least dispersed slice, compared with the others.
+
+    Attributes:
+        slice: Name of the slice.
+        dispersion: Its dispersion.
+        others: Number of other slices.
+        not_clear: Number of others from which it does not differ clearly.
+    """
 
     slice: str
     dispersion: float
@@ -256,7 +330,13 @@ class LeastDispersed:
 
 @dataclass(frozen=True)
 class SliceTable:
-    """All slices of one slicing, the least dispersed one, and the association of dispersion with accuracy."""
+    """The slices by one column, and what they say together.
+
+    Attributes:
+        rows: The figures of each slice.
+        least_dispersed: The least dispersed slice.
+        association: The correlation of dispersion with accuracy over the slices.
+    """
 
     rows: Sequence[SliceRow | SpectrumRow]
     least_dispersed: LeastDispersed | Missing
@@ -266,7 +346,10 @@ class SliceTable:
 def slice_table(
     run: AuditRun, slices: list[Slice], raw: NDArray[np.float32] | None = None
 ) -> SliceTable:
-    """The slices of one slicing as a table; ``raw`` as in :func:`slice_row`."""
+    """Compute the figures of the slices by one column, and their association with accuracy.
+
+    ``raw`` is as in :func:`slice_row`.
+    """
     rows = [slice_row(run, part, raw) for part in slices]
     tasks = []
     for part in slices:
@@ -276,7 +359,10 @@ def slice_table(
 
 
 def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None) -> SliceRow:
-    """One slice's figures; ``raw`` (n, d), the vectors at their own lengths, adds their :class:`Spectrum`."""
+    """Compute the figures of one slice.
+
+    ``raw`` (n, d), the run's vectors at their own lengths, adds those of the :class:`Spectrum`.
+    """
     rows = part.rows
     n = len(rows)
     accuracy = known_mean(run.score[rows])
@@ -317,13 +403,15 @@ def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None
 def association(
     rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()
 ) -> Association | Missing:
-    """Spearman's correlation of dispersion with accuracy over slices.
+    """Return Spearman's correlation of dispersion with accuracy over slices.
 
-    1: the more dispersed slice is always the more accurate one; 0: no order; negative: the reverse.
-    Slices with fewer than three documents or labels do not count. An interval needs eight slices, and the
-    whole is Missing with fewer than four, or if one of the two is constant.
-    Where two of ``tasks`` (None for a slice of several) have four slices each, the correlation inside tasks
-    is added, with its permutation p-value.
+    It is 1 if the more dispersed slice is always the more accurate one, 0 without an order, and
+    negative for the reverse order. Slices with fewer than three documents or labels do not count.
+    An interval needs eight slices. Missing with fewer than four slices, or if all have one
+    dispersion or one accuracy.
+
+    ``tasks`` has the task of each slice, None for a slice of several tasks. Where two tasks have
+    four slices or more, the correlation inside tasks is added, with its permutation p-value.
     """
     points = []
     of_task = dict[str | None, list[tuple[float, float]]]()
@@ -334,7 +422,8 @@ def association(
             of_task.setdefault(task, []).append(point)
     if len(points) < 4:
         return Missing(
-            f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(points)}"
+            "a correlation needs at least 4 slices, each with 3 or more labelled documents, got "
+            f"{len(points)}"
         )
     x, y = _columns(points)
     rho = float(rank_correlations(x, y[None])[0])
@@ -357,15 +446,16 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
 
 
 def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
-    """The slice of lowest dispersion among those with three documents or more.
+    """Return the slice of lowest dispersion among those with three documents or more.
 
-    Every pair of slices is tested at Student's point, corrected for the number of pairs, so that equal slices
-    show a clear difference in at most 5 % of runs. Missing with fewer than two slices.
+    Every pair of slices is tested at Student's point, corrected for the number of pairs, so that
+    equal slices show a clear difference in at most 5 % of runs. Missing with fewer than two slices.
     """
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
         return Missing(
-            f"{len(usable)} of {len(rows)} slices have three documents, and two are needed"
+            f"two slices with three documents or more are needed, and only {len(usable)} of "
+            f"{len(rows)} have that many"
         )
     lowest = min(usable, key=lambda row: row.dispersion)
     tail = NormalDist().cdf(-normal_point(len(usable) * (len(usable) - 1) // 2))
@@ -378,16 +468,16 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
 
 
 def known_mean(values: Array) -> float:
-    """Mean of the finite values; NaN without any."""
+    """Return the mean of the finite values; NaN without any."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else math.nan
 
 
 def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
-    """The slices, then all documents, whose pairs of two slices have distances of another kind.
+    """Return the table of the slices by the column ``name``, followed by all documents.
 
-    Bands and numbers keep their order; others begin with the least dispersed, or without vectors the least
-    accurate.
+    Bands and numbers keep their order. Other slices are sorted by dispersion, the lowest first;
+    without vectors by accuracy.
     """
     key = "accuracy" if math.isnan(whole.dispersion) else "dispersion"
     least = {"accuracy": "least accurate first", "dispersion": "least dispersed first"}
@@ -428,7 +518,10 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
 
 
 def dispersion_bounds(row: SliceRow) -> Bounds:
-    """Student's 95 % interval of a slice's dispersion, within its range; NaN below three documents."""
+    """Return Student's 95 % interval of a slice's dispersion, cut to the values it can take.
+
+    NaN below three documents.
+    """
     if row.documents < 3 or math.isnan(row.dispersion_se):
         return UNDEFINED
     low, high = student_bounds(row.dispersion, row.dispersion_se, row.documents)
@@ -436,7 +529,7 @@ def dispersion_bounds(row: SliceRow) -> Bounds:
 
 
 def weakest(rows: Sequence[SliceRow], whole: SliceRow) -> SliceRow | None:
-    """The slice of lowest accuracy, if clearly below the run's; else None.
+    """Return the slice of lowest accuracy if it is clearly below the run's accuracy, else None.
 
     Its Wilson interval allows for the choice among all slices (Bonferroni).
     """
@@ -455,7 +548,7 @@ def _accuracy(row: SliceRow) -> str:
 
 
 def spearman_text(association: Association) -> str:
-    """A Spearman correlation with its interval, or why it has none."""
+    """Return a Spearman correlation with its interval, or the reason why it has none, as text."""
     if math.isnan(association.low):
         return f"Spearman {association.spearman:.2f}, too few slices for an interval"
     return (
@@ -464,10 +557,14 @@ def spearman_text(association: Association) -> str:
 
 
 def association_sentence(order: Association | Missing) -> str:
-    """A sentence: does accuracy rise with dispersion over slices, and inside tasks where known?"""
+    """Return a sentence on whether accuracy rises with dispersion over slices.
+
+    It adds the correlation inside tasks where this is known.
+    """
     if isinstance(order, Missing):
         return f"No correlation with accuracy is given: {order.missing}."
-    text = f"Over {order.slices} slices accuracy {ORDER[order.side]} dispersion ({spearman_text(order)})"
+    relation = f"accuracy {ORDER[order.side]} dispersion"
+    text = f"Over {order.slices} slices, {relation} ({spearman_text(order)})"
     inside = order.inside_tasks
     if inside is None:
         return f"{text}."
@@ -483,7 +580,10 @@ def association_sentence(order: Association | Missing) -> str:
 
 
 def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
-    """A sentence on the least dispersed slice, and the number of others from which it does not differ."""
+    """Return a sentence that names the least dispersed slice.
+
+    It says from how many others that slice differs clearly.
+    """
     if isinstance(least, Missing):
         return f"No least dispersed {name} can be named: {least.missing}."
     if least.not_clear == least.others:
@@ -496,7 +596,10 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
 
 
 def slice_chart(name: str, table: SliceTable) -> dict[str, Chart]:
-    """``slices``: accuracy against dispersion, a point a slice; none without bars or a clear order."""
+    """Return the chart ``slices``: accuracy against dispersion, one point for each slice.
+
+    No chart if a slice has no error, or if the association is missing or not clear.
+    """
     rows = [row for row in table.rows if row.documents >= 3 and row.labelled >= 1]
     order = table.association
     if isinstance(order, Missing) or not order.side:

@@ -1,4 +1,4 @@
-"""Reports: results as data, and their formats: terminal, Markdown, CSV, JSON and page.
+"""Reports: results as data, and their formats: terminal, Markdown, CSV, JSON and HTML page.
 
 A result declares its rows, charts and sentences (:class:`Report`; its docstring shows a template);
 every format is made from these. The modules are private; the names are here.

@@ -16,7 +16,7 @@ AXIS = (12, 32)  # characters of an axis on a terminal, at least and at most
 
 
 def cell(row: Row, column: Column) -> str:
-    """A cell's text: the value, with ``± error`` where both are numbers."""
+    """Return the text of a cell: the value, with ``± error`` where both are numbers."""
     value = row.get(column.key)
     error = row.get(column.error)
     text = shown(value, column.format)
@@ -26,11 +26,14 @@ def cell(row: Row, column: Column) -> str:
 
 
 def shown(value: Any, spec: str = "") -> str:
-    """A value as text: empty for None, ``undefined`` for NaN, ``yes`` and ``no``, items with commas.
+    """Return a value as text.
+
+    None gives an empty text, NaN ``undefined``, a boolean ``yes`` or ``no``, a list its items with
+    commas.
 
     Args:
-        value: Any value; numpy's and pandas' scalars count as Python's.
-        spec: As ``Column.format``.
+        value: Any value; scalars of numpy and pandas are treated like Python's.
+        spec: Format of numbers, as in :attr:`Column.format`.
     """
     value = plain(value)
     if value is None:
@@ -59,7 +62,7 @@ def shown(value: Any, spec: str = "") -> str:
 
 
 def plain(value: Any) -> Any:
-    """A Python value for a scalar of numpy or pandas; None for pandas' missing values."""
+    """Return a scalar of numpy or pandas as a Python value; None for pandas' missing values."""
     if hasattr(value, "item"):
         value = value.item()
     if type(value).__name__ in ("NAType", "NaTType"):
@@ -68,21 +71,28 @@ def plain(value: Any) -> Any:
 
 
 def number(value: Any) -> int | float | None:
-    """``value`` if it is a finite number, else None."""
+    """Return ``value`` if it is a finite number, else None."""
     value = plain(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not math.isfinite(value):
+        return None
+    return value
 
 
 def visible_rows(table: Table) -> Sequence[Row]:
-    """The rows that terminal and Markdown show."""
+    """Return the rows of a table that terminal and Markdown show."""
     if not table.excerpt:
         return table.rows
     return [table.rows[place] for place in table.excerpt]
 
 
 def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
-    """The rows that terminal and Markdown show, None for a gap, each with the words of the line above it."""
+    """Return the lines of a table that terminal and Markdown show.
+
+    Each is the text of the dividing line above it ("" without one) and the row; the row is None
+    where rows are left out.
+    """
     lines: list[tuple[str, Row | None]] = []
     before = -1
     for place in table.excerpt or range(len(table.rows)):
@@ -94,15 +104,16 @@ def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
 
 
 def more_of(table: Table) -> str:
-    """The sentence below a table in a text: how many of its rows are shown; may be empty."""
+    """Return the sentence below a table that says how many of its rows are shown; "" if all are."""
     if not table.excerpt:
         return table.more
     count = f"{len(table.excerpt)} of {len(table.rows)} rows"
-    return f"{count}; all of them: --format csv, or -o page.html. {table.more}".strip()
+    text = f"{count}; --format csv or -o page.html has all of them."
+    return f"{text} {table.more}".strip()
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Short names for charts: the last parts of paths and repositories, as few as differ.
+    """Return short names for charts: the last parts of paths, as few as keep the names different.
 
     >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
     (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])
@@ -117,7 +128,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def guarded(text: str) -> str:
-    """A text for CSV: with an apostrophe before what a spreadsheet would run as a formula.
+    """Return a text for CSV, with an apostrophe before what a spreadsheet would run as a formula.
 
     >>> [guarded(text) for text in ("=1+1", "'=1+1", "org/a", "")]
     ["'=1+1", "''=1+1", 'org/a', '']
@@ -126,16 +137,18 @@ def guarded(text: str) -> str:
 
 
 def unguarded(text: str) -> str:
-    """The text that `guarded` made ``text`` from; any other is unchanged.
+    """Return the text from which `guarded` made ``text``; any other text is unchanged.
 
     >>> [unguarded(text) for text in ("'=1+1", "'quoted'", "-3")]
     ['=1+1', "'quoted'", '-3']
     """
-    return text[1:] if text.startswith("'") and _FORMULA.match(text[1:]) else text
+    if text.startswith("'") and _FORMULA.match(text[1:]):
+        return text[1:]
+    return text
 
 
 def is_numeric(table: Table, column: Column) -> bool:
-    """Whether a column holds only numbers, so that it is aligned right."""
+    """Whether a column holds only numbers, which are aligned to the right."""
     has_number = False
     for row in table.rows:
         value = plain(row.get(column.key))
@@ -156,7 +169,7 @@ def _size(count: float) -> str:
 
 
 def first_of_texts(table: Table) -> Column | None:
-    """The first column that is not numeric; None without one."""
+    """Return the first column that holds texts; None if all columns are numeric."""
     for column in table.columns:
         if not is_numeric(table, column):
             return column
@@ -164,12 +177,16 @@ def first_of_texts(table: Table) -> Column | None:
 
 
 def public_fields(value: Any) -> dict[str, Any]:
-    """A dataclass as a mapping from field to value, without names that begin with an underscore."""
+    """Return a dataclass as a mapping from field to value, without names that begin with "_"."""
     return {name: item for name, item in fields_of(value).items() if not name.startswith("_")}
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON: public fields of dataclasses, tuples and sets as lists, null for NaN, infinity."""
+    """Return a value as JSON can hold it.
+
+    Dataclasses become mappings of their public fields, tuples and sets lists, NaN and infinity
+    None.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = public_fields(value)
     value = plain(value)
@@ -179,7 +196,9 @@ def json_value(value: Any) -> Any:
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [json_value(item) for item in value]
-    return value if isinstance(value, int | str | None) else str(value)
+    if isinstance(value, int | str | None):
+        return value
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -187,10 +206,10 @@ class Axis:
     """A line of characters on which values are drawn as dots.
 
     Attributes:
-        low: The value at its first character.
-        high: The value at its last character.
+        low: Value at the first character.
+        high: Value at the last character.
         width: Number of characters.
-        heading: Its ends, for the column's heading; empty where they have no room.
+        heading: Text with both ends, for the column's heading; empty if there is no room for them.
     """
 
     low: float
@@ -199,9 +218,10 @@ class Axis:
     heading: str
 
     def drawn(self, value: float, below: float, above: float) -> str:
-        """The axis with a dot at ``value``, whiskers, and a bar at zero where the axis has it.
+        """Return the axis with a dot at ``value``, whiskers, and a bar at 0 if it is on the axis.
 
-        A value beyond the axis is an arrow at its edge.
+        ``below`` and ``above`` are the lengths of the whiskers. A value beyond the axis is drawn as
+        an arrow at its edge.
 
         >>> Axis(-1, 1, 9, "").drawn(0.5, 0.3, 0.3), Axis(-1, 1, 9, "").drawn(2, 0.3, 0.3)
         ('    │─●─ ', '    │   ▸')
@@ -221,7 +241,10 @@ class Axis:
         return "".join(signs)
 
     def share(self, value: float) -> float:
-        """A value's place from 0 at the low end to 1 at the high end, clipped to these."""
+        """Return where a value lies on the axis: 0 at the low end, 1 at the high end.
+
+        Values beyond an end are clipped to it.
+        """
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
     def _place(self, value: float) -> int:
@@ -229,14 +252,16 @@ class Axis:
 
 
 def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
-    """The axis for all dots and whiskers of a column; None without room or spread.
+    """Return the axis for the dots and whiskers of a column; None without room or spread.
 
-    Rows marked ``aside`` do not stretch it, those marked ``undrawn`` are not on it. It
-    includes 0 for differences, whose format has a sign.
+    Rows marked ``aside`` do not stretch the axis, and rows marked ``undrawn`` are not on it. For a
+    difference, whose format has a sign, the axis includes 0.
     """
     ends: list[float] = []
     for row in rows:
-        drawn = None if row.get("aside") else whisker(row, column)
+        if row.get("aside"):
+            continue
+        drawn = whisker(row, column)
         if drawn is not None:
             value, below, above = drawn
             ends += [value - below, value + above]
@@ -259,7 +284,10 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
 
 
 def whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
-    """A row's value and its whisker's lengths below and above; None without a number, or ``undrawn``."""
+    """Return a row's value and the lengths of its whisker below and above.
+
+    None if the value is not a number, or if the row is marked ``undrawn``.
+    """
     value = number(row.get(column.key))
     if value is None or row.get("undrawn"):
         return None
@@ -271,4 +299,7 @@ def whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
         above = 0.0 if high is None else abs(value - high)
         return float(value), below, above
     length = abs(number(row.get(column.reach or column.error)) or 0.0)
-    return float(value), length, 0.0 if column.dots == "below" else length
+    above = length
+    if column.dots == "below":
+        above = 0.0
+    return float(value), length, above

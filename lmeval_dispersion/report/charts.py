@@ -72,11 +72,11 @@ _NARROW: dict[str, Any] = {"axis": {"labelLimit": 110}, "legend": {"columns": 1}
 
 
 def chart_svg(chart: Chart, name: str, width: str) -> str:
-    """The chart as SVG, with ids that are unique on the page.
+    """Draw a chart as SVG, with ids that are unique on the page.
 
-    A single chart is as wide as :data:`WIDTHS` says; charts side by side share that width, or are stacked if
-    it is narrow. Names next to points would then overlap, and are left out, but not those of lines; a mark's
-    values show on hover.
+    A single chart has the width of :data:`WIDTHS`; charts side by side share that width, or are
+    stacked if it is narrow. In the narrow width names next to points would overlap and are left
+    out, but not those of lines; a mark shows its values on hover.
 
     Args:
         chart: The chart.
@@ -98,7 +98,10 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 
 
 def picture(chart: Chart, form: str) -> bytes:
-    """The chart under its caption, in the page's light colours: ``svg``, ``png`` or ``pdf``."""
+    """Draw a chart under its caption, in the page's light colours, as the bytes of a file.
+
+    ``form`` is ``svg``, ``png`` or ``pdf``.
+    """
     import vl_convert
 
     title = textwrap.wrap(chart.caption, _CAPTION)
@@ -124,7 +127,10 @@ def _light_colours() -> dict[str, str]:
 
 
 def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
-    """The chart's Vega-Lite specification in the page's colours; ``width`` as in :func:`chart_svg`."""
+    """Return a chart's Vega-Lite specification in the page's colours.
+
+    ``width`` is as in :func:`chart_svg`.
+    """
     spec = chart.specification()
     layers = spec.get("layer", [])
     config = _CHART_CONFIG

@@ -1,8 +1,8 @@
 """The base of every result: rows with their display, and one template for the sentences.
 
-A result is a dataclass that derives from `Report`. Its tables are rows of dataclasses whose fields carry a
-`Col`, its charts are Vega-Lite specifications, and its sentences are in a Jinja template next to its class's
-module. Every format of the report is made of these three.
+A result is a dataclass that derives from `Report`. Its tables are rows of dataclasses whose fields
+carry a `Col`, its charts are Vega-Lite specifications, and its sentences are in a Jinja template
+next to the module of its class. Every format of the report is made of these three.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Report:
         ## Limits
         One sentence per line on what the numbers do not support.
 
-    It sees the result as ``r``, :meth:`tables`, :meth:`charts` and :meth:`context`; ``facts(name=value)`` and
-    ``warning(text)`` make parts; the filters are ``x | shown(".3f")``,
+    It sees the result as ``r``, and what :meth:`tables`, :meth:`charts` and :meth:`context` return;
+    ``facts(name=value)`` and ``warning(text)`` make parts; the filters are ``x | shown(".3f")``,
     ``names | listed`` ("a, b and c"), ``n | count("text")`` ("1 text", "2 texts").
 
     Attributes:
@@ -72,7 +72,8 @@ class Report:
         schema: Name and version of the JSON contract, such as ``screen-checkpoints/3``.
         libraries: Distributions whose versions decide the numbers.
         guide: The documentation page that explains the report.
-        each: The field whose items are the result's own; empty for the rows of CSV.
+        each: Name of the field whose items ``len()``, indexing and iteration use; empty for the
+            rows of CSV.
     """
 
     template: ClassVar[str]
@@ -127,32 +128,35 @@ class Report:
         return self.rows()
 
     def tables(self) -> Mapping[str, Table]:
-        """The tables by name; CSV and the data frame hold the first."""
+        """Return the tables by name; CSV and the data frame hold the first one."""
         return {}
 
     def charts(self) -> Mapping[str, Chart]:
-        """The charts by name."""
+        """Return the charts by name."""
         return {}
 
     def context(self) -> Mapping[str, Any]:
-        """Further values for the template, by name."""
+        """Return further values for the template, by name."""
         return {}
 
     def rows(self) -> Sequence[Row]:
-        """The rows of CSV and of the data frame: all fields of the first table's rows."""
+        """Return the rows of CSV and of the data frame, by default those of the first table."""
         return next((table.rows for table in self.tables().values()), ())
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract: schema, answer, and the result's fields; NaN and infinity are null."""
+        """Return the JSON contract as a dictionary: schema, answer, and the result's fields.
+
+        NaN and infinity are None.
+        """
         content = json_value(public_fields(self))
         return {"schema": self.schema, "answer": self.answer(), **content}
 
     def answer(self) -> list[str]:
-        """The answer's sentences."""
+        """Return the sentences that answer the question of the report."""
         return list(self.document().answer)
 
     def document(self) -> Document:
-        """The result as a report."""
+        """Return the report as a `Document`, from which every format is made."""
         charts = self.charts()
         written = _written(self, charts)
         return replace(
@@ -166,7 +170,7 @@ class Report:
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows of CSV as a frame in pandas' nullable types.
+        """Return the rows of CSV as a data frame with pandas' nullable types.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -175,16 +179,17 @@ class Report:
             import pandas as pd
         except ImportError as error:
             raise MissingExtraError(
-                "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
+                "a data frame needs pandas, which is not installed; run: pip install "
+                "'lmeval-dispersion[audit]' (or: pip install pandas)"
             ) from error
         return nullable(pd.DataFrame(list(self.rows())))
 
     def to_markdown(self) -> str:
-        """The report as Markdown, as ``--format markdown`` prints it."""
+        """Return the report as Markdown, as ``--format markdown`` prints it."""
         return render(self.document(), "markdown")
 
     def to_html(self) -> str:
-        """The report as a self-contained page with charts, as ``--format html`` prints it.
+        """Return the report as a self-contained page with charts, as ``--format html`` prints it.
 
         Raises:
             MissingExtraError: A library that pages need is not installed.
@@ -192,12 +197,13 @@ class Report:
         return render(self.document(), "html")
 
     def save(self, path: str | Path) -> None:
-        """Write the report to a file in the form of its suffix: .txt, .md, .csv, .json, .html.
+        """Write the report to a file, in the format of its suffix: .txt, .md, .csv, .json or .html.
 
-        With .svg, .png and .pdf it is the first chart alone.
+        With .svg, .png or .pdf only the first chart is written, as a picture.
 
         Raises:
-            UsageError: Another suffix, or a picture of a report without a chart.
+            UsageError: The suffix is another one, or a picture is asked of a report without a
+                chart.
             MissingExtraError: A library that pages need is not installed.
             DispersionError: The file cannot be written.
         """
@@ -206,7 +212,7 @@ class Report:
         write_whole(Path(path), file_bytes(self.document(), form_of(Path(path))))
 
     def plot(self) -> VegaLite:
-        """The report's first chart, which notebooks draw; :meth:`charts` has all of them.
+        """Return the report's first chart, which notebooks draw; :meth:`charts` has all of them.
 
         Raises:
             UsageError: The report has no chart.
@@ -214,7 +220,8 @@ class Report:
         charts = self.charts()
         if not charts:
             raise UsageError(
-                f"expected a result with a chart, got a {type(self).__name__}, which has none"
+                f"expected a result with a chart, got a {type(self).__name__}, which has none; "
+                "use to_markdown() or to_frame()"
             )
         return VegaLite(next(iter(charts.values())).specification())
 
@@ -244,7 +251,7 @@ def _name(item: Any) -> str:
 
 
 class VegaLite(dict[str, Any]):
-    """A Vega-Lite specification that Jupyter, VS Code and Colab draw; a plain dictionary otherwise."""
+    """A Vega-Lite specification that Jupyter, VS Code and Colab draw; else a plain dictionary."""
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {"application/vnd.vegalite.v5+json": dict(self), "text/plain": "<a Vega-Lite chart>"}
@@ -354,7 +361,7 @@ def _facts(**values: object) -> Facts:
 
 
 def listed(items: Sequence[Any], last: str = "and") -> str:
-    """Items joined as words of a sentence.
+    """Join items as the words of a sentence.
 
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
@@ -366,7 +373,7 @@ def listed(items: Sequence[Any], last: str = "and") -> str:
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """A number and its noun.
+    """Return a number with its noun, in the singular or the plural.
 
     >>> count(1, "text"), count(1200, "text"), count(2, "query", "queries")
     ('1 text', '1,200 texts', '2 queries')
@@ -377,7 +384,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """The first ``most`` names in a sentence, and the number of others.
+    """Join the first ``most`` names as words of a sentence, followed by the number of the others.
 
     >>> some(["a", "b", "c"], 2), some(["a", "b"])
     ('a, b and 1 other', 'a and b')
@@ -388,7 +395,10 @@ def some(names: Sequence[str], most: int = 5) -> str:
 
 
 def nullable(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame in pandas' nullable types, ``Int64``, ``boolean`` and ``string``; floats stay, with NaN."""
+    """Return a data frame with pandas' nullable types ``Int64``, ``boolean`` and ``string``.
+
+    Columns of floats stay as they are, with NaN.
+    """
     import pandas as pd
 
     types = {"integer": "Int64", "boolean": "boolean", "string": "string", "empty": "string"}

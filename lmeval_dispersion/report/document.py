@@ -1,8 +1,8 @@
 """A report as data, without its appearance.
 
-A tool builds a `Document`; the renderers of this package turn it into text for a terminal, Markdown, CSV,
-JSON or a page. A document knows none of them: it holds sentences, tables with typed columns, charts that
-are drawn only for a page, and the limits of the numbers.
+A command builds a `Document`; the renderers of this package turn it into text for a terminal,
+Markdown, CSV, JSON or a page. The document knows none of them: it holds sentences, tables with
+typed columns, charts that are drawn only on a page, and the limits of the numbers.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ LIMITS = "Limits"  # heading of `Document.limits`
 
 @dataclass(frozen=True)
 class Column:
-    """The display of one table column.
+    """How one column of a table is displayed.
 
     Attributes:
-        key: The value's key in a row.
-        heading: The column's heading.
-        format: A format specification for numbers, such as ``.3f``; empty shows integers whole and other
-            numbers with four significant digits. Two more words: ``bytes`` (812 B, 1.31 MB) and ``p-value``
-            (three decimals, ``< 0.001`` below that).
+        key: Key of the value in a row.
+        heading: Heading of the column.
+        format: Format specification for numbers, such as ``.3f``. Empty shows integers in full and
+            other numbers with four significant digits. Two more are allowed: ``bytes`` (812 B, 1.31
+            MB) and ``p-value`` (three decimals, ``< 0.001`` for smaller numbers).
         error: Key of the value's standard error, shown as ``± …`` in the same format.
         hint: One sentence that explains the column, shown with the table.
-        short: A heading for narrow places; empty for the same.
-        drop: When a table is too wide, columns with the largest number go first; 0 never goes, and 9 goes
-            also to make room for an axis.
-        dots: The values are drawn as dots on one axis next to the column, with a whisker to both sides
-            (``both``; ``page``: on pages only) or to the left (``below``); empty for no drawing.
-        reach: Key of the whisker's length, or the keys of its two ends, ``low high``; empty for the error's.
-        whisker: Its meaning in a few words, shown where dots are drawn.
+        short: Heading for narrow places; empty to use ``heading``.
+        drop: Order in which columns are left out of a table that is too wide, the largest number
+            first. 0 is never left out; 9 is also left out to make room for an axis.
+        dots: How values are drawn as dots on an axis next to the column: with a whisker to both
+            sides (``both``; ``page``: on pages only) or to the left only (``below``). Empty draws
+            none.
+        reach: Key of the whisker's length, or the keys of its two ends as ``low high``; empty to
+            use the standard error.
+        whisker: What the whisker means, in a few words, shown where dots are drawn.
     """
 
     key: str
@@ -63,7 +65,7 @@ Col = functools.partial(Column, "")
 
 @functools.cache
 def columns_of(row_type: type) -> Mapping[str, Column]:
-    """A row class's shown columns by key: its fields that are annotated with a `Col`, in order."""
+    """Return the columns of a row class by key: its fields annotated with a `Col`, in order."""
     columns = {}
     for name, hint in get_type_hints(row_type, include_extras=True).items():
         for mark in getattr(hint, "__metadata__", ()):
@@ -76,20 +78,21 @@ def columns_of(row_type: type) -> Mapping[str, Column]:
 class Table:
     """Rows under typed columns; the first column names the row.
 
-    A missing key or None is an empty cell; NaN is shown as undefined.
+    A missing key or None is shown as an empty cell, and NaN as ``undefined``.
 
     Attributes:
-        rows: Mappings from key to value.
-        columns: The shown columns, in order.
-        caption: The table's content in one line.
-        name: Anchor on a page, key among JSON tables; empty for one made from the caption.
+        rows: The rows, as mappings from key to value.
+        columns: The columns that are shown, in order.
+        caption: What the table contains, in one line.
+        name: Anchor on a page and key in JSON; empty to derive it from the caption.
         more: A sentence on rows that were left out; else empty.
-        excerpt: Positions of the rows that texts (terminal, Markdown) show; empty for all. They give the
-            total; pages show all.
-        brief: The table that a terminal shows in its place without ``--details``; None for the same.
-        marks: The rows that pages set off, by position.
-        cuts: Lines between two rows, each with a few words on the rows above it, by the position of the row
-            below.
+        excerpt: Positions of the rows that terminal and Markdown show, which then state the total
+            number of rows; empty to show all. Pages show all.
+        brief: A shorter table that the terminal shows instead unless ``--details`` is given; None
+            to show this one.
+        marks: Positions of the rows that pages set off, with the kind of mark.
+        cuts: Dividing lines between rows: the position of the row below the line, with a few words
+            on the rows above it.
     """
 
     rows: Sequence[Row]
@@ -115,17 +118,17 @@ class Table:
         hide: Sequence[str] = (),
         headings: Mapping[str, str] = types.MappingProxyType({}),
     ) -> Table:
-        """Build a table, without its empty columns.
+        """Build a table from rows, without columns that are empty.
 
         Args:
             rows: Objects of one dataclass, or mappings.
-            caption: See the attribute.
-            columns: Columns by key; default: the fields of the dataclass with a `Col`.
-            name: See the attribute.
-            more: See the attribute.
-            excerpt: See the attribute.
+            caption: What the table contains, in one line.
+            columns: Columns by key; by default the fields of the dataclass with a `Col`.
+            name: Anchor on a page and key in JSON; empty to derive it from the caption.
+            more: A sentence on rows that were left out.
+            excerpt: Positions of the rows that terminal and Markdown show; empty for all.
             hide: Keys of columns to leave out.
-            headings: Headings that replace the columns', by key.
+            headings: By key, headings that replace those of the columns.
         """
         values = [row if isinstance(row, Mapping) else fields_of(row) for row in rows]
         if columns is None:
@@ -139,7 +142,7 @@ class Table:
         return cls(values, shown, caption, name, more, excerpt).filled()
 
     def filled(self) -> Table:
-        """The table without its empty columns."""
+        """Return the table without the columns in which every cell is empty."""
         columns = []
         for column in self.columns:
             if not all(_is_empty(row.get(column.key)) for row in self.rows):
@@ -152,7 +155,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def fields_of(row: Any) -> dict[str, Any]:
-    """A dataclass row as a mapping from field to value, one level deep."""
+    """Return a dataclass row as a mapping from field to value, one level deep."""
     return {field.name: getattr(row, field.name) for field in fields(row)}
 
 
@@ -162,10 +165,10 @@ class Chart:
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.
-        caption: The chart's content in one line.
-        description: The same for screen readers, with the important numbers.
-        meaning: How to read it and its limits; may be empty.
-        name: Anchor on a page and name of a saved picture; empty for one made from the caption.
+        caption: What the chart shows, in one line.
+        description: A text for screen readers, with the important numbers.
+        meaning: How to read the chart, and its limits; may be empty.
+        name: Anchor on a page and name of a saved picture; empty to derive it from the caption.
     """
 
     draw: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -175,13 +178,17 @@ class Chart:
     name: str = ""
 
     def specification(self) -> dict[str, Any]:
-        """The chart as Vega-Lite."""
+        """Return the chart's Vega-Lite specification."""
         return dict(self.draw() if callable(self.draw) else self.draw)
 
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, separated by an empty line; `backticks` mark code."""
+    """Paragraphs of text.
+
+    Attributes:
+        text: The paragraphs, separated by an empty line; `backticks` mark code.
+    """
 
     text: str
     kind: ClassVar[str] = "text"
@@ -189,7 +196,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Note:
-    """A highlighted paragraph: a ``note`` is a caveat, a ``warning`` a limit of the evidence."""
+    """A highlighted paragraph.
+
+    Attributes:
+        text: The paragraph.
+        kind: ``note`` for a caveat, ``warning`` for a limit of the evidence.
+    """
 
     text: str
     kind: Literal["note", "warning"] = "note"
@@ -208,13 +220,13 @@ Part = Table | Chart | Text | Note | Facts
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its content.
+    """A heading and what stands below it.
 
     Attributes:
         heading: The heading; empty above the first heading.
-        parts: Everything below it, in order.
-        name: Anchor on a page; empty for one made from the heading.
-        details: Whether it is folded on a page and may be left out of a short text.
+        parts: Texts, tables and charts, in order.
+        name: Anchor on a page; empty to derive it from the heading.
+        details: Whether it is folded on a page, and left out of a short report on a terminal.
     """
 
     heading: str
@@ -228,19 +240,21 @@ class Document:
     """A whole report.
 
     Attributes:
-        title: Its heading.
-        answer: The answer, a sentence or two each; the first is the first line of every format for readers.
+        title: Title of the report.
+        answer: Paragraphs of one or two sentences that answer the question. The first one is the
+            first line of terminal, Markdown and page.
         sections: The evidence for the answer, in order.
-        limits: Claims that the numbers do not support, one sentence each.
-        command: The command that made it, or empty.
-        rows: The lines of CSV, a flat mapping each; empty for the first table.
-        contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
-        libraries: Distributions whose versions decide the numbers; Python's and ours are always given.
+        limits: Sentences on claims that the numbers do not support.
+        command: The command that made the report; empty if it was made in Python.
+        rows: The rows of CSV, as flat mappings; if empty, CSV has the first table.
+        contract: Function that returns the versioned JSON text of the report, ending in a newline;
+            None for JSON with the tables.
+        libraries: Distributions whose versions decide the numbers, besides Python and this package.
         guide: The documentation page that explains the report, such as
             ``docs/reference/screening.md``.
         short: Whether a terminal leaves out details and limits.
         figure: The chart that a picture of the report shows; None without a chart.
-        made: The day, as in 2026-01-31, by UTC.
+        made: Date of the report in UTC, such as 2026-01-31.
     """
 
     title: str
@@ -260,7 +274,7 @@ class Document:
         return f"<Document> {' '.join([self.title, *self.answer[:1]])}"
 
     def tables(self) -> dict[str, Table]:
-        """Every table by its anchor, in order."""
+        """Return every table by its anchor, in the order of the report."""
         names = Names()
         tables = {}
         for section in self.sections:
@@ -270,7 +284,7 @@ class Document:
         return tables
 
     def origin(self) -> dict[str, str]:
-        """Link to the guide, versions that made the report, and the day, by label."""
+        """Return by label the link to the guide, the versions that made it, and the date."""
         import platform
         from importlib import metadata  # importing it takes as long as numpy's arrays
 
@@ -286,18 +300,23 @@ class Document:
 
 
 class Names:
-    """Unique anchors: a name unchanged, a heading in lower case with hyphens.
+    """Maker of anchors that are unique in a report.
 
     >>> names = Names()
-    >>> names.of("", "Accuracy against G"), names.of("", "Accuracy against G"), names.of("cost", "Bytes")
-    ('accuracy-against-g', 'accuracy-against-g-2', 'cost')
+    >>> names.of("", "Accuracy against G"), names.of("", "Accuracy against G")
+    ('accuracy-against-g', 'accuracy-against-g-2')
+    >>> names.of("cost", "Bytes")
+    'cost'
     """
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
     def of(self, name: str, heading: str) -> str:
-        """A part's anchor: ``name``, or one made from ``heading``, numbered if it is taken."""
+        """Return the anchor of a part: ``name``, or one made from ``heading``.
+
+        A heading becomes lower case with hyphens. An anchor that is taken gets a number.
+        """
         wanted = name or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "part"
         anchor = wanted
         count = 1

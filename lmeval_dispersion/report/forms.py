@@ -1,4 +1,7 @@
-"""A report as JSON, CSV and Markdown, and the choice of its format; terminal and page have own modules."""
+"""A report as JSON, CSV and Markdown, and the choice of its format.
+
+The terminal and the page have modules of their own.
+"""
 
 from __future__ import annotations
 
@@ -45,33 +48,38 @@ _SUFFIXES = {
 
 
 def form_of(path: Path) -> str:
-    """The format for a file's suffix; UsageError for an unknown suffix."""
+    """Return the format that the suffix of a file stands for.
+
+    Raises:
+        UsageError: The suffix is unknown.
+    """
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
         raise UsageError(
-            f"expected the suffix {', '.join(_SUFFIXES)}, got {path}; rename it, or give a format",
+            f"expected one of the suffixes {', '.join(_SUFFIXES)}, got {path}; rename it, or "
+            "choose a --format",
             argument="output",
         )
     return _SUFFIXES[suffix]
 
 
 def require(output_format: str) -> None:
-    """Check, before any work, that a format can be written.
+    """Check, before any work is done, that a format can be written.
 
     Raises:
         UsageError: There is no such format.
-        MissingExtraError: A required library is not installed; the message names it.
+        MissingExtraError: A library that the format needs is not installed; the message names it.
     """
     if output_format in PICTURES:
         require_extra("html", "a picture")
     elif output_format not in FORMATS:
-        raise UsageError(f"expected a format of {', '.join(FORMATS)}, got {output_format!r}")
+        raise UsageError(f"expected one of the formats {', '.join(FORMATS)}, got {output_format!r}")
     elif output_format == "html":
         require_extra("html", "a page")
 
 
 def file_bytes(document: Document, output_format: str, *, details: bool = False) -> bytes:
-    """The content of a report's file: `render`'s text in UTF-8, or the first chart as a picture.
+    """Return the content of a report's file: the rendered text in UTF-8, or a picture of its chart.
 
     Raises:
         UsageError: There is no such format, or a picture is asked of a report without a chart.
@@ -101,15 +109,19 @@ def render(
     encoding: str = "utf-8",
     details: bool = False,
 ) -> str:
-    """A report in one of :data:`FORMATS`, ending in a newline. Equal documents give equal text.
+    """Return a report as text in one of :data:`FORMATS`, ending in a newline.
+
+    Equal documents give equal text.
 
     Args:
         document: The report.
         output_format: ``table`` (text for a terminal), ``markdown``, ``csv``, ``json`` or ``html``.
-        width: Columns of a text; None for 160, or 100 for a short report. Other formats ignore it.
-        colour: Whether a table has colours (escape sequences).
-        encoding: The terminal's encoding; a table spells out other characters, ``±`` as ``+/-``.
-        details: Whether a table shows the details of a short report too.
+        width: Width of ``table`` in characters; None for 160, or 100 for a short report. Other
+            formats ignore it.
+        colour: Whether ``table`` uses colours (escape sequences).
+        encoding: The terminal's encoding; ``table`` spells out characters that it lacks, ``±`` as
+            ``+/-``.
+        details: Whether ``table`` shows the details of a short report too.
 
     Raises:
         UsageError: There is no such format.
@@ -133,7 +145,10 @@ def render(
 
 
 def json_text(document: Document) -> str:
-    """The ``contract``'s JSON, else ``dispersion-tables/1``: title, answer, limits, command and tables."""
+    """Return the report as JSON: the text of ``contract``, or the schema ``dispersion-tables/1``.
+
+    The latter holds title, answer, limits, command and tables.
+    """
     if document.contract is not None:
         return document.contract()
     tables = {}
@@ -151,16 +166,17 @@ def json_text(document: Document) -> str:
 
 
 def json_lines(content: Any) -> str:
-    """Plain values as JSON, a line for each, ending in a newline."""
+    """Return plain values as indented JSON text, one value a line, ending in a newline."""
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def csv_text(document: Document) -> str:
-    """``document.rows`` under one header, or the first table where there are none.
+    """Return ``document.rows`` as CSV under one header, or the first table if there are none.
 
-    None and NaN are empty, floats are in the shortest form that reads back equal, booleans are ``True``
-    and ``False``, spaces separate items; lines end in a line feed. Missing keys are empty. A text that a
-    spreadsheet would run has an apostrophe before it: see `cells.guarded`.
+    Missing keys, None and NaN are empty, booleans ``True`` or ``False``; a float has the shortest
+    form that reads back equal; the items of a list are separated by spaces. Lines end in a line
+    feed. A text that a spreadsheet would run as a formula has an apostrophe before it: see
+    `cells.guarded`.
     """
     import csv
 
@@ -201,7 +217,7 @@ def _field(value: Any) -> Any:
 
 
 def markdown_text(document: Document) -> str:
-    """The report in GitHub's Markdown; details are folded, charts are left out.
+    """Return the report in GitHub's Markdown; details are folded, charts are left out.
 
     Backticks in sentences stay code; everything in a table's cell is text.
     """

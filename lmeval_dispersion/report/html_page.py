@@ -1,8 +1,9 @@
-"""A report as one self-contained HTML page: text, sortable tables and charts, readable without a network.
+"""A report as one self-contained HTML page: text, sortable tables and charts.
 
-The page loads nothing: styles, scripts and pictures are inside, and a content security policy forbids the
-rest. Charts are SVG in two widths and in the page's colours, so that they follow dark mode and print. Equal
-documents give equal bytes. The markup is ``page.html.jinja``, which escapes every value.
+The page is readable without a network and loads nothing: styles, scripts and pictures are inside,
+and a content security policy forbids the rest. Charts are SVG in two widths and in the page's
+colours, so that they follow dark mode and print. Equal documents give equal bytes. The markup is
+``page.html.jinja``, which escapes every value.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _FOLDED = 14  # least characters for a text of several words
 
 
 def html_text(document: Document) -> str:
-    """The whole page as UTF-8 text without outside references."""
+    """Return the whole page as text without outside references."""
     from markupsafe import Markup
 
     sections = _Page().sections(document)
@@ -82,7 +83,10 @@ def html_text(document: Document) -> str:
 
 
 def html_fragment(document: Document) -> str:
-    """The report's text and tables for a notebook, without styles, scripts and charts."""
+    """Return the report's text and tables as HTML for a notebook.
+
+    Styles, scripts and charts are left out.
+    """
     sections = _Page(styled=False).sections(document)
     text = _template().render(fragment=True, document=document, sections=sections)
     return text.strip() + "\n"
@@ -228,19 +232,27 @@ def _kind(table: Table, column: Column) -> str:
     """The class of a column's cells: numbers flush right, short texts in one line, others folded."""
     if is_numeric(table, column):
         return "number"
-    return "short" if all(len(cell(row, column)) <= _SHORT for row in table.rows) else ""
+    longest = max((len(cell(row, column)) for row in table.rows), default=0)
+    return "short" if longest <= _SHORT else ""
 
 
 def _dots(row: Row, column: Column, axis: Axis | None) -> dict[str, float] | None:
     """The places of a dot, its whisker's ends and zero on its axis, in per cent."""
-    drawn = whisker(row, column) if axis else None
-    if axis is None or drawn is None or not axis.low <= drawn[0] <= axis.high:
+    if axis is None:
+        return None
+    drawn = whisker(row, column)
+    if drawn is None:
         return None
     value, below, above = drawn
+    if not axis.low <= value <= axis.high:
+        return None
     places = {"at": value, "low": value - below, "high": value + above}
     if axis.low < 0 < axis.high:
         places["zero"] = 0.0
-    return {name: round(4 + 92 * axis.share(place), 1) for name, place in places.items()}
+    shares = {}
+    for name, place in places.items():
+        shares[name] = round(4 + 92 * axis.share(place), 1)
+    return shares
 
 
 class _Room:

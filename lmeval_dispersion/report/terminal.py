@@ -60,23 +60,29 @@ MORE = "More: --details, or -o page.html"
 def terminal_text(
     document: Document, *, width: int, colour: bool, encoding: str = "utf-8", details: bool = False
 ) -> str:
-    """The report as lines of at most ``width`` characters, without charts, command and tables of details.
+    """Return the report as lines of at most ``width`` characters.
 
-    A table that is too wide takes its columns' short headings, then leaves out columns by ``Column.drop``;
-    numbers are never cut, lines are then longer. A hint is printed once, below the first table with it.
+    Charts and the command are left out, and details unless they are asked for. In a table that is
+    too wide, columns take their short headings and are then left out in the order of
+    ``Column.drop``. Numbers are never cut; lines are then longer. A hint is printed once, below the
+    first table that has it.
 
     Args:
         document: The report.
-        width: Columns of the terminal.
+        width: Number of columns of the terminal.
         colour: Whether to use escape sequences.
-        encoding: The terminal's; missing characters are spelled out before tables are laid out.
+        encoding: The terminal's encoding; characters that it lacks are spelled out before tables
+            are laid out.
         details: Whether to show details and limits too.
     """
     return _Writer(width, colour, encoding, details).text(document)
 
 
 def spelled(text: str, encoding: str) -> str:
-    """``text`` in an encoding's characters: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
+    """Return ``text`` with the characters that an encoding has.
+
+    Others are spelled out: ``±`` as ``+/-``, ``é`` as ``e``, and the rest as ``?``.
+    """
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -130,7 +136,8 @@ class _Writer:
                 self._prose(limit, "dim")
         if has_more and not whole:
             has_pages = importlib.util.find_spec("vl_convert") is not None
-            self._prose(MORE + ("." if has_pages else " (needs lmeval-dispersion[html])."), "dim")
+            needs = "" if has_pages else " (needs lmeval-dispersion[html])"
+            self._prose(f"{MORE}{needs}.", "dim")
         lines = self._buffer.getvalue().replace(_GLUE, " ").splitlines()
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
 
@@ -247,10 +254,14 @@ class _Writer:
         columns = list(table.columns)
         while True:
             # Columns with `drop` 9 also make room for an axis.
-            drawn = any(c.dots for c in columns) and any(c.drop == 9 for c in columns)
-            room = self._width - (AXIS[0] + 4 if drawn else 0)
+            has_dots = any(column.dots for column in columns)
+            has_nines = any(column.drop == 9 for column in columns)
+            room = self._width
+            if has_dots and has_nines:
+                room -= AXIS[0] + 4
             for short in (False, True):
-                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= room:
+                widths = [self._least(table, column, short, _FOLDED) for column in columns]
+                if _together(widths) <= room:
                     return columns, short, _FOLDED
             last = max(reversed(columns), key=lambda column: column.drop)
             if last.drop == 0:
@@ -289,7 +300,10 @@ class _Writer:
 def _with_words(text: str, words: Sequence[str]) -> str:
     """A drawn table, its lines between rows (all but the first, which is the head's) with their words."""
     lines = text.splitlines(keepends=True)
-    rules = [place for place, line in enumerate(lines) if line.strip() and not line.strip("─ \n")]
+    rules = []
+    for place, line in enumerate(lines):
+        if line.strip() and not line.strip("─ \n"):
+            rules.append(place)
     for place, cut in zip(rules[1:], words, strict=True):
         width = len(lines[place].rstrip())
         lines[place] = f"── {cut} ".ljust(width, "─") + "\n"

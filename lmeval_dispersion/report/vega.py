@@ -1,4 +1,4 @@
-"""Parts of charts in Vega-Lite: channels, marks, panels. Colours are the page's variables (page.css)."""
+"""Parts of charts in Vega-Lite: channels, marks and panels, in the colours of page.css."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ SAYS: Spec = {
 def numeric(
     field: str, title: str | None = None, *, axis: Spec | None = None, **scale: Any
 ) -> Spec:
-    """A quantitative channel; its axis need not include zero, unless ``scale`` says otherwise."""
+    """Return a quantitative channel for ``field``.
+
+    Its axis need not include zero, unless ``scale``, the properties of Vega-Lite's scale, says so.
+    """
     channel: Spec = {
         "field": field,
         "type": "quantitative",
@@ -34,27 +37,30 @@ def numeric(
 
 
 def name(field: str, order: Sequence[Any] | None = None, **more: Any) -> Spec:
-    """A nominal channel, sorted by ``order`` or as the rows come."""
+    """Return a nominal channel for ``field``, sorted by ``order`` or in the order of the rows."""
     return {"field": field, "type": "nominal", "title": None, "sort": order, **more}
 
 
 def mark(kind: str | Spec, **encoding: Any) -> Spec:
-    """A mark with its encoding channels."""
+    """Return a layer with a mark of this kind and its encoding channels."""
     return {"mark": kind, "encoding": encoding}
 
 
 def span(axis: str, low: Spec, high: str) -> Spec:
-    """The two channels for a bar or band along ``axis`` (``x`` or ``y``), from ``low`` to field ``high``."""
+    """Return the two channels of a bar or band along ``axis`` (``x`` or ``y``).
+
+    It reaches from the channel ``low`` to the field ``high``.
+    """
     return {axis: low, f"{axis}2": {"field": high}}
 
 
 def values_of(rows: Rows, field: str) -> list[Any]:
-    """A field's different values, in the rows' order."""
+    """Return the distinct values of a field, in the order of the rows."""
     return list(dict.fromkeys(row[field] for row in rows))
 
 
 def colour(rows: Rows, field: str, **more: Any) -> Spec:
-    """The colour channel by ``field``; empty if all rows have one value."""
+    """Return the colour channel for ``field``; empty if all rows have one value."""
     order = values_of(rows, field)
     if len(order) < 2:
         return {}
@@ -62,7 +68,7 @@ def colour(rows: Rows, field: str, **more: Any) -> Spec:
 
 
 def tooltip(rows: Rows, *fields: str) -> list[Spec]:
-    """Channels for values on hover, numbers in the page's digits."""
+    """Return the channels that show the values of ``fields`` on hover."""
     channels = []
     for field in fields:
         is_text = bool(rows) and isinstance(rows[0].get(field), str)
@@ -79,10 +85,11 @@ def tooltip(rows: Rows, *fields: str) -> list[Spec]:
 def names_apart(
     values: Rows, x: str, y: str, *, length: float, line: float, most: float
 ) -> list[dict[str, Any]]:
-    """The rows with ``place``: the y of a point's name at its right, lower where another name is in the way.
+    """Place the names of points at their right so that no two overlap.
 
-    ``length`` and ``line`` are a name's width and height in units of ``x`` and ``y``. None: it would be
-    further than ``most`` lines from its point.
+    Returns the rows with ``place``, the y of the name: the point's own, or lower where another name
+    is in the way; None if it would be further than ``most`` lines from its point. ``length`` and
+    ``line`` are a name's width and height in units of the fields ``x`` and ``y``.
 
     >>> points = [{"x": 0, "y": 0.5}, {"x": 1, "y": 0.5}, {"x": 9, "y": 0.5}, {"x": 0, "y": 0.49}]
     >>> [row["place"] for row in names_apart(points, "x", "y", length=2, line=0.25, most=1)]
@@ -109,7 +116,11 @@ def dots(
     title: str,
     axis: Spec | None,
 ) -> Spec:
-    """One dot per dataclass row at ``value``, a bar between ``bounds``, and a dashed upright line at 0."""
+    """Return a chart with one dot per dataclass row, and a dashed vertical line at 0.
+
+    The dot is at the field ``value``, on a bar between the two fields ``bounds``; ``named`` is the
+    field with the row's name.
+    """
     return {
         "data": {"values": json_value(rows)},
         "height": 18 * len(rows) + 20,
@@ -123,9 +134,10 @@ def dots(
 
 
 def course(rows: Rows, field: str, title: str | None, digits: int) -> Spec:
-    """A line over training steps, with upright bars; rows with ``step``, its ``name``, ``low`` and ``high``.
+    """Return a chart of ``field`` as a line over training steps, with vertical error bars.
 
-    A mark says its step's name, and its value in so many ``digits``.
+    Rows have ``step``, its ``name``, the field, and the ends of the bar, ``low`` and ``high``. On
+    hover a mark shows the name and the value with ``digits`` decimals.
     """
     values = []
     positive = []
@@ -152,9 +164,10 @@ def course(rows: Rows, field: str, title: str | None, digits: int) -> Spec:
 
 
 def accuracy_points(rows: Rows, figure: str, title: str, **marks: Any) -> Spec:
-    """Accuracy against a figure, a point per row with ``label``, ``group``, the figure and ``accuracy``.
+    """Return a chart of accuracy against a figure, one point per row.
 
-    Each group has a colour; for a single group ``marks`` are further channels of the points.
+    Rows have ``label``, ``group``, the field ``figure`` and ``accuracy``. Each group has a colour;
+    with a single group ``marks`` are further channels of the points.
     """
     says = "{label}; {group}; " + f"{figure} {{{figure}:.3f}}" + "; accuracy {accuracy:.3g}"
     rows = [{**row, "says": says.format(**row)} for row in rows]
@@ -189,7 +202,10 @@ def facets(
     title: str | None = None,
     independent: Sequence[str] = (),
 ) -> Spec:
-    """One panel per value of ``field``, ``columns`` in a row, with ``independent`` axes or shared ones."""
+    """Return a chart with one panel for each value of ``field``, ``columns`` of them in a row.
+
+    Axes are shared but for those in ``independent``.
+    """
     names = values_of(rows, field)
     return {
         "data": {"values": rows},

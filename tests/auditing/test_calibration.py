@@ -52,9 +52,7 @@ def test_an_audit_says_how_well_accuracy_can_be_read_off_and_what_that_is_worth(
     assert where("Dispersion replaces no labels here: ", opened) == set(STORES) - LAWS
     assert where("as it is, does (", opened) == set()
     best = calibrations["law"][1].estimators[0]
-    assert (
-        f"accuracy read off dispersion is {best.mae:.1f} points off on 40 subjects" in opened["law"]
-    )
+    assert f"dispersion is {best.mae:.1f} points off on 40 subjects" in opened["law"]
     assert f"worth {best.worth:.0f} labels a slice" in opened["law"]
 
 

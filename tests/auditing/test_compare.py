@@ -123,7 +123,7 @@ MORE, FEWER = "b answers more documents right than a", "b answers fewer document
 WIDER, NARROWER = "b is more dispersed than a", "b is less dispersed than a"
 ALIKE, AS_WIDE = (
     "b and a do not differ clearly in accuracy",
-    "Their dispersions do not differ clearly",
+    "b and a do not differ clearly in dispersion",
 )
 
 
@@ -223,7 +223,7 @@ def test_subjects_that_differ_are_named_only_where_they_do(tmp_path):
     found = compare([paths["a"], paths["b"]]).answer()
     assert found[1].startswith("Accuracy differs clearly in subject 3 (+")
     assert (
-        "in no slice by subject, allowing for all 6"
+        "in no slice by subject, corrected for testing all 6"
         in compare([paths["a"], paths["noise"]]).answer()[1]
     )
 

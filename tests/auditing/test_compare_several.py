@@ -87,8 +87,8 @@ def test_the_mean_over_tasks_counts_a_group_once_as_lm_eval_weighs_it(
         "tuned scores higher than base in the mean over 3 tasks (mmlu as one): "
     )
     assert said[1].startswith("Task by task: mmlu_a (")
-    assert any(line.startswith("All 500 questions counted once: ") for line in said)
-    assert "Means and intervals are of these 4 tasks; " in " ".join(said)
+    assert any(line.startswith("With all 500 questions weighted equally: ") for line in said)
+    assert "hold for these 4 tasks only; " in " ".join(said)
     assert faults(found.to_dict()) == []
     assert [row["slice"] for row in found.rows()].count("arc") == 1
 
@@ -126,12 +126,12 @@ def test_a_group_by_size_that_is_all_is_every_question_alike(tmp_path: Path) -> 
     assert found.answer()[0].startswith(
         "b answers more documents right than a in the mean of mmlu: "
     )
-    assert "questions counted once" not in " ".join(found.answer())
+    assert "questions weighted equally" not in " ".join(found.answer())
 
 
-_BEST = "All other runs are shown worse than the best: "
-_SOME = "Not shown worse than the best: "
-_NONE = "No run is shown worse than the best: "
+_BEST = "All other runs are shown to be worse than the best: "
+_SOME = "Not shown to be worse than the best: "
+_NONE = "No run is shown to be worse than the best: "
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_runs_of_one_score_are_the_highest_together(tmp_path: Path) -> None:
     results = next((tmp_path / "c").glob("results_*"))
     results.write_text(results.read_text().replace("org/b", "org/c"))
     found = compare([*paths, tmp_path / "c"])
-    assert found.answer()[0].startswith("Not shown worse than the best: b and c (")
+    assert found.answer()[0].startswith("Not shown to be worse than the best: b and c (")
     assert (
         "b and c: the log-probabilities of all 500 documents are equal to the last digit"
         in found.answer()[1]
@@ -191,5 +191,5 @@ def test_a_run_without_answers_is_not_among_the_best(tmp_path: Path) -> None:
     }
     paths.append(write_run(tmp_path / "zero", "org/zero", tied))
     first = compare(paths).answer()[0]
-    assert first.startswith("All other runs are shown worse than the best: b (")
+    assert first.startswith("All other runs are shown to be worse than the best: b (")
     assert first.endswith("; 3 pairs, Holm at 5 %; without zero).")

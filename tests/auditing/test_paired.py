@@ -96,8 +96,8 @@ def test_a_named_filter_and_metric_judge(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"doc": {"q": "x"}}, "other documents or targets under 6 ids"),
-        ({"target": "2"}, "other documents or targets under 6 ids"),
+        ({"doc": {"q": "x"}}, "different documents or targets under the same 6 ids"),
+        ({"target": "2"}, "different documents or targets under the same 6 ids"),
         ({"doc_id": 1}, "holds document 1 twice"),
         ({"metrics": ["f1"], "f1": 1.0}, "has no 'none/acc'"),
     ],
@@ -146,7 +146,7 @@ def test_the_demo_compares_two_runs_with_skill_accuracy_first(capsys):
         < page.index("Δ dispersion</button><span class=")
     )
     assert main(["compare", "--demo", "somewhere"]) == 2
-    assert "without any, got both: somewhere" in capsys.readouterr().err
+    assert "leave out somewhere or --demo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lost", [3, 60])

@@ -60,7 +60,7 @@ def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monke
     [
         ({"correct": 0.0}, "mixtures", "all 300 were answered"),
         ({"correct": 1.0}, "mixtures", "all 300 were answered"),
-        ({"correct": np.nan}, "ranking", "none of these has a label"),
+        ({"correct": np.nan}, "ranking", "has a label"),
         ({"n": 1}, "hard_tail", "got 1"),
     ],
     ids=str,
@@ -128,7 +128,7 @@ def test_scores_between_and_missing_labels_and_confidences_are_said_and_the_rest
     )
     assert [note.partition(" ")[2].partition(";")[0] for note in report.notes] == [
         "prompts were too long for the model and lost their beginning.",
-        "of 1200 documents have no label and count for dispersion only.",
+        "of 1200 documents have no label; only their dispersion is used.",
         "documents have a score between 0 and 1",
     ]
     assert "ATC" not in {row.estimator for row in report.paper_protocol.errors}

@@ -98,7 +98,7 @@ def test_two_runs_are_paired_document_by_document(logged):
     assert found.answer()[0].startswith(
         "tuned and tiny do not differ clearly in accuracy in the mean over 4 tasks"
     )
-    once = next(sentence for sentence in found.answer() if "counted once" in sentence)
+    once = next(sentence for sentence in found.answer() if "weighted equally" in sentence)
     assert (
         f"exact McNemar p {'< 0.001' if whole.accuracy_p < 0.001 else f'= {whole.accuracy_p:.3f}'}"
         in once

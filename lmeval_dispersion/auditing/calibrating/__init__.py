@@ -1,1 +1,1 @@
-"""Accuracy without labels: a calibrator learned from labelled documents, and its predictions."""
+"""Accuracy without labels: a calibrator fitted to labelled documents estimates other ones."""

@@ -1,4 +1,4 @@
-"""The report of ``dispersion calibrate``: a calibrator's held-out errors, and its worth in labels."""
+"""The report of ``dispersion calibrate``: errors on held-out slices, and their worth in labels."""
 
 from __future__ import annotations
 
@@ -54,17 +54,23 @@ _HALF_WIDTH = 0.05  # half width that `labels_enough` aims at
 
 @dataclass(frozen=True)
 class Estimator:
-    """Held-out errors of one estimator of slice accuracy, in points, and its worth in labels.
+    """A way to estimate a slice's accuracy: its errors on held-out slices, and its worth in labels.
 
-    The mean of k of a slice's n labels, drawn without replacement, has the variance v (1/k - 1/n), where v is
-    that of its scores (Cochran, Sampling Techniques, 1977, 2.6). An estimator with this squared error is
-    worth k labels: k = mean v / (mean squared error + mean v / n), as in Fu et al., arXiv 2305.14802.
+    The mean of k of a slice's n labels, drawn without replacement, has the variance v (1/k - 1/n),
+    where v is the variance of the slice's scores (Cochran, Sampling Techniques, 1977, 2.6). The
+    estimator is worth k labels if its squared error equals that variance: k = mean v / (mean
+    squared error + mean v / n), as in Fu et al., arXiv 2305.14802.
 
     Attributes:
-        mae, rmse: Mean absolute error, and root of the mean squared error, over slices.
-        worth, worth_low, worth_high: That k, with its 95 % bootstrap interval over slices.
-        better: Whether the squared error is lower than that of the labelled accuracy alone, by a one-sided
-            paired Student test over slices at 5 %, and the mean absolute error is lower.
+        estimator: Name of the estimator, as reports show it.
+        mae: Mean absolute error over the slices, in percentage points.
+        rmse: Root of the mean squared error over the slices, in percentage points.
+        worth: The number of labels a slice, k above, that would be as far off.
+        worth_low: Lower end of the 95 % bootstrap interval (over slices) of ``worth``.
+        worth_high: Upper end of that interval.
+        better: Whether the estimator beats the labelled accuracy alone: its squared error is lower,
+            by a one-sided paired Student test over slices at 5 %, and its mean absolute error is
+            lower.
     """
 
     estimator: Annotated[str, Col("Estimate")]
@@ -77,7 +83,7 @@ class Estimator:
 
     @classmethod
     def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
-        """Build it from each left-out slice's estimated accuracy, shape (S,), in [0, 1]."""
+        """Build it from the accuracies (S,) in [0, 1] estimated for the left-out slices."""
         ours = 100 * (estimate - pairs.accuracy)
         theirs = 100 * (pairs.trivial - pairs.accuracy)
         n = len(ours)
@@ -95,7 +101,14 @@ class Estimator:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A held-out slice with its accuracy and its estimate by the fit to the other slices, in [0, 1]."""
+    """A held-out slice, with its accuracy estimated by the fit to the other slices.
+
+    Attributes:
+        slice: Name of the slice.
+        documents: Number of its labelled documents.
+        predicted: Estimated accuracy, in [0, 1].
+        true: True accuracy, in [0, 1].
+    """
 
     slice: str
     documents: int
@@ -108,14 +121,25 @@ class Calibration(RunReport):
     """A fitted calibrator, with the errors of its estimates on held-out slices.
 
     Attributes:
-        by, slices, documents_a_slice: Column or ``cluster``; number of slices; fewest and most documents.
-        documents, accuracy: The number of labelled documents, and their accuracy in [0, 1].
+        model: Name of the model.
+        revision: Its revision; None if the run did not record one.
+        layer: Layer of the vectors.
+        tasks: lm-eval's tasks of the run, with their versions.
+        by: The column that makes the slices, or ``cluster``.
+        slices: Number of slices.
+        documents_a_slice: The fewest and the most documents in a slice.
+        documents: Number of labelled documents.
+        accuracy: Accuracy over the labelled documents, in [0, 1].
         better: Whether the estimate beats the labelled accuracy alone.
-        level, half_width: The intervals' level in (0, 1), and half width for the mean slice.
-        cautions: Why right and wrong answers support no conclusion; empty where they may.
-        estimators, points: Errors and worth of every estimate; every slice with its estimate.
-        enough_for_five_points: Number of random labels that put the run's accuracy within 5 points at 95 %.
-        calibrator: The fit, which :func:`predict` and ``--from`` read from a file.
+        level: Level of the intervals, in (0, 1).
+        half_width: Half width of the interval for a slice of average size.
+        cautions: Sentences on why right and wrong answers support no conclusion; empty where they
+            do.
+        estimators: Errors and worth of each estimator: the calibrator first, the labelled accuracy
+            alone last.
+        enough_for_five_points: Number of random labels that put the run's accuracy within 5
+            percentage points at 95 %.
+        points: Every slice with its estimate by the fit to the others.
     """
 
     template = "calibration.jinja"
@@ -145,36 +169,43 @@ class Calibration(RunReport):
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
-        """``estimators``: the errors and the worth of every estimator."""
+        """Return the table ``estimators``: the errors and the worth of each estimator."""
         smallest, largest = self.documents_a_slice
         sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
-        caption = f"Errors on {self.where} of {sizes} documents, held out"
+        caption = f"Errors on held-out slices: {self.where} of {sizes} documents"
         return {"estimators": Table.of(self.estimators, caption, name="estimators")}
 
     def charts(self) -> dict[str, Chart]:
-        """``points``: every slice's estimate against its accuracy; no chart if there are cautions."""
+        """Return the chart ``points``: each slice's estimate against its true accuracy.
+
+        No chart if there are cautions.
+        """
         if self.cautions:
             return {}
         ours, trivial = self.calibrator.errors
         chart = Chart(
             predicted_against_true(self.points),
             "Accuracy estimated without a slice's labels against its true accuracy",
-            f"{len(self.points)} slices, each estimated by a fit to the others: {ours:.1f} points off on "
-            f"average, the {TRIVIAL} {trivial:.1f}.",
-            "On the dashed line the estimate is right. An upright line is the labelled accuracy "
-            "for every slice. True accuracies scatter by sampling, most in small slices.",
+            f"{len(self.points)} slices, each estimated by a fit to the others. On average the "
+            f"estimate is {ours:.1f} points off, the {TRIVIAL} {trivial:.1f} points.",
+            "On the dashed line the estimate is right. Points on a vertical line have the same "
+            "estimate. True accuracies scatter by sampling, most in small slices.",
         )
         return {"points": chart}
 
     @property
     def where(self) -> str:
-        """The slices in words, such as ``12 subjects``."""
+        """What the slices are, with their number, such as ``12 subjects``."""
         if self.by == CLUSTERS:
             return f"{self.slices} clusters of vectors"
         return count(self.slices, self.by, "categories" if self.by == "category" else "")
 
     def context(self) -> dict[str, Any]:
-        """Template values: our estimator, the labelled accuracy's, a better one or None, and the refusal."""
+        """Return the template's values.
+
+        They are the calibrator's errors, those of the labelled accuracy alone, the first estimator
+        that beats it (or None), and the sentence on why the calibrator is refused.
+        """
         return {
             "ours": self.estimators[0],
             "alone": self.estimators[-1],
@@ -190,14 +221,16 @@ class Calibration(RunReport):
 
 @takes(Calibrating)
 def calibrate(asked: Calibrating) -> Calibration:
-    """A calibrator fitted to a labelled run, with its report: what ``dispersion calibrate`` writes.
+    """Fit a calibrator to a labelled run and judge it, as ``dispersion calibrate`` does.
 
     Documents whose log-probabilities are not finite are left out.
 
     Raises:
-        UsageError: Too few labelled documents or slices, labels all right or all wrong, equal dispersions, no
-            vectors, no such column, or a ``where`` that is invalid or true for no document.
-        StoreError, HarnessError: The store, or lm-eval's samples, cannot be read.
+        UsageError: Too few labelled documents or slices, labels all right or all wrong, equal
+            dispersions, no vectors, no such column, or a ``where`` that is invalid or true for no
+            document.
+        StoreError: The store cannot be read.
+        HarnessError: lm-eval's samples cannot be read.
     """
     run = read_run(asked.run, asked.layer)
     if asked.where is not None:
@@ -244,7 +277,9 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
         )
     pairs = Pairs.of(slices)
     if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
-        raise UsageError("every slice has the same dispersion; slice by another column")
+        raise UsageError(
+            "every slice has the same dispersion, so no fit is possible; slice by another column"
+        )
     ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
     estimators = [ours]
     others = {**_uncalibrated(run, [part.rows for part in parts]), TRIVIAL: pairs.trivial}
@@ -281,7 +316,10 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Random labels, at most n, that put the mean of ``scores`` (n,) within 5 points at 95 % (if normal)."""
+    """Return how many random labels put the mean of ``scores`` (n,) within 5 percentage points.
+
+    At a level of 95 %, by the normal approximation; at most n.
+    """
     n = len(scores)
     variance = float(scores.var(ddof=1))
     return min(n, math.ceil(variance / ((_HALF_WIDTH / NORMAL_975) ** 2 + variance / n)))

@@ -71,10 +71,14 @@ Ids = Annotated[str, Form(lambda text: _RANGES.fullmatch(text) is not None, "ids
 def labelled_slices(
     run: AuditRun, by: str | None = None, *, seed: int = 0
 ) -> tuple[str, list[Slice]]:
-    """The column (or :data:`CLUSTERS`) that makes the slices to learn from, and these slices.
+    """Choose the slices from which a calibrator is fitted.
 
-    Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, in at least
-    :data:`FEWEST_SLICES` slices of :data:`FEWEST_DOCUMENTS` or more; UsageError with fewer.
+    Returns the column that makes them (or :data:`CLUSTERS`), and the slices, cut to labelled
+    documents. Without ``by`` subjects are taken, else categories, else tasks, else clusters: the
+    first that gives :data:`FEWEST_SLICES` slices of :data:`FEWEST_DOCUMENTS` or more.
+
+    Raises:
+        UsageError: There are fewer such slices, or no such column.
     """
     rows = run.labelled
     columns = ["subject", "category", "task"]
@@ -87,8 +91,9 @@ def labelled_slices(
             return name, large
         if by:
             raise UsageError(
-                f"{name!r} makes {len(large)} slices of at least {FEWEST_DOCUMENTS} labelled documents, and "
-                f"{FEWEST_SLICES} are needed; label more, or slice by {CLUSTERS!r}, which cuts by vectors",
+                f"expected {FEWEST_SLICES} slices or more of at least {FEWEST_DOCUMENTS} labelled "
+                f"documents each, got {len(large)} by {name!r}; label more documents, or slice by "
+                f"{CLUSTERS!r}, which groups documents by their vectors",
                 argument="slice",
             )
     count = min(len(rows) // _CLUSTER, _MOST_CLUSTERS)
@@ -107,13 +112,13 @@ def _large(slices: Sequence[Slice]) -> list[Slice]:
 
 
 def cut_to(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
-    """The slices cut to the documents of ``rows``; empty slices are left out."""
+    """Return the slices cut to the documents ``rows``; slices that become empty are left out."""
     parts = [Slice(part.name, np.intersect1d(part.rows, rows)) for part in slices]
     return [part for part in parts if len(part.rows)]
 
 
 def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> list[Slice]:
-    """At most ``count`` k-means clusters of the documents ``rows`` by their vectors, as slices."""
+    """Cluster the documents ``rows`` by their vectors into at most ``count`` slices (k-means)."""
     labels, _ = clustered(run.vectors.rows[rows], max(count, 1), seed=seed)
     return [
         Slice(f"cluster {k + 1}", np.sort(rows[labels == label]))
@@ -126,7 +131,15 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
 
 @dataclass(frozen=True)
 class FittedSlice:
-    """A labelled slice: number of documents, mean and variance (n - 1) of their scores, and dispersion."""
+    """A labelled slice to which a calibrator was fitted.
+
+    Attributes:
+        slice: Name of the slice.
+        documents: Number of its labelled documents.
+        accuracy: Mean of their scores, in [0, 1].
+        variance: Variance of their scores (n - 1 in the denominator).
+        dispersion: Mean cosine distance of their vectors.
+    """
 
     slice: Text
     documents: Annotated[int, 2]
@@ -136,12 +149,12 @@ class FittedSlice:
 
 
 class Pairs(NamedTuple):
-    """Labelled slices with their dispersion, shape (S,) each.
+    """The dispersion and the accuracy of S labelled slices, as arrays of shape (S,).
 
     Attributes:
         dispersion: Mean cosine distance.
         accuracy: Mean score, in [0, 1].
-        documents: Labelled documents; also the weight in a fit.
+        documents: Number of labelled documents; also the slice's weight in a fit.
         variance: Variance of the scores inside the slice (n - 1 in the denominator).
     """
 
@@ -158,7 +171,10 @@ class Pairs(NamedTuple):
 
     @property
     def trivial(self) -> Array:
-        """The trivial estimate of each slice: the mean score of all other slices' documents, shape (S,)."""
+        """For each slice the mean score of all other slices' documents, shape (S,).
+
+        This is the estimate that needs no dispersion, which a calibrator has to beat.
+        """
         right = self.documents * self.accuracy
         return np.asarray((right.sum() - right) / (self.documents.sum() - self.documents))
 
@@ -166,10 +182,10 @@ class Pairs(NamedTuple):
 def isotonic(
     dispersion: Array, accuracy: Array, documents: Array | None = None
 ) -> IsotonicRegression:
-    """Isotonic regression of accuracy on dispersion, (S,) each, weighted by documents; flat beyond the ends.
+    """Fit the isotonic regression of accuracy on dispersion, (S,) each, weighted by documents.
 
-    Spearman's correlation decides whether it rises or falls.
-    Source: Barlow et al., Statistical Inference under Order Restrictions, 1972.
+    Spearman's correlation decides whether it rises or falls. Beyond the ends it is flat. Source:
+    Barlow et al., Statistical Inference under Order Restrictions, 1972.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -179,7 +195,7 @@ def isotonic(
 
 
 def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
-    """For every slice the fit to the other slices, and its estimate by that fit, shape (S,)."""
+    """Return for each slice the fit to the others, and its estimate by that fit, shape (S,)."""
     fits = []
     estimates = []
     for i, own in enumerate(pairs.dispersion):
@@ -191,10 +207,11 @@ def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
 
 
 def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
-    """Standard errors (s,) of the estimates for slices with ``documents`` (s,) documents.
+    """Return the standard errors (s,) of estimates for slices with ``documents`` (s,) documents.
 
-    sqrt(between + within / n): ``within`` is the mean variance of scores inside a slice, ``between`` the mean
-    squared error of the held-out estimates ``estimate`` (S,) beyond their sampling noise. 1 where that is 0.
+    They are sqrt(between + within / n). ``within`` is the mean variance of the scores inside a
+    slice; ``between`` is the mean squared error of the held-out estimates ``estimate`` (S,) beyond
+    their sampling noise. Where the sum is 0, the error is 1.
     """
     within = float(pairs.variance.mean())
     excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
@@ -203,14 +220,19 @@ def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
 
 
 def conformal_rank(slices: int, level: float) -> int:
-    """Rank (from 1, ascending) of the held-out error that bounds a new slice's interval at ``level``."""
+    """Return which held-out error bounds a new slice's interval at ``level``.
+
+    It is a rank among the errors in ascending order, from 1.
+    """
     return min(math.ceil((slices + 1) * level - 1e-9), slices)
 
 
 def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Array]:
-    """Interval ends (s,), within [0, 1], from the left-out fits' estimates and half widths, (S, s) each.
+    """Return the lower and the upper ends (s,) of the jackknife+ intervals of s slices, in [0, 1].
 
-    Source: Barber et al. 2021, eq. 1.5: quantiles of centre - half and of centre + half.
+    ``centres`` and ``half`` (S, s) are the estimates and half widths by the S fits that each leave
+    out one labelled slice. The ends are quantiles of centres - half and of centres + half (Barber
+    et al. 2021, eq. 1.5).
     """
     n = len(centres)
     rank = conformal_rank(n, level)
@@ -221,7 +243,14 @@ def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Ar
 
 @dataclass(frozen=True)
 class Labelled:
-    """The documents of a calibrator's fit: number, mean score, ids by task such as ``0-99,120``, digest."""
+    """The labelled documents to which a calibrator was fitted.
+
+    Attributes:
+        documents: Number of the documents.
+        accuracy: Mean of their scores, in [0, 1].
+        doc_ids: Their ids by task, as ranges such as ``0-99,120``.
+        documents_sha256: SHA-256, as hex, over the document files of the store.
+    """
 
     documents: Annotated[int, 1]
     accuracy: Share
@@ -231,12 +260,25 @@ class Labelled:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrator:
-    """A fit, as in its file ``dispersion-calibrator/3``; docs/reference/audit.md has the formula.
+    """A fitted calibrator, as its JSON file holds it (docs/reference/audit.md has the formula).
 
     Attributes:
-        identity: The model's and prompts', as in a store's manifest; None where the run recorded none.
-        by: The column, or :data:`CLUSTERS`, that made the slices.
+        model: Name of the model.
+        revision: Its revision; None if the run did not record one.
+        layer: Layer of the vectors.
+        width: Length of a vector.
+        prompt_format: How prompts were built; None if not recorded.
+        chat_template: The chat template of the prompts; None without one.
+        num_fewshot: Number of examples in a prompt, as lm-eval recorded it.
+        tasks: lm-eval's tasks of the run, with their versions.
+        identity: What identifies the model and its prompts, as in a store's manifest; None where
+            the run did not record it.
+        by: The column that made the slices, or :data:`CLUSTERS`.
+        labelled: The documents to which it was fitted.
         beats_trivial: Whether it beat the labelled accuracy alone; else it is refused.
+        slices: The labelled slices to which it was fitted.
+        seed: Seed of the draws.
+        version: Version of lmeval-dispersion that wrote it.
     """
 
     model: Text
@@ -256,17 +298,25 @@ class Calibrator:
     version: Text = __version__
 
     def to_json(self) -> str:
-        """The calibrator as JSON, for a file."""
+        """Return the calibrator as the JSON text of its file."""
         content = {"format": FORMAT, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON to a file, which `predict` reads; DispersionError if it cannot be written."""
+        """Write the calibrator to a JSON file, which `predict` reads.
+
+        Raises:
+            DispersionError: The file cannot be written.
+        """
         write_whole(Path(path), self.to_json().encode())
 
     @classmethod
     def read(cls, name: str | Path) -> Calibrator:
-        """Read a file of :meth:`to_json`; UsageError for anything else."""
+        """Read a calibrator's JSON file.
+
+        Raises:
+            UsageError: The file cannot be read, is no calibrator, or is damaged.
+        """
         hint = "`dispersion calibrate RUN -o FILE` writes one"
         content = read_json(
             Path(name), dict[str, Any], "a calibrator", FORMAT, hint, key="format", repair=_REPAIR
@@ -283,17 +333,20 @@ class Calibrator:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The labelled slices' dispersions and accuracies, to which the regression is fitted."""
+        """The dispersions and accuracies of the slices, to which the regression is fitted."""
         return Pairs.of(self.slices)
 
     @cached_property
     def held_out(self) -> tuple[list[IsotonicRegression], Array]:
-        """For every slice the fit to the others, and its estimate by that fit, shape (S,)."""
+        """For each slice the fit to the others, and its estimate by that fit, shape (S,)."""
         return cross_fitted(self.pairs)
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Held-out mean absolute errors in points: the calibrator's, and the labelled accuracy's."""
+        """Mean absolute errors on held-out slices, in percentage points.
+
+        First the calibrator's, then that of the labelled accuracy alone.
+        """
         accuracy = self.pairs.accuracy
         ours = np.abs(self.held_out[1] - accuracy).mean()
         trivial = np.abs(self.pairs.trivial - accuracy).mean()
@@ -301,28 +354,32 @@ class Calibrator:
 
     @property
     def documents_a_slice(self) -> list[int]:
-        """Number of documents in the smallest and in the largest slice."""
+        """Number of documents in the smallest and in the largest labelled slice."""
         sizes = [part.documents for part in self.slices]
         return [min(sizes), max(sizes)]
 
     @property
     def level(self) -> float:
-        """Level of the intervals: 0.95 from 19 slices on; S / (S + 1) with fewer."""
+        """Level of the intervals: 0.95 with 19 slices or more; with S < 19 slices S / (S + 1)."""
         slices = len(self.slices)
         return LEVEL if slices >= 19 else slices / (slices + 1)
 
     @property
     def range(self) -> Bounds:
-        """Dispersions that get an estimate: the labelled slices' range, a quarter wider on either side."""
+        """The lowest and the highest dispersion for which an estimate is given.
+
+        It is the range of the labelled slices, widened by a quarter of it at either end.
+        """
         low = float(self.pairs.dispersion.min())
         high = float(self.pairs.dispersion.max())
         margin = _MARGIN * (high - low)
         return Bounds(low - margin, high + margin)
 
     def differs(self, dispersions: Array) -> bool:
-        """Whether slices with these dispersions (s,) differ from the labelled ones.
+        """Whether slices with these dispersions (s,) differ from the labelled slices.
 
-        By a two-sample Kolmogorov-Smirnov test at 1 %: no interval holds for them.
+        Decided by a two-sample Kolmogorov-Smirnov test at 1 %. If they differ, no interval holds
+        for them.
         """
         from scipy.stats import ks_2samp
 
@@ -332,7 +389,7 @@ class Calibrator:
         return bool(test.pvalue < _SHIFT)
 
     def applied(self, dispersions: Array, documents: Array) -> Applied:
-        """Estimates for slices with these dispersions and numbers of documents, (s,) each."""
+        """Estimate the accuracy of slices by their dispersion and size, (s,) each."""
         fits, estimate = self.held_out
         errors = np.abs(estimate - self.pairs.accuracy)
         errors = errors / error_sizes(self.pairs, estimate, self.pairs.documents)
@@ -349,13 +406,15 @@ class Calibrator:
 
 
 class Applied(NamedTuple):
-    """A calibrator's estimates for s slices, from S labelled ones.
+    """A calibrator's estimates for s slices; S is the number of slices to which it was fitted.
 
     Attributes:
-        value, low, high: Estimates with their intervals, shape (s,).
+        value: Estimated accuracies in [0, 1], shape (s,).
+        low: Lower ends of their intervals, shape (s,).
+        high: Upper ends of their intervals, shape (s,).
         half_width: Approximate half widths of the intervals, shape (s,).
         size: Standard errors of the estimates, shape (s,).
-        folds: Estimates by the fits that each leave out a labelled slice, shape (S, s).
+        folds: Estimates by the S fits that each leave out one labelled slice, shape (S, s).
     """
 
     value: Array
@@ -367,9 +426,10 @@ class Applied(NamedTuple):
 
 
 def confidence_threshold(confidence: Array, accuracy: float) -> float:
-    """ATC's threshold: the share ``accuracy`` of the confidences (n,) lies above it.
+    """Return the threshold above which the share ``accuracy`` of the confidences (n,) lies.
 
-    Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
+    This is the threshold of average thresholded confidence (ATC). Source: Garg et al., "Leveraging
+    unlabeled data to predict out-of-distribution performance", ICLR 2022.
     """
     return float(np.quantile(confidence, 1.0 - accuracy))
 
@@ -378,20 +438,26 @@ def confidence_threshold(confidence: Array, accuracy: float) -> float:
 
 
 def documents_digest(run: AuditRun) -> str:
-    """SHA-256, as hex, over a store's document files; equal for the same run."""
+    """Return the SHA-256, as hex, over the document files of the run's store.
+
+    It is equal for equal runs.
+    """
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
-    """Ids of the documents ``rows`` by task, as ranges such as ``0-99,120``."""
+    """Return the ids of the documents ``rows`` by task, in ranges such as ``0-99,120``."""
     documents = run.documents.iloc[rows]
     ids = documents["doc_id"].groupby(documents["task"].astype(str))
     return {str(task): _ranges(np.unique(numbers.to_numpy(np.int64))) for task, numbers in ids}
 
 
 def rows_of_ids(run: AuditRun, ids: Mapping[str, str]) -> Rows:
-    """Rows of the documents that :func:`document_ids` recorded; missing ones are left out."""
+    """Return the rows of the documents that :func:`document_ids` recorded.
+
+    Documents that the run does not have are left out.
+    """
     numbers = run.documents["doc_id"].to_numpy()
     tasks = run.documents["task"].astype(str).to_numpy()
     chosen = np.zeros(len(numbers), dtype=bool)
@@ -413,7 +479,10 @@ def _ranges(ids: Rows) -> str:
 
 
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
-    """Check that a calibrator applies to a run; returns a note if one of them records no identity, else none.
+    """Check that a calibrator applies to a run.
+
+    Returns one note if either of them does not record the identity of its model, else an empty
+    list.
 
     Raises:
         UsageError: The model, the layer, the prompts, a task or its version differs.
@@ -451,7 +520,10 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
 
 
 def fitted_elsewhere(reason: str) -> UsageError:
-    """The error for a run to which a calibrator does not apply, for ``reason``."""
+    """Return the error for a run to which a calibrator does not apply.
+
+    ``reason`` says what differs.
+    """
     return UsageError(
         f"this calibrator was fitted {reason}; a calibration does not carry over, so label some documents "
         "of this run and calibrate on them"
@@ -470,16 +542,23 @@ def _changes(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: 
 
 
 def check_worth(calibrator: Calibrator, name: str | Path) -> None:
-    """Raise UsageError if the calibrator did not beat the labelled accuracy on held-out slices."""
+    """Refuse a calibrator that did not beat the labelled accuracy alone on held-out slices.
+
+    Raises:
+        UsageError: It did not; the message begins with ``name`` and gives both errors.
+    """
     if not calibrator.beats_trivial:
         raise UsageError(
-            f"{name} should not be used: {no_gain(calibrator)}; take the labelled accuracy "
-            f"({calibrator.labelled.accuracy:.3f})"
+            f"{name} should not be used: {no_gain(calibrator)}; use the accuracy of the "
+            f"labelled documents ({calibrator.labelled.accuracy:.3f})"
         )
 
 
 def no_gain(calibrator: Calibrator) -> str:
-    """Why a calibrator that does not beat the labelled accuracy alone is refused: both errors, in words."""
+    """Return a clause that compares the held-out errors of calibrator and labelled accuracy.
+
+    It is the reason why a calibrator that is not better is refused.
+    """
     ours, trivial = calibrator.errors
     verdict = "worse than" if ours > trivial + 0.05 else "not reliably better than"
     return f"on held-out slices the estimate is {ours:.1f} points off, {verdict} the {TRIVIAL} ({trivial:.1f})"

@@ -36,7 +36,19 @@ from lmeval_dispersion.store import read_store
 
 @dataclass(frozen=True)
 class Prediction:
-    """One slice's estimate, interval and, where labelled, accuracy; ``reason``: why it has no estimate."""
+    """The estimated accuracy of one slice.
+
+    Attributes:
+        slice: Name of the slice.
+        documents: Number of its documents.
+        predicted: Estimated accuracy in [0, 1]; None without an estimate.
+        low: Lower end of its interval; None without an estimate.
+        high: Upper end of its interval; None without an estimate.
+        true: Mean score of its documents; None if they have no labels.
+        dispersion: Mean cosine distance of its vectors; None with fewer than two documents.
+        reason: Why the slice has no estimate; None if it has one.
+        too_small: Whether the reason is that it has fewer documents than the smallest fitted slice.
+    """
 
     slice: Annotated[str, Col("Slice")]
     documents: Annotated[int, Col("Documents", "d", drop=4)]
@@ -51,13 +63,21 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class Predictions(RunReport):
-    """The estimated accuracy of every slice; of several, the whole first.
+    """The estimated accuracy of every slice; with two slices or more, their whole comes first.
 
     Attributes:
+        model: Name of the model.
+        layer: Layer of the vectors.
+        by: The column that makes the slices, or ``cluster``.
+        labelled_accuracy: Accuracy of the documents to which the calibrator was fitted, in [0, 1].
+        notes: Sentences on documents that were left out, and on what could not be checked.
         level: Level of the intervals, in (0, 1).
         exchangeable: Whether the slices were made like the labelled ones, as the intervals require.
-        shifted: Whether the slices as a whole differ from the labelled ones; then none has an estimate.
-        mae, trivial_mae: Held-out errors in points: the calibrator's, and the labelled accuracy's.
+        shifted: Whether the slices as a whole differ from the labelled ones; then none has an
+            estimate.
+        mae: The calibrator's mean absolute error on held-out slices, in percentage points.
+        trivial_mae: The same error of the labelled accuracy alone.
+        slices: The estimates, the whole first.
     """
 
     template = "predictions.jinja"
@@ -78,14 +98,21 @@ class Predictions(RunReport):
     slices: Sequence[Prediction]
 
     def tables(self) -> dict[str, Table]:
-        """The slices with their estimates, intervals and, where labelled, accuracies."""
+        """Return the table ``slices``: each slice's estimate with its interval.
+
+        Slices with labels also have their true accuracy.
+        """
         headings = {"slice": self.by.capitalize(), "low": f"{100 * self.level:.0f} % from"}
         caption = f"Estimated accuracy by {self.by}"
         table = Table.of(self.slices, caption, name="slices", headings=headings)
         return {"slices": replace(table, brief=replace(table, excerpt=both_ends(len(self.slices))))}
 
     def context(self) -> dict[str, Any]:
-        """Template values: the level in words, slices of known accuracy, and those inside their interval."""
+        """Return the template's values.
+
+        They are the level in words, the number of slices with a known accuracy, and how many of
+        these accuracies lie in their interval.
+        """
         known = 0
         inside = 0
         for row in self.slices:
@@ -113,13 +140,15 @@ class Predicting(SlicedDocuments):
 
 @takes(Predicting)
 def predict(asked: Predicting) -> Predictions:
-    """Estimate the accuracy of every slice from its dispersion, as ``dispersion calibrate --from`` does.
+    """Estimate each slice's accuracy from its dispersion, as ``dispersion calibrate --from`` does.
 
-    The calibrator's own documents are left out; a slice without an estimate has a reason.
+    Documents to which the calibrator was fitted are left out. A slice that cannot be estimated says
+    why in its ``reason``.
 
     Raises:
-        UsageError: The calibrator cannot be read, does not fit the run or did not beat the labelled accuracy;
-            or the run cannot be read, or has no vectors, no such column or no document left by ``where``.
+        UsageError: The calibrator cannot be read, does not fit the run or did not beat the labelled
+            accuracy; or the run cannot be read, has no vectors, no such column or no document left
+            by ``where``.
     """
     name: str | Path = "the calibrator"
     if isinstance(asked.calibrator, Calibration):
@@ -135,12 +164,15 @@ def predict(asked: Predicting) -> Predictions:
     rows, fitted = _unlabelled_rows(calibrator, run, asked.where)
     if fitted:
         notes.append(
-            f"{fitted} documents of this run were labelled for the calibrator and are left out."
+            f"{fitted} documents of this run are left out: the calibrator was fitted to their "
+            "labels."
         )
     by = asked.slice or calibrator.by
     parts = _slices(calibrator, run, rows, by)
     if not parts:
-        raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
+        raise UsageError(
+            f"no document to estimate has a value in the column {by!r}; choose another column"
+        )
     blank = [_without_estimate(run, part) for part in parts]
     known = [row.dispersion for row in blank if row.dispersion is not None]
     shifted = calibrator.differs(np.array(known))
@@ -151,7 +183,9 @@ def predict(asked: Predicting) -> Predictions:
     slices = []
     for i, row in enumerate(blank):
         if shifted:
-            slices.append(replace(row, reason="unlike the labelled slices in dispersion"))
+            slices.append(
+                replace(row, reason="its dispersion is unlike that of the labelled slices")
+            )
         else:
             slices.append(_estimated(row, calibrator, applied, i))
     whole = _whole(run, calibrator, parts, slices, applied)
@@ -191,8 +225,8 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
     left = np.setdiff1d(rows, fitted)
     if not len(left):
         raise UsageError(
-            f"the calibrator was fitted on the labels of all {len(rows)} documents; name another run, or "
-            "calibrate on a part of this one"
+            f"the calibrator was fitted to the labels of all {len(rows)} documents, so none is "
+            "left to estimate; name another run, or calibrate on a part of this one (`--where`)"
         )
     return left, len(fitted)
 
@@ -221,7 +255,7 @@ def _estimated(row: Prediction, calibrator: Calibrator, applied: Applied, i: int
     """Slice ``i`` with its estimate, or the reason for none."""
     fewest = calibrator.documents_a_slice[0]
     if row.documents < fewest or row.dispersion is None:
-        reason = f"{row.documents} documents, and the smallest fitted slice has {fewest}"
+        reason = f"it has {row.documents} documents, and the smallest fitted slice has {fewest}"
         return replace(row, reason=reason, too_small=True)
     low, high = calibrator.range
     if not low <= row.dispersion <= high:

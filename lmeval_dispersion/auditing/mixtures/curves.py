@@ -1,11 +1,12 @@
-"""Controlled mixtures: documents with an exact share of right answers. Does dispersion rise with that share?
+"""Controlled mixtures: does dispersion rise with the share of right answers?
 
-For every target accuracy 0, 10, ..., 100 %, 100 documents (fewer of a small pool) with exactly that share of
-correct ones are drawn without replacement, ten times; the mean and standard error over the draws of their
-dispersion and of their mean query perplexity are the two curves. Whether other documents would show this too
-is another question. The curve's ends are the wrong and the right documents, so the difference of these two
-pools, with an error over documents, answers it; also with the same share of each subject (or task) on both
-sides.
+For every target accuracy 0, 10, ..., 100 % a mixture of 100 documents (fewer of a small pool) with
+exactly that share of right answers is drawn without replacement, ten times. The two curves are the
+mean dispersion and the mean query perplexity over the draws, with their standard errors.
+
+Whether other documents would show this too is another question. The curve's ends are all wrong and
+all right documents, so the difference of these two pools, with an error over documents, answers it;
+also with the same share of each subject (or task) on both sides.
 
 Source: RD sections 3.1 and B.1.2.
 """
@@ -45,7 +46,12 @@ SMALLEST = 20  # fewest documents in a mixture
 
 
 class Pools(NamedTuple):
-    """Rows of the correct and of the incorrect documents, from which mixtures are drawn."""
+    """The documents from which mixtures are drawn, as rows of the run.
+
+    Attributes:
+        correct: Rows of the documents that were answered right.
+        incorrect: Rows of the documents that were answered wrong.
+    """
 
     correct: Rows
     incorrect: Rows
@@ -56,11 +62,15 @@ class Pools(NamedTuple):
         return min(len(self.correct), len(self.incorrect))
 
     def reaches(self, size: int, correct: int) -> bool:
-        """Whether the pools hold enough for ``size`` documents with exactly ``correct`` correct ones."""
+        """Whether the pools suffice for ``size`` documents, ``correct`` of them right."""
         return correct <= len(self.correct) and size - correct <= len(self.incorrect)
 
     def draw(self, rng: np.random.Generator, size: int, correct: int) -> Rows:
-        """Rows of ``size`` documents, each once, ``correct`` of them correct; ValueError if not reached."""
+        """Draw ``size`` documents, of which ``correct`` are right, and return their rows.
+
+        Raises:
+            ValueError: A pool has too few documents.
+        """
         parts = (
             rng.choice(self.correct, size=correct, replace=False),
             rng.choice(self.incorrect, size=size - correct, replace=False),
@@ -69,16 +79,17 @@ class Pools(NamedTuple):
 
 
 def pools(run: AuditRun, rows: Rows) -> Pools:
-    """Labelled ``rows``, split into right and wrong answers."""
+    """Split the labelled documents among ``rows`` into right and wrong answers."""
     labelled = rows[~np.isnan(run.score[rows])]
     right = run.right[labelled]
     return Pools(labelled[right], labelled[~right])
 
 
 def mixture_size(smaller: int) -> int:
-    """Documents per mixture: :data:`SIZE`, or fewer if the smaller pool holds fewer.
+    """Return the number of documents per mixture: :data:`SIZE`, or fewer of a smaller pool.
 
-    A multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
+    It is a multiple of ten, so that every share in steps of 10 % is exact, and at least
+    :data:`SMALLEST`.
     """
     return max(min(SIZE, smaller // 10 * 10), SMALLEST)
 
@@ -91,8 +102,8 @@ class Trend:
     """Whether a curve rises or falls with its level.
 
     Attributes:
-        spearman: Rank correlation of the means with the levels: 1 rises always, -1 falls always. It has no
-            interval: the means share documents.
+        spearman: Rank correlation of the means with the levels: 1 always rises, -1 always falls. It
+            has no interval, as the means share documents.
         shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed).
         against: Number of steps against the direction of ``spearman``.
     """
@@ -103,9 +114,9 @@ class Trend:
 
 
 def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
-    """The trend of ``means`` (k,) over ``levels`` (k,), in any order; levels with a NaN mean are left out.
+    """Return the trend of ``means`` (k,) over ``levels`` (k,), in any order.
 
-    Missing with fewer than three means, or only equal ones.
+    Levels with a NaN mean are left out. Missing with fewer than three means, or if all are equal.
 
     >>> trend([0, 50, 100], [1.0, 2.0, 3.0]).shape
     'increasing'
@@ -129,7 +140,15 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Means over the mixtures of one target accuracy, with standard errors over draws; NaN where unknown."""
+    """Means over the mixtures of one target accuracy; NaN where a number is not known.
+
+    Attributes:
+        target_accuracy: Share of right answers in the mixtures, in percent.
+        dispersion: Mean dispersion of the mixtures.
+        dispersion_se: Its standard error over the draws.
+        query_perplexity: Mean over the mixtures of the mean perplexity of their queries.
+        query_perplexity_se: Its standard error over the draws.
+    """
 
     target_accuracy: Annotated[int, Col("Correct documents (%)", "d")]
     dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se")]
@@ -140,11 +159,20 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class PoolContrast:
-    """Dispersions of the correct and the incorrect documents, and their difference with a 95 % interval.
+    """The dispersions of right and of wrong answers, and their difference with a 95 % interval.
 
-    The curves' error bars are for other draws from these documents; this interval is for other documents
-    of the same kind. NaN where a pool has fewer than three documents, the interval where it has fewer than
-    20.
+    The interval is for other documents of the same kind, while the error bars of the curves are for
+    other draws from these documents. Numbers are NaN where a pool has fewer than three documents;
+    the interval is NaN where one has fewer than 20.
+
+    Attributes:
+        correct: Dispersion of the documents that were answered right.
+        correct_se: Its standard error.
+        incorrect: Dispersion of the documents that were answered wrong.
+        incorrect_se: Its standard error.
+        difference: ``correct - incorrect``.
+        difference_low: Lower end of its 95 % interval.
+        difference_high: Upper end of its 95 % interval.
     """
 
     correct: float
@@ -157,7 +185,7 @@ class PoolContrast:
 
     @classmethod
     def of(cls, correct: Estimate, incorrect: Estimate) -> PoolContrast:
-        """Build it from the correct and the incorrect documents' estimates."""
+        """Build it from the estimated dispersions of right and of wrong answers."""
         difference = correct.mean - incorrect.mean
         error = math.hypot(correct.se, incorrect.se)
         if min(correct.n, incorrect.n) < FEWEST or not error > 0:
@@ -167,13 +195,22 @@ class PoolContrast:
 
     @property
     def figure(self) -> Interval:
-        """The difference, correct minus incorrect, with its interval."""
+        """The difference, right minus wrong, with its interval."""
         return Interval(self.difference, self.difference_low, self.difference_high)
 
 
 @dataclass(frozen=True)
 class Inside:
-    """The contrast at equal shares of the ``parts`` (subjects or tasks) with two right and two wrong ones."""
+    """Right against wrong answers, with the same share of each subject (or task) on both sides.
+
+    Attributes:
+        parts: Number of subjects (or tasks) with at least two right and two wrong answers, which
+            are used.
+        of_parts: Number of all subjects (or tasks).
+        correct_documents: Number of right answers that are used.
+        incorrect_documents: Number of wrong answers that are used.
+        pools: The contrast between them.
+    """
 
     parts: int
     of_parts: int
@@ -187,15 +224,20 @@ class Mixtures:
     """The two curves over target accuracies with their trends, and the pools that are their ends.
 
     Attributes:
-        documents_per_mixture: Size used.
-        asked_documents_per_mixture: Size wanted.
-        seeds: Draws per target.
-        correct_documents, incorrect_documents: Sizes of the pools.
-        share_of_smaller_pool: Documents per mixture over the smaller pool's, at most 1. Near 1 all draws hold
-            nearly the same documents, and their spread is too small.
-        unreachable_targets: Target accuracies that the pools cannot reach.
-        pools: The pools' dispersions.
-        inside: The contrast inside ``subject`` and ``task``, where these divide the run.
+        documents_per_mixture: Number of documents in each mixture.
+        asked_documents_per_mixture: Number that is drawn if the pools are large enough.
+        seeds: Number of draws per target accuracy.
+        correct_documents: Number of documents that were answered right.
+        incorrect_documents: Number of documents that were answered wrong.
+        share_of_smaller_pool: Documents per mixture over those of the smaller pool, at most 1. Near
+            1 all draws hold nearly the same documents, and their spread is too small.
+        unreachable_targets: Target accuracies, in percent, for which the pools have too few
+            documents.
+        pools: The contrast between right and wrong answers.
+        curve: One point for every target accuracy that is reached.
+        dispersion_trend: Trend of the dispersion over the target accuracies.
+        query_perplexity_trend: Trend of the query perplexity over the target accuracies.
+        inside: The contrast inside ``subject`` and inside ``task``, where these divide the run.
     """
 
     documents_per_mixture: int
@@ -212,7 +254,7 @@ class Mixtures:
     inside: Mapping[str, Inside | Missing]
 
     def sentences(self) -> list[str]:
-        """Sentences on the curves' trends and on the pools at their ends."""
+        """Return sentences on the curves' trends and on the pools at their ends."""
         pools = self.pools
         ends = (
             f"All correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, all incorrect "
@@ -227,18 +269,21 @@ class Mixtures:
             ends,
             *(_inside_sentence(name, part) for name, part in self.inside.items()),
             _trend_sentence("Query perplexity", self.query_perplexity_trend),
-            "These intervals are for other documents of the same kind; the curves' error bars are for other "
-            "draws of these documents, and shorter.",
+            "These intervals are for other documents of the same kind. The curves' error bars are "
+            "only for other draws from these documents, and are shorter.",
         ]
 
     def tables(self) -> dict[str, Table]:
-        """``mixtures``: the curves over target accuracies."""
+        """Return the table ``mixtures``: both curves over the target accuracies."""
         points = [without_nan(point) for point in self.curve]
-        caption = "The curves, mean ± standard error over draws"
+        caption = "The curves: mean over the draws, ± its standard error"
         return {"mixtures": Table.of(points, caption, name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
-        """``mixtures``: dispersion over the share of correct documents; no chart without a trend."""
+        """Return the chart ``mixtures``: dispersion over the share of right answers.
+
+        No chart if the trend of the dispersion is missing.
+        """
         trend = self.dispersion_trend
         if isinstance(trend, Missing):
             return {}
@@ -269,7 +314,11 @@ class Mixtures:
 
 
 def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
-    """A run's curves and pools; UsageError without vectors, or without right and wrong answers."""
+    """Draw mixtures from a run; return their curves and the contrast of right and wrong answers.
+
+    Raises:
+        UsageError: The run has no vectors, or not both right and wrong answers.
+    """
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)
     used = mixture_size(pool.smaller)
@@ -321,7 +370,7 @@ def _inside(run: AuditRun, parts: list[Slice]) -> Inside | Missing:
     total = int(smaller.sum())
     if total < SMALLEST:
         return Missing(
-            f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed"
+            f"a comparison needs {SMALLEST} pairs of a right and a wrong answer, got {total}"
         )
     correct = run.vectors.composed([pool.correct for pool in kept], smaller / total)
     incorrect = run.vectors.composed([pool.incorrect for pool in kept], smaller / total)
@@ -333,7 +382,7 @@ def _trend_sentence(name: str, trend: Trend | Missing) -> str:
     if isinstance(trend, Missing):
         return f"{name}: {trend.missing}."
     steps = count(trend.against, "step")
-    return f"{name}: {trend.shape}, Spearman {trend.spearman:.2f}, {steps} the other way."
+    return f"{name}: {trend.shape}, Spearman {trend.spearman:.2f}, {steps} against the trend."
 
 
 def _inside_sentence(name: str, part: Inside | Missing) -> str:
@@ -346,7 +395,10 @@ def _inside_sentence(name: str, part: Inside | Missing) -> str:
 
 
 def pools_sentence(mixtures: Mixtures | Missing) -> str:
-    """A sentence: are right answers more dispersed than wrong ones, over all and inside subjects or tasks?"""
+    """Return a sentence on whether right answers are more dispersed than wrong ones.
+
+    It says so over all documents, and inside subjects or tasks where this is known.
+    """
     if isinstance(mixtures, Missing):
         return f"Whether right answers are more dispersed could not be tested: {mixtures.missing}."
     figure = mixtures.pools.figure
@@ -366,7 +418,7 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
     claim = Claim(
         "Right and wrong answers do not differ clearly in dispersion",
         f"Right answers are {word} dispersed than wrong ones",
-        f"Right answers are {word} dispersed over all",
+        f"Right answers are {word} dispersed overall",
         f"Whether right answers are {word} dispersed, or come from {word} dispersed {parts}, is not clear",
     )
     return claim_sentence(claim, figure, parts, inside, nothing=0.0, spec="+.4f")

@@ -1,9 +1,10 @@
 """The paper's protocol: does dispersion, calibrated on mixtures, predict accuracy?
 
-Per seed the labelled documents are split 20/10/70. Mixtures of the calibration part give pairs (dispersion,
-accuracy); linear, polynomial, isotonic and random-forest regressions are fitted to them; the validation part
-picks one; the test part judges it, along with estimators that use no dispersion. Test batches are the
-``whole`` test part (the paper's figure), one batch of each subject (``slices``: the hardest, and the one that
+For every seed the labelled documents are split 20/10/70 into calibration, validation and test.
+Mixtures of the calibration part give pairs (dispersion, accuracy), to which linear, polynomial,
+isotonic and random-forest regressions are fitted. The validation part picks one of them. The test
+part judges it, along with estimators that use no dispersion. Test batches are the ``whole`` test
+part (the paper's figure), one batch of each subject (``slices``: the hardest, and the one that
 users need) and ``mixtures`` of every accuracy.
 
 Source: RD sections B.1.2 and B.1.3. Average thresholded confidence (ATC): Garg et al., "Leveraging
@@ -44,7 +45,13 @@ FEWEST_TARGETS = 5
 
 
 class Batches(NamedTuple):
-    """Batches of documents: their rows, and each batch's dispersion and accuracy."""
+    """Batches of documents, with the dispersion and the accuracy of each.
+
+    Attributes:
+        rows: For each batch the rows of its documents in the run.
+        dispersion: Mean cosine distance, one number a batch.
+        accuracy: Share of right answers in [0, 1], one number a batch.
+    """
 
     rows: list[Rows]
     dispersion: Array
@@ -58,7 +65,16 @@ Errors = dict[tuple[str, str], list[Array]]
 
 @dataclass(frozen=True)
 class PaperError:
-    """An estimator's errors (points) on one of :data:`KINDS`: means over splits, ``mae`` with interval."""
+    """The errors of one estimator on one kind of test batches, as means over the splits.
+
+    Attributes:
+        kind: Kind of the test batches, a key of :data:`KINDS`.
+        estimator: Name of the estimator.
+        mae: Mean absolute error, in percentage points.
+        low: Lower end of the 95 % interval of ``mae`` over the splits.
+        high: Upper end of that interval.
+        bias: Mean of estimate minus accuracy, in percentage points.
+    """
 
     kind: Annotated[str, Col("Test batches")]
     estimator: Annotated[str, Col("Estimator")]
@@ -70,9 +86,17 @@ class PaperError:
 
 @dataclass(frozen=True)
 class PaperVerdict:
-    """Whether dispersion beats the better guess without it on one of :data:`KINDS` of test batches.
+    """Whether dispersion beats guessing one accuracy for all batches, on one kind of test batches.
 
-    ``difference``: dispersion's error minus the ``rival``'s, in points; ``winner``: the best estimator.
+    Attributes:
+        kind: Kind of the test batches, a key of :data:`KINDS`.
+        winner: Name of the estimator with the smallest error.
+        rival: Name of the better guess: the accuracy of the calibration part, or for mixtures also
+            the middle of all target accuracies.
+        difference: Dispersion's mean absolute error minus the rival's, in percentage points.
+        difference_low: Lower end of its 95 % interval over the splits.
+        difference_high: Upper end of that interval.
+        better: Whether dispersion's error is clearly the smaller one.
     """
 
     kind: str
@@ -85,7 +109,7 @@ class PaperVerdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """The verdict as a sentence."""
         better = "no better"
         apart = ""
         if self.better:
@@ -104,11 +128,11 @@ class PaperProtocol:
     """The protocol's errors and verdicts over several splits.
 
     Attributes:
-        documents_per_batch: Size used; few labelled documents allow less than requested.
+        documents_per_batch: Number of documents in a batch; smaller than wanted with few labels.
         seeds: Number of splits.
-        chosen: Regression -> number of splits in which validation picked it.
-        errors: Every estimator's errors, for every kind of test batch.
-        verdicts: One for each kind of test batch that every split has.
+        chosen: For each regression the number of splits in which validation picked it.
+        errors: The errors of every estimator on every kind of test batches.
+        verdicts: One verdict for each kind of test batches that every split has.
     """
 
     documents_per_batch: int
@@ -118,7 +142,7 @@ class PaperProtocol:
     verdicts: Sequence[PaperVerdict]
 
     def sentences(self) -> list[str]:
-        """Sentences on the split, the regressions that validation chose, and the verdicts."""
+        """Return sentences on the split, the regressions that were chosen, and the verdicts."""
         chosen = ", ".join(f"{kind} {n}" for kind, n in self.chosen.items())
         return [
             "The paper learns from artificial mixtures of every accuracy, unlike real slices. The labelled "
@@ -128,13 +152,17 @@ class PaperProtocol:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """``paper``: every estimator's errors."""
+        """Return the table ``paper``: the errors of every estimator."""
         caption = "Errors of the paper's protocol"
         return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
 
 
 def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
-    """Every estimator's errors over ``seeds`` splits; UsageError without vectors or with few labels."""
+    """Run the paper's protocol on a run's labelled documents, over ``seeds`` random splits.
+
+    Raises:
+        UsageError: The run has no vectors, or too few labelled documents.
+    """
     check_labels(run, "calibration needs")
     # 0.8: parts are random, and some hold less than their share of the rarer kind.
     size = mixture_size(int(0.8 * VALIDATION * pools(run, run.labelled).smaller))
@@ -201,7 +229,10 @@ def mixture_batches(
     step: int = STEP,
     rng: np.random.Generator,
 ) -> Batches:
-    """Mixtures of ``size`` documents of these rows at every reachable target accuracy in ``step`` % steps."""
+    """Draw mixtures of ``size`` of the documents ``rows``, ``repeats`` for each target accuracy.
+
+    Target accuracies are those in steps of ``step`` % for which there are enough documents.
+    """
     pool = pools(run, rows)
     drawn = []
     for correct in np.unique(np.round(np.arange(0, 101, step) * size / 100).astype(int)).tolist():
@@ -211,9 +242,9 @@ def mixture_batches(
 
 
 def natural_batches(run: AuditRun, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
-    """One random batch of each subject (else category) that has ``size`` documents among these rows.
+    """Draw one random batch from each subject that has ``size`` documents among ``rows``.
 
-    Empty where fewer than two slices are large enough.
+    Without subjects categories are taken. Empty if fewer than two of them are large enough.
     """
     for column in ("subject", "category"):
         slices = by_value(run.documents[column].iloc[rows].tolist())
@@ -239,7 +270,10 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
 
 
 def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
-    """Every regression of :data:`REGRESSIONS` by name, fitted to the batches' accuracy on dispersion."""
+    """Fit each regression of :data:`REGRESSIONS` to the batches' accuracy by their dispersion.
+
+    Returns the fitted regressions by name.
+    """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.linear_model import LinearRegression
     from sklearn.pipeline import make_pipeline

@@ -201,7 +201,7 @@ def test_a_long_list_is_cut_for_readers_alone(tmp_path, capsys):
         for words in (["query", str(place)], ["diff", str(place), "2000-01-01"]):
             main(["registry", *words, "--format", kind])
             shown[kind, words[0]] = capsys.readouterr().out
-    assert "40 of 60 rows; all of them: --format csv" in shown["table", "query"]
+    assert "40 of 60 rows; --format csv" in shown["table", "query"]
     assert "40 of 60 rows" in shown["table", "diff"]
     assert {shown["csv", name].count("org/model") for name in ("query", "diff")} == {59, 118}
     # A kind with one row is not left out by one with many.

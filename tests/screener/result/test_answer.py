@@ -24,9 +24,9 @@ from lmeval_dispersion.report import render
 
 OURS = {"parameters": 190_000, "base": "org/base"}  # as the siblings that were counted
 COUNTS = (
-    "Of our own fine-tunes, models of about 0.2 million parameters, such a list held one within 0.01 of the "
-    "best in 17 of 18 groups and tasks (6 fresh groups of 32 fine-tunes); of pairs as far apart as ranks "
-    "1 and 9, 89 % were in the right order."
+    "Of our own fine-tunes, models of about 0.2 million parameters, such a list held a checkpoint "
+    "within 0.01 of the best accuracy in 17 of 18 groups and tasks (6 fresh groups of 32 "
+    "fine-tunes); of pairs as far apart as ranks 1 and 9, 89 % were ordered correctly."
 )
 MIXTURES = "in 18 of 18 groups and tasks (6 fresh groups of 24 random mixtures)"
 NOT_KNOWN = (
@@ -143,7 +143,7 @@ def test_a_short_list_of_another_length_is_the_one_that_is_spoken_of():
     assert shown.answer()[0] == "Evaluate first: a, b (highest ratio of 24; math)."
     assert "such a list" not in shown.answer()[1]
     assert (
-        "of pairs as far apart as ranks 1 and 2, 73 % were in the right order" in shown.answer()[1]
+        "of pairs as far apart as ranks 1 and 2, 73 % were ordered correctly" in shown.answer()[1]
     )
     assert "such a list" in found.shown(found.shortlist(24)).answer()[1]  # of all that there are
 
