@@ -204,8 +204,8 @@ def refuse_part(
         )
     raise cannot(
         "NoOutputProjection",
-        f"{name} is {stored_rows} × {stored_width} and config.json says {rows} × {width}, "
-        "which transformers does not load",
+        f"{name} is {stored_rows} × {stored_width}, where config.json says {rows} × {width}: "
+        "transformers does not load it",
         step,
     )
 

@@ -326,7 +326,9 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     warnings = head_bias(places)
     if tensor.dtype not in PLAIN_DTYPES:
         matrix = _Blocks
-        quantised = f"quantised: {head} is stored as {tensor.dtype}; G uses the dequantised rows"
+        quantised = (
+            f"{head} is quantised ({tensor.dtype}): G and the ratio use the dequantised rows"
+        )
         warnings.insert(0, quantised)
     projection = OutputProjection(
         name=head,
