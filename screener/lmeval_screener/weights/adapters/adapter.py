@@ -159,7 +159,7 @@ class AdaptedRows:
         return self.base.shape
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Read rows of the merged model by their numbers; see `Rows.read`."""
+        """Read rows of the merged model by their numbers, which are token ids; see `Rows.read`."""
         rows = await self.base.read(ids)
         for update in self.updates:
             rows = await update.applied(rows, ids)
@@ -203,7 +203,10 @@ class Adapter:
 
     @property
     def label(self) -> str:
-        """The base's name, with its revision if stated; ``next to it`` for a base in the folder."""
+        """The base's name, with its revision if stated.
+
+        For a base in the same folder it is ``next to it``.
+        """
         if self.has_base:
             return "next to it"
         if self.revision is None:
