@@ -106,7 +106,7 @@ def adapter_that_fits_in_part(folder: Path) -> Expected:
     values = {"adapter": merged(folder / "base", folder / "adapter")}
     notes = {
         "adapter": (
-            "3 of the adapter's 5 tensors belong to no module",
+            "3 of the adapter's 5 tensors, such as",
             "model.lm_head",
             "same rows as its base",
         )
@@ -121,7 +121,7 @@ def adapter_beside_full_model(folder: Path) -> Expected:
     save_base(folder / "whole-alone")
     save_lora(folder / "with-adapter", model, "ibm-granite/granite-speech-3.3-2b")
     values = {"with-adapter": loaded(folder / "with-adapter"), "whole-alone": right_of(model)}
-    notes = {"with-adapter": ("on the weights next to it", "transformers 4", "granite")}
+    notes = {"with-adapter": ("to the weights next to it", "transformers 4", "granite")}
     return Expected(values=values, notes=notes, silent=("is a copy of",))
 
 
@@ -251,7 +251,7 @@ def adapter_with_a_name_of_dots(folder: Path) -> Expected:
     save_lora(folder / "adapter", model, str(folder / "base"))
     tensors = load_file(folder / "adapter" / FILE)
     write_weights(folder / "adapter" / FILE, tensors | {"a." * 20_000 + "weight": torch.zeros(1)})
-    return Expected(target="adapter", refused={"adapter": ("has 40006 characters",)})
+    return Expected(target="adapter", refused={"adapter": ("has 40,006 characters",)})
 
 
 @ADAPTERS.case("https://github.com/axolotl-ai-cloud/axolotl/pull/1029")

@@ -101,7 +101,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     [
         ({"a": entry(shape=[2**62 - 1] * 9000)}, "9000 dimensions"),
         ({"a": entry(shape=[1] * 21)}, "21 dimensions"),
-        ({"a" * 5_000_000: entry()}, "has 5000000 characters"),
+        ({"a" * 5_000_000: entry()}, "has 5,000,000 characters"),
         ({"a": entry(shape=list(range(-20_000, 0)))}, "is not a list of natural numbers"),
         ({"a": entry(dtype="x" * 10**6)}, "unknown dtype"),
         ({"a": entry(dtype=json.loads("[" * 900 + "]" * 900))}, "nested more than 12 levels deep"),

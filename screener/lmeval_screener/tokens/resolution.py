@@ -145,14 +145,14 @@ class Resolution:
 
 
 def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
-    """Find the tokens of T, R and the task's answers in a vocabulary.
+    """Find the tokens of two word sets, T and R, and of a task's answers in a vocabulary.
 
     Each word must be one exact token in the variant that its group names (``7`` without a space,
     ``␣the`` with one). Other words are dropped, and tokens of T are removed from R.
 
     Args:
-        domain: The token set T, with the answers for the ratio.
-        reference: The token set R.
+        domain: T, the words of a domain, with the answers for the ratio.
+        reference: R, everyday words for comparison.
         vocabulary: The vocabulary of a checkpoint.
 
     Raises:

@@ -296,11 +296,11 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
     """Look up the words of a token set in a vocabulary.
 
     Returns:
-        Three lists: the tokens, one for each row; the texts that have no row; and pairs of texts
-        that have the same row, as ``A and B``.
+        Three lists: the tokens, each token id once; the words that are not a single token; and
+        pairs of words that have the same token, as ``A and B``.
 
     Raises:
-        ScreeningError: ``TooFewTokens``: a word has no row of its own, in a group that requires
+        ScreeningError: ``TooFewTokens``: a word has no token of its own, in a group that requires
             all.
     """
     tokens: dict[int, Token] = {}

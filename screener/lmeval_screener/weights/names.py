@@ -204,14 +204,16 @@ def refuse_part(
         )
     raise cannot(
         "NoOutputProjection",
-        f"{name} is {stored_rows} × {stored_width} and config.json says {rows} × {width}, "
-        "which transformers does not load",
+        f"{name} is {stored_rows} × {stored_width}, where config.json says {rows} × {width}: "
+        "transformers does not load it",
         step,
     )
 
 
 def _positive(stated: Any, otherwise: int) -> int:
-    return stated if type(stated) is int and stated > 0 else otherwise
+    if type(stated) is int and stated > 0:
+        return stated
+    return otherwise
 
 
 def notes_on(names: Collection[str], config: Mapping[str, Any]) -> list[str]:
@@ -243,8 +245,10 @@ def _random(reason: str, step: str) -> ScreeningError:
 def _plain_type(config: Mapping[str, Any]) -> str:
     """``model_type`` of a language model that no other holds, if its class is known; else empty."""
     types = model_types(config)
-    is_plain = len(levels(config)) == 1 and bool(types)
-    return types[0] if is_plain and types[0] in NORMS else ""
+    is_plain = len(levels(config)) == 1
+    if not is_plain or not types or types[0] not in NORMS:
+        return ""
+    return types[0]
 
 
 def _refuse_drafts(names: Collection[str], config: Mapping[str, Any]) -> None:
@@ -258,7 +262,7 @@ def _refuse_drafts(names: Collection[str], config: Mapping[str, Any]) -> None:
     if parts:
         raise cannot(
             "NoOutputProjection",
-            f"it is a draft for speculative decoding ({', '.join(parts[:2])}), which continues the "
+            f"it is a draft model for speculative decoding ({', '.join(parts[:2])}), which needs the "
             "states of another model",
             "screen the model that it drafts for",
         )
@@ -352,12 +356,23 @@ def _refuse_foreign_parts(stored: Collection[str], model_type: str) -> None:
 def _at_the_end(stored: Iterable[str], candidates: Iterable[str]) -> str | None:
     """A stored name that ends in a candidate, behind parts that no wrapper is known to have."""
     ends = tuple(f".{candidate}" for candidate in candidates)
-    return min((name for name in stored if name.endswith(ends) and is_of_model(name)), default=None)
+    names: list[str] = []
+    for name in stored:
+        if name.endswith(ends) and is_of_model(name):
+            names.append(name)
+    return min(names, default=None)
 
 
 def _foreign(name: str, candidates: Iterable[str]) -> ScreeningError:
-    tails = [f".{candidate}" for candidate in candidates if f".{candidate}" in name]
-    beginning = name.rpartition(max(tails, key=len))[0] if tails else name
+    tails: list[str] = []
+    for candidate in candidates:
+        tail = f".{candidate}"
+        if tail in name:
+            tails.append(tail)
+    beginning = name
+    if tails:
+        longest = max(tails, key=len)
+        beginning, _, _ = name.rpartition(longest)
     return _random(
         f"its tensors' names begin with `{beginning}.`, under which its class has nothing: a loader "
         "leaves them out",
@@ -388,7 +403,11 @@ def _refuse_missing_layers(stored: Collection[str], config: Mapping[str, Any]) -
     if not numbers:
         return
     level = levels(config)[-1]
-    counts = [level[key] for key in _LAYER_COUNTS if type(level.get(key)) is int]
+    counts: list[int] = []
+    for key in _LAYER_COUNTS:
+        stated = level.get(key)
+        if type(stated) is int:
+            counts.append(stated)
     count = max(min(counts, default=0), max(numbers) + 1)
     missing = next((number for number in range(count) if number not in numbers), None)
     if missing is not None:

@@ -195,8 +195,12 @@ async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
     """Read rows of the output projection, as `read_rows` does, and its final norm, concurrently."""
+    _, width = projection.shape
     rows, norm = await side_by_side(
-        [read_rows(projection, ids), projection.norm.read(projection.shape[1])]
+        [
+            read_rows(projection, ids),
+            projection.norm.read(width),
+        ]
     )
     return rows, norm
 
@@ -228,14 +232,17 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
         reason = f"rows {shown} of {projection.name} {state}: {why}"
         raise cannot("BadRows", reason, "screen another checkpoint")
 
-    v = projection.shape[0]
-    wanted, place = np.unique(np.asarray(ids, dtype=int), return_inverse=True)
-    outside = wanted[(wanted < 0) | (wanted >= v)]
+    v, _ = projection.shape
+    numbers = np.asarray(ids, dtype=int)
+    wanted, place = np.unique(numbers, return_inverse=True)
+    is_outside = (wanted < 0) | (wanted >= v)
+    outside = wanted[is_outside]
     refuse(outside, f"are outside its {v} rows", "the checkpoint's vocabulary is too short")
     matrix = await projection.rows.read(wanted.tolist())
-    finite = np.isfinite(matrix).all(axis=1)
-    refuse(wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
-    refuse(wanted[~matrix.any(axis=1)], "are zero", "these tokens were never trained")
+    is_finite = np.isfinite(matrix).all(axis=1)
+    refuse(wanted[~is_finite], "hold NaN or Inf", "the checkpoint is damaged")
+    is_zero = ~matrix.any(axis=1)
+    refuse(wanted[is_zero], "are zero", "these tokens were never trained")
     if len(wanted) > 1 and _of_one_direction(matrix[:2]) and _of_one_direction(matrix):
         refuse(wanted, "all point the same way", "the matrix was never trained, or is damaged")
     rows: NDArray[np.float32] = matrix[place]
@@ -244,8 +251,10 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
 
 def _of_one_direction(rows: NDArray[np.float32]) -> bool:
     """Whether all rows point the same way, up to float32's rounding."""
-    units = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-    return bool(np.abs(units - units[0]).max() < 1e-6)
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    units = rows / lengths
+    farthest = np.abs(units - units[0]).max()
+    return bool(farthest < 1e-6)
 
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
@@ -256,7 +265,10 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
             it is quantised, the message recommends the base model that the checkpoint names.
     """
     config, chosen = await side_by_side(
-        [read_json(snapshot, "config.json", "BadConfig"), model_files(snapshot)]
+        [
+            read_json(snapshot, "config.json", "BadConfig"),
+            model_files(snapshot),
+        ]
     )
     try:
         return await _Model(snapshot, config, chosen).projection()
@@ -338,7 +350,7 @@ class _Model:
         adapters = [path for path in ADAPTERS if path in files]
         if adapters and "adapter_config.json" not in files:
             self._warnings.append(
-                f"{adapters[0]} has no adapter_config.json: no program puts it on the weights"
+                f"{adapters[0]} has no adapter_config.json: no program applies it to the weights"
             )
 
     async def _read_headers(self) -> int:
@@ -362,8 +374,9 @@ class _Model:
         except ScreeningError:
             if self._is_mlx or not self._holders:
                 raise
-            shard = next(iter(self._holders.values()))[0]
-            if (await self._files.header(shard)).writer != architectures.MLX:
+            shard, *_ = next(iter(self._holders.values()))
+            header = await self._files.header(shard)
+            if header.writer != architectures.MLX:
                 raise
             self._is_mlx = True
             refuse_names(self._shapes, self._config, by_transformers=False)
@@ -384,7 +397,8 @@ class _Model:
         header = await self._files.header(file, self._header_bytes(file))
         tensor = header.tensors.get(name)
         if tensor is None:
-            index = self._chosen.kind.index if self._chosen.kind else ""
+            kind = self._chosen.kind
+            index = kind.index if kind else ""
             reason = f"says that {name} is in {file}, which does not contain it"
             raise bad_index(self._snapshot, index, reason)
         return header, tensor
@@ -405,14 +419,19 @@ class _Model:
         pieces = []
         for path in self._holders[name]:
             part = await self._files.header(path)
-            pieces.append((await self._files.matrix(path, part.tensors[name]), part))
-        whole = pieced(name, pieces, self._stated("vocab_size", "hidden_size"))
-        return whole if len(pieces) > 1 else rows
+            matrix = await self._files.matrix(path, part.tensors[name])
+            pieces.append((matrix, part))
+        sizes = self._stated("vocab_size", "hidden_size")
+        whole = pieced(name, pieces, sizes)
+        if len(pieces) == 1:
+            return rows
+        return whole
 
     async def _rows(self, tensor: Tensor, header: Header) -> Rows:
         """Rows of a stored matrix, with its separate scales, if any."""
         # An index may omit tensors next to the matrix.
-        companions = architectures.companions(tensor.name, {*header.tensors, *self._holders})
+        stored = {*header.tensors, *self._holders}
+        companions = architectures.companions(tensor.name, stored)
         stem = tensor.name.removesuffix("weight")
         quantization = self._config.get("quantization_config")
         how = f"as {tensor.dtype}"
@@ -434,8 +453,9 @@ class _Model:
                 how += " without the scales of config.json's quantization_config"
             elif is_code and len(companions) == 1 and companions[0] in architectures.SCALES:
                 name = stem + companions[0]
-                file = self._holders.get(name, [file])[0]
-                scale = (await self._files.header(file)).tensors.get(name)
+                file, *_ = self._holders.get(name, [file])
+                header = await self._files.header(file)
+                scale = header.tensors.get(name)
                 if scale is None:
                     how += f", which is not in {file}"
                 else:
@@ -486,8 +506,11 @@ class _Model:
         if type(total) is int and total > 0:
             return total
         if self._snapshot.is_local:
-            counts = [(await self._files.header(shard)).parameters for shard in self._chosen.paths]
-            return sum(counts)
+            count = 0
+            for shard in self._chosen.paths:
+                header = await self._files.header(shard)
+                count += header.parameters
+            return count
         size: Any = metadata.get("total_size")
         if type(size) not in (int, float) or not 0 < size < 2**62:
             return None
@@ -609,16 +632,21 @@ async def _base_model(snapshot: Snapshot) -> str | None:
     async def fields_of(path: str) -> Any:
         if path.endswith(".json"):
             return await read_json(snapshot, path, "BadConfig")
-        body = await snapshot.small_file(path) if path in snapshot.files else b""
-        is_there = body.startswith(b"---")
-        return bounded_yaml(body[3:].partition(b"\n---")[0]) if is_there else {}
+        if path not in snapshot.files:
+            return {}
+        body = await snapshot.small_file(path)
+        if not body.startswith(b"---"):
+            return {}
+        metadata, _, _ = body[3:].partition(b"\n---")
+        return bounded_yaml(metadata)
 
     for path, key in _NAMES_OF_BASES.items():
         # A broken file costs only the hint.
         with contextlib.suppress(
             ScreeningError, yaml.YAMLError, ValueError, TypeError, AttributeError
         ):
-            name = (await fields_of(path)).get(key)
+            fields = await fields_of(path)
+            name = fields.get(key)
             if isinstance(name, list) and name:
                 name = name[0]
             if isinstance(name, str) and _REPO.fullmatch(name) and name != snapshot.repo:

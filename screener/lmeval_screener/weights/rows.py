@@ -160,7 +160,8 @@ class Matrix:
         """Bytes of each row, from the cache if possible."""
         cache = self.snapshot.cache
         place = f"{self.tensor.name}#{self.tensor.begin}#{self.row_bytes}"
-        key = f"{self.snapshot.content_key(self.file)}#{place}"
+        content_key = self.snapshot.content_key(self.file)
+        key = f"{content_key}#{place}"
         known: dict[int, bytes] = {}
         content = cache.read("rows", key) if cache else None
         if content is not None:
@@ -176,8 +177,9 @@ class Matrix:
             known |= await self._in_runs(missing)
         if cache:
             order = sorted(known)
+            head = json.dumps(order).encode() + b"\n"
             rows = b"".join([known[i] for i in order])
-            cache.write("rows", key, json.dumps(order).encode() + b"\n", rows)
+            cache.write("rows", key, head, rows)
         return known
 
     def _cut(self, body: bytes) -> list[bytes]:

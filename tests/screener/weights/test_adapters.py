@@ -159,7 +159,7 @@ def test_rows_equal_the_merged_models_and_an_embedding_changes_them_only_where_i
     assert any(note.startswith("same rows as its base ") for note in notes) is same
     # Where merging changes the head a note says so.
     changed_by_merging = any(
-        "before it is merged, its head lacks that change" in note for note in notes
+        "before merging, the head does not have that change" in note for note in notes
     )
     assert same_before_merging(folder, base) is not changed_by_merging
     assert len(notes) == same + changed_by_merging

@@ -204,7 +204,9 @@ def test_an_adapter_without_its_configuration_and_a_stale_index_are_noted(tmp_pa
     folder = write_checkpoint(tmp_path / "m", head_and_embedding())
     write_safetensors(folder / "adapter_model.safetensors", {"x.lora_A.weight": ("F32", matrix())})
     projection = found(folder)
-    note = "adapter_model.safetensors has no adapter_config.json: no program puts it on the weights"
+    note = (
+        "adapter_model.safetensors has no adapter_config.json: no program applies it to the weights"
+    )
     assert (projection.file, projection.warnings) == ("model.safetensors", (note,))
     write_index(folder, {"lm_head.weight": "model-00001-of-00002.safetensors"})
     projection = found(folder)

@@ -109,21 +109,27 @@ class _Update:
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the matrix that it changes."""
-        v, d = self.b.shape[0], self.a.shape[1]
-        return (d, v) if self.embedding else (v, d)
+        v, _ = self.b.shape
+        _, d = self.a.shape
+        if self.embedding:
+            return d, v
+        return v, d
 
     async def applied(self, rows: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.float32]:
         """Rows (n, d) of these numbers plus ``scaling · B A``, rescaled to DoRA's lengths if it has any."""
         rank = range(self.a.shape[0])
         if self.embedding:
             size = len(rank) * self.a.row_bytes
-            self.a.refuse_scattered(size, "with a column a token", "for any of them")
-            left = (await self.a.read(rank))[:, list(ids)].T
-            right = (await self.b.read(range(self.b.shape[0]))).T
+            self.a.refuse_scattered(size, "with a column for each token", "for any of them")
+            columns = await self.a.read(rank)
+            left = columns[:, list(ids)].T
+            rows_of_b = await self.b.read(range(self.b.shape[0]))
+            right = rows_of_b.T
         else:
             left = await self.b.read(ids)
             right = await self.a.read(rank)
-        changed = rows + self.scaling * (left.astype(np.float64) @ right.astype(np.float64))
+        product = left.astype(np.float64) @ right.astype(np.float64)
+        changed = rows + self.scaling * product
         if self.magnitude is not None:
             lengths = np.linalg.norm(changed, axis=1, keepdims=True)
             changed *= await self.magnitude.read(ids) / lengths
@@ -153,7 +159,7 @@ class AdaptedRows:
         return self.base.shape
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Read rows of the merged model by their numbers; see `Rows.read`."""
+        """Read rows of the merged model by their numbers, which are token ids; see `Rows.read`."""
         rows = await self.base.read(ids)
         for update in self.updates:
             rows = await update.applied(rows, ids)
@@ -161,8 +167,9 @@ class AdaptedRows:
         if self.token_rows is not None and len(here):
             stored = [self.tokens.index(token) for token in np.asarray(ids)[here].tolist()]
             asked, place = np.unique(stored, return_inverse=True)
+            own_rows = await self.token_rows.read(asked.tolist())
             rows = rows.copy()
-            rows[here] = (await self.token_rows.read(asked.tolist()))[place]
+            rows[here] = own_rows[place]
         return rows
 
 
@@ -196,10 +203,15 @@ class Adapter:
 
     @property
     def label(self) -> str:
-        """The base's name, with its revision if stated; ``next to it`` for a base in the folder."""
+        """The base's name, with its revision if stated.
+
+        For a base in the same folder it is ``next to it``.
+        """
         if self.has_base:
             return "next to it"
-        return self.base if self.revision is None else f"{self.base}@{self.revision}"
+        if self.revision is None:
+            return self.base
+        return f"{self.base}@{self.revision}"
 
     @property
     def leaves_head(self) -> bool:
@@ -309,8 +321,8 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
     if has_base and settings.get("peft_type") in _BEFORE_THE_MODEL:
         raise ScreeningError(
             "AdapterOnly",
-            f"an adapter ({settings['peft_type']}) lies next to the weights, and transformers 5 does not put "
-            "this kind on them; move the adapter, or the weights, to a folder of their own",
+            f"an adapter ({settings['peft_type']}) lies next to the weights, and transformers 5 does not apply "
+            "this kind to them; move the adapter, or the weights, to a folder of their own",
         )
     return replace(adapter, nothing=await _nothing(adapter))
 
@@ -318,7 +330,9 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
 def _text(settings: Mapping[str, Any], key: str) -> str:
     """A setting if it is a text, else an empty one."""
     value = settings.get(key)
-    return value if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    return value
 
 
 async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjection:
@@ -342,8 +356,8 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     adapter, left_out = _fitting(adapter, projection)
     if adapter.has_base:
         warnings.append(
-            f"{adapter.file} is put on the weights next to it, as transformers 5 does where peft is "
-            f"installed; transformers 4 puts it on {adapter.base or 'the base that it names'}"
+            f"{adapter.file} is applied to the weights next to it, as transformers 5 does if peft is "
+            f"installed; transformers 4 applies it to {adapter.base or 'the base that it names'}"
         )
     elif own_weights(adapter.files.snapshot.files):
         warnings.append(
@@ -364,7 +378,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     if any(update.embedding for update in rows.updates):
         warnings.append(
             f"the adapter changes the input embedding, which {adapter.label} ties to its head: the rows are "
-            "those of the merged model; before it is merged, its head lacks that change"
+            "those of the merged model; before merging, the head does not have that change"
         )
     return replace(projection, file=adapter.file, rows=rows, warnings=tuple(warnings))
 
@@ -389,8 +403,8 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
             if tensor.name not in lacking:
                 modules.setdefault(module, {})[part] = tensor
     note = (
-        f"{len(unplaced)} of the adapter's {len(adapter.tensors)} tensors belong to no module of "
-        f"its base, such as {min(unplaced)[:_SHOWN]}: PEFT leaves them out"
+        f"{len(unplaced)} of the adapter's {len(adapter.tensors)} tensors, such as "
+        f"{min(unplaced)[:_SHOWN]}, belong to no module of its base: PEFT leaves them out"
     )
     return replace(adapter, modules=modules), note
 
@@ -401,7 +415,7 @@ def _unplaced_error(adapter: Adapter, base: BaseModules) -> ScreeningError:
     modules = [module_of(name) for name in sorted(adapter.tensors)]
     named = next(filter(None, reversed(modules)), "")[:_SHOWN]
     how = base.mistake(adapter.tensors)
-    step = "write the base on which it was trained into adapter_config.json, or save it again"
+    step = "write the base that it was trained on into adapter_config.json, or save it again"
     return ScreeningError(
         "AdapterOnly",
         f"none of the adapter's {len(adapter.tensors)} tensors belongs to a module of its base "
@@ -463,7 +477,8 @@ async def _is_zero(adapter: Adapter, name: str) -> bool:
     matrix = await adapter.files.matrix(adapter.file, tensor, narrow=True)
     rows = range(matrix.shape[0])
     for begin in range(0, len(rows), _CHUNK):
-        if (await matrix.read(rows[begin : begin + _CHUNK])).any():
+        chunk = await matrix.read(rows[begin : begin + _CHUNK])
+        if chunk.any():
             return False
     return True
 
@@ -624,7 +639,8 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
             f"has factors of rank {rank} for {module}, for which {CONFIG} says r={stated!r}: PEFT does "
             "not load it"
         )
-    scaling = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
+    scaling = alpha / divisor
     return _Update(a, b, scaling, embedding, magnitude)
 
 

@@ -219,14 +219,22 @@ def _named(models: Mapping[str, Sequence[str]], choice: str) -> list[str]:
     """The models, each with its parts, that a choice names: by path, by file, else by a word in the name."""
     file = PART.sub(".gguf", choice)
     tag = re.compile(rf"(?:^|[-._/]){re.escape(choice)}(?:[-._/]|$)", re.IGNORECASE)
-    tagged = [model for model in models if tag.search(model.removesuffix(".gguf"))]
     at_end = f"{choice.lower()}.gguf"
-    return (
-        [model for model, parts in models.items() if choice in (model, *parts)]
-        or [model for model in models if model.rpartition("/")[2] == file]
-        or [model for model in tagged if model.lower().endswith(at_end)]
-        or tagged
-    )
+    by_path: list[str] = []
+    by_file: list[str] = []
+    by_end: list[str] = []
+    by_word: list[str] = []
+    for model, parts in models.items():
+        _, _, name = model.rpartition("/")
+        if choice in (model, *parts):
+            by_path.append(model)
+        if name == file:
+            by_file.append(model)
+        if tag.search(model.removesuffix(".gguf")):
+            by_word.append(model)
+            if model.lower().endswith(at_end):
+                by_end.append(model)
+    return by_path or by_file or by_end or by_word
 
 
 async def models_among(snapshot: Snapshot) -> list[str]:
@@ -326,7 +334,9 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     warnings = head_bias(places)
     if tensor.dtype not in PLAIN_DTYPES:
         matrix = _Blocks
-        quantised = f"quantised: {head} is stored as {tensor.dtype}; G uses the dequantised rows"
+        quantised = (
+            f"{head} is quantised ({tensor.dtype}): G and the ratio use the dequantised rows"
+        )
         warnings.insert(0, quantised)
     projection = OutputProjection(
         name=head,
