@@ -107,7 +107,7 @@ class Vocabulary:
                     return cls.from_file(name, path.read_bytes())
         raise UsageError(
             f"expected a tokenizer that saves {' or '.join(TOKENIZER_FILES)}, got "
-            f"{type(tokenizer).__name__}; load a fast one"
+            f"{type(tokenizer).__name__}; load it with use_fast=True"
         )
 
     @classmethod
@@ -119,7 +119,7 @@ class Vocabulary:
         data = _parsed(content, "tokenizer.json")
         model = data.get("model")
         if not isinstance(model, dict):
-            _refuse("expected `model` to be a mapping in tokenizer.json")
+            _refuse("expected `model` to be a mapping in tokenizer.json; save the tokenizer again")
         parts = _parts(data, "pre_tokenizer")
         return cls(
             model.get("vocab"),
@@ -144,7 +144,10 @@ class Vocabulary:
         pieces = _parsed(content, "vocab.json")
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
         if not any(spaced.values()):
-            _refuse("expected pieces that start with Ġ or ▁ in vocab.json, got none")
+            _refuse(
+                "expected tokens that start with Ġ or ▁ in vocab.json, got none; save the tokenizer as "
+                "tokenizer.json"
+            )
         return cls(pieces, "byte-level" if spaced["Ġ"] >= spaced["▁"] else "sentencepiece")
 
     @property
@@ -305,9 +308,11 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
     try:
         data = parsed(content, TOKENIZER)
     except ValueError as error:
-        raise ScreeningError("BadTokenizer", f"expected JSON in {name}, got: {error}") from error
+        raise ScreeningError(
+            "BadTokenizer", f"expected JSON in {name}, got: {error}; save it again"
+        ) from error
     if not isinstance(data, dict):
-        _refuse(f"expected a mapping in {name}, got {type(data).__name__}")
+        _refuse(f"expected a mapping in {name}, got {type(data).__name__}; save it again")
     return data
 
 
@@ -334,7 +339,10 @@ def _builder(model: dict[str, Any]) -> Callable[[str], list[str]] | None:
             or len(pair) != 2
             or not all(isinstance(part, str) for part in pair)
         ):
-            _refuse(f"expected `model.merges` to list pairs of pieces, got {brief(merge)}")
+            _refuse(
+                f"expected `model.merges` to list pairs of tokens, got {brief(merge)}; save the "
+                "tokenizer again"
+            )
         ranks.setdefault((pair[0], pair[1]), rank)
     if model.get("ignore_merges") is True:  # a word that has a piece is that piece
         return lambda text: [text] if text in model["vocab"] else _merged(ranks, text)
@@ -371,7 +379,10 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
     most = max(NORMALISED, MARGIN * len(text))
     for part in parts:
         if len(text) > most:
-            _refuse(f"expected a normaliser, got one that makes {len(text)} signs of a word")
+            _refuse(
+                f"the tokenizer's normaliser turns a word into {len(text):,} characters, more than "
+                f"{most:,}; check tokenizer.json, or download it again"
+            )
         kind = part.get("type")
         if kind in ("NFC", "NFD", "NFKC", "NFKD"):
             text = unicodedata.normalize(kind, text)
@@ -381,7 +392,10 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
             pattern, content = part.get("pattern"), part.get("content")
             if isinstance(pattern, dict) and isinstance(content, str) and pattern.get("String"):
                 if len(content) > NORMALISED:
-                    _refuse(f"expected a replacement of a sign or a word, got {len(content)} signs")
+                    _refuse(
+                        f"the tokenizer's normaliser inserts a text of {len(content):,} characters, "
+                        f"more than {NORMALISED:,}; check tokenizer.json, or download it again"
+                    )
                 text = text.replace(str(pattern["String"]), content)
         elif kind == "Lowercase":
             text = text.lower()
@@ -400,12 +414,19 @@ def _pieces(vocab: object) -> dict[str, int]:
         try:
             return {piece: row for row, (piece, _) in enumerate(vocab)}
         except (TypeError, ValueError):
-            _refuse("expected `model.vocab` to list (piece, score) pairs")
+            _refuse(
+                "expected `model.vocab` to list pairs of token and score; save the tokenizer again"
+            )
     if not isinstance(vocab, dict) or not vocab:
-        _refuse(f"expected `model.vocab` to hold pieces, got {type(vocab).__name__}")
+        _refuse(
+            f"expected `model.vocab` to hold tokens, got {type(vocab).__name__}; save the tokenizer "
+            "again"
+        )
     for piece, row in vocab.items():
         if type(row) is not int or not 0 <= row < 2**31:
-            _refuse(f"expected a row id for the piece {piece!r}, got {brief(row)}")
+            _refuse(
+                f"expected an id for the token {piece!r}, got {brief(row)}; save the tokenizer again"
+            )
     return vocab
 
 
@@ -413,14 +434,20 @@ def _added_tokens(listed: object) -> dict[str, _Added]:
     if not isinstance(listed, list):
         return {}
     if len(listed) > ADDED_TOKENS:
-        _refuse(f"expected at most {ADDED_TOKENS} `added_tokens`, got {len(listed)}")
+        _refuse(
+            f"expected at most {ADDED_TOKENS:,} `added_tokens`, got {len(listed):,}; check "
+            "tokenizer.json, or download it again"
+        )
     tokens = {}
     for token in listed:
         content, row = (
             (token.get("content"), token.get("id")) if isinstance(token, dict) else (None, None)
         )
         if not isinstance(content, str) or type(row) is not int or row < 0:
-            _refuse(f"expected `added_tokens` with content and id, got {brief(token)}")
+            _refuse(
+                f"expected `added_tokens` with content and id, got {brief(token)}; save the "
+                "tokenizer again"
+            )
         if content:
             flags = (bool(token.get(key)) for key in ("special", "single_word", "lstrip"))
             tokens[content] = _Added(row, *flags)
@@ -436,7 +463,8 @@ def _parts(data: dict[str, Any], *keys: str) -> list[dict[str, Any]]:
     while open_parts:
         if len(open_parts) + len(parts) > TOKENIZER_PARTS:
             _refuse(
-                f"expected at most {TOKENIZER_PARTS} parts of a normaliser or pre-tokenizer, got more"
+                f"expected at most {TOKENIZER_PARTS} parts of a normaliser or pre-tokenizer, got more; "
+                "check tokenizer.json, or download it again"
             )
         part = open_parts.pop()
         if not isinstance(part, dict):
@@ -460,8 +488,8 @@ def _kind(data: dict[str, Any]) -> Kind:
             return "sentencepiece"
     model = data["model"].get("type", "unnamed")
     _refuse(
-        f"expected a byte-level or SentencePiece-style tokenizer, got a {model} model whose pieces don't "
-        "spell their leading space"
+        f"expected a byte-level or SentencePiece-style tokenizer, got a {model} model whose tokens do "
+        "not spell their leading space; screen models with another tokenizer"
     )
 
 

@@ -1254,7 +1254,10 @@ def test_a_race_screens_by_the_answers_of_its_own_task(
     )
     assert (again["notes"], standing(again)) == (own["notes"], standing(own))
     assert main([*given, "--domain", file, "--output_path", str(tmp_path / "none")]) == 2
-    assert "sums.yaml holds answers of a task, not words: give it as the task" in capsys.readouterr().err
+    assert (
+        "sums.yaml holds answers of a task, not words: give it as the task"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -457,7 +457,9 @@ class _Walk:
         if count > min(GGUF_PAIRS, self._size // 12) or tensors > min(
             GGUF_TENSORS, self._size // 24
         ):
-            raise self._bad(f"it announces {count} pairs and {tensors} tensors")
+            raise self._bad(
+                f"it announces {count} pairs and {tensors} tensors, more than the file can hold"
+            )
         return tensors, count
 
     async def _need(self, end: int) -> None:
@@ -466,7 +468,7 @@ class _Walk:
         if end <= have:
             return
         if end > self._size:
-            raise self._bad(f"it asks for byte {end} of a file of {self._size} bytes")
+            raise self._bad(f"it refers to byte {end}, beyond the file of {self._size} bytes")
         if end > GGUF_HEADER:
             raise self._bad(f"it is longer than {GGUF_HEADER} bytes")
         check_time()
@@ -490,7 +492,7 @@ class _Walk:
         """Go on without the next bytes."""
         self._at += count
         if self._at > min(self._size, GGUF_HEADER):
-            raise self._bad(f"it asks for byte {self._at}, beyond the file's end or a header's")
+            raise self._bad(f"it refers to byte {self._at}, beyond the file or the largest header")
 
     def _count(self, elements: int) -> None:
         """Count an array's elements; ScreeningError above the budget."""
@@ -524,7 +526,7 @@ class _Walk:
                 return self._pass(size)
             return np.frombuffer(await self._take(size), "<" + _SCALARS[inner]).tolist()
         if self._at + 8 * count > self._size:  # a string or an array takes at least its length
-            raise self._bad(f"{count} values at byte {self._at} do not fit the file")
+            raise self._bad(f"an array of {count} values at byte {self._at} ends beyond the file")
         if inner == _STRING:
             return await self._strings(count, keep)
         return [await self._value(inner, keep=keep, depth=depth + 1) for _ in range(count)]
