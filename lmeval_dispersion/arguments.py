@@ -236,7 +236,7 @@ def _items(hint: Any) -> list[Any]:
 
 def _choices(hint: Any) -> list[Any]:
     """The values that a field, or an item of it, may have; empty where any is allowed."""
-    choices = []
+    choices: list[Any] = []
     for kind in [*_types(hint), *_items(hint)]:
         if get_origin(kind) is Literal:
             choices += get_args(kind)
