@@ -249,7 +249,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"expected whole numbers with commas, got {text!r}"
+            f"expected whole numbers separated by commas, such as 16,64, got {text!r}"
         ) from None
 
 

@@ -59,7 +59,8 @@ class OnDevice:
     """Where a model of transformers runs.
 
     Attributes:
-        device: cpu, cuda, cuda:1; auto spreads the model. Default: the first GPU, else the CPU.
+        device: cpu, cuda, cuda:1, or auto to spread the model over all GPUs. Default: the first
+            GPU, else the CPU.
     """
 
     device: Annotated[str | None, Option("DEVICE")] = None
@@ -70,8 +71,8 @@ class Loading(OnDevice):
     """How a model of transformers is loaded.
 
     Attributes:
-        model_args: As of lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft, revision,
-            trust_remote_code, such as dtype=bfloat16,revision=step1000.
+        model_args: Arguments as for lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft,
+            revision, trust_remote_code, such as dtype=bfloat16,revision=step1000.
     """
 
     model_args: Annotated[str, Option("K=V,K=V")] = ""
@@ -82,7 +83,7 @@ class TextColumn:
     """Where the text of a file or a data set is.
 
     Attributes:
-        column: Field with the text, where texts have fields.
+        column: Field with the text, if records have several fields.
     """
 
     column: Annotated[str, Option("FIELD")] = "text"

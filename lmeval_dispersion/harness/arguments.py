@@ -14,18 +14,18 @@ from lmeval_dispersion.options import Once
 
 @dataclass(frozen=True)
 class Embedding(TextColumn, Loading):
-    """All arguments of a store of texts.
+    """Arguments of ``dispersion embed`` for texts.
 
     Attributes:
         model: Folder or Hub id of a decoder model.
         texts: Text, JSONL or parquet file, or a Hub data set.
 
-            Of a text that exceeds the model's context the end counts.
+            If a text exceeds the model's context, only its end is used.
         output: Folder of the store to write.
         layer: Layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated.
             Default: last.
-        tasks: Name of the data; a calibrator holds for one; with --from-samples only these tasks.
-            Default: the file's; all.
+        tasks: Name for the data, since calibrators hold only for data of the same name; with
+            --from-samples, only these tasks. Default: the file's name; all tasks.
     """
 
     model: Annotated[str, Option("MODEL")]
@@ -38,19 +38,21 @@ class Embedding(TextColumn, Loading):
 
 @dataclass(frozen=True)
 class AnswerTokens(TextColumn, OnDevice):
-    """All arguments of a task's answer tokens.
+    """Arguments of ``dispersion tokens``.
 
     Attributes:
-        tasks: lm-eval's tasks and groups.
+        tasks: Names of lm-eval's tasks and groups.
 
-            Their names with commas; None for a base with a file of prompts.
-        base: Model that is run on prompts, a Hub id or folder, with @REVISION where it is not the
-            main one. Default: count the task's answers.
-        data: Prompts of the base: text, JSONL or parquet, or a Hub data set. Default: the task's.
-        tokenizer: List the tokens of this model's tokenizer. Default: the base's.
-        num_fewshot: Examples before a question of the base. Default: the task's own.
+            They are separated by commas; None for a base with a file of prompts.
+        base: Base model to run on prompts: Hub id or folder, with @REVISION for another revision
+            than main. Default: count the task's answers instead.
+        data: Prompts for the base: text, JSONL or parquet file, or a Hub data set. Default: the
+            task's questions.
+        tokenizer: Model whose tokenizer splits the answers into the tokens that are listed.
+            Default: the base's.
+        num_fewshot: Number of examples before each question. Default: the task's own.
         include_path: A folder with more tasks.
-        apply_chat_template: Prompts of the base in its chat template. Default: plain prompts.
+        apply_chat_template: Put prompts in the base's chat template. Default: plain prompts.
     """
 
     tasks: Annotated[str | None, Option("NAME,NAME")] = None

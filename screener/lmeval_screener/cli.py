@@ -29,7 +29,6 @@ from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report.forms import PICTURES
 from lmeval_screener.orders import RankedBy
 from lmeval_screener.screening.arguments import ScreenArguments, ScreenInputs, Selecting, Showing
-from lmeval_screener.shortlist.arguments import Verifying
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -250,6 +249,8 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
+    from lmeval_screener.shortlist.arguments import Verifying
+
     parser.description = (
         "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
         "--emit FOLDER` with its results."
@@ -274,6 +275,7 @@ def run_verify(args: argparse.Namespace) -> int:
     """Run ``dispersion verify`` with parsed arguments; returns 0, whatever the verdict."""
     output = Output.of(args)
 
+    from lmeval_screener.shortlist.arguments import Verifying
     from lmeval_screener.shortlist.verdict import verify
 
     verdict = verify(**given_of(Verifying, args))

@@ -97,10 +97,13 @@ def test_the_help_has_the_default_of_each_measure_s_option(measure):
         ("law m --data t --control WRONG", "--control: invalid choice: 'WRONG'"),
         (
             "law m --data t --contexts 1,b",
-            "--contexts: expected whole numbers with commas, got '1,b'",
+            "--contexts: expected whole numbers separated by commas, such as 16,64, got '1,b'",
         ),
         ("law m", "the following arguments are required: --data"),
-        ("clusters m --data t --bins 9", "--bins: expected an option of clusters, got one of law"),
+        (
+            "clusters m --data t --bins 9",
+            "--bins: expected an option that clusters takes, got one of law",
+        ),
         ("sublayers m n --data t", "expected one model for sublayers, got m, n"),
         ("clusters m --data t u", "--data: expected one text for clusters, got t, u"),
     ],

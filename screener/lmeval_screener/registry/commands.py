@@ -56,26 +56,26 @@ class Questioned(RankedBy):
     """What a registry is asked.
 
     Attributes:
-        file: The registry that --registry wrote.
+        file: The registry, a file that `screen-checkpoints --registry` wrote.
         action: What to do, see below.
 
-            ``query``: the latest state of every checkpoint, ranked; ``show``: the history of a
-            checkpoint; ``diff``: the changes since a time.
+            ``query`` for the latest state of every checkpoint, ranked; ``show`` for the history of
+            a checkpoint; ``diff`` for the changes since a time.
         what: SQL, CHECKPOINT or DATE, see below.
 
-            For ``query`` an SQL SELECT to run instead; for ``show`` the checkpoint: label, path or
-            address; the date of ``diff`` is ``since``.
-        domain: Only results of this token set. Default: the most used.
+            For ``query``, an SQL SELECT to run instead; for ``show``, the checkpoint's label, path
+            or address. The date of ``diff`` is ``since``.
+        domain: Only results for this token set. Default: the set with the most results.
 
             For ``query`` and ``diff``.
-        scale: Only this scale, such as 7B. Default: all.
+        scale: Only checkpoints of this scale, such as 7B. Default: all.
 
             For ``query``.
-        top: Only the K best of each group. Default: all.
+        top: Only the K best checkpoints of each group. Default: all.
 
             For ``query``; at least 1.
-        since: For ``diff``: ``last`` for the news that were announced last, once more; else
-            ``yesterday``, a date or time in UTC, or a run of the registry, for all changes since.
+        since: For ``diff``, the time since which changes are wanted: ``yesterday``, a date or time
+            in UTC, or the name of a run. ``last`` shows the last news once more.
     """
 
     file: Annotated[str | Path, Option("FILE")]

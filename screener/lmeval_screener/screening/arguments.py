@@ -21,7 +21,7 @@ def _places(text: str) -> int:
     if text.lstrip("-").isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(
-        f"expected a number, got {text!r}; checkpoints go before this option"
+        f"expected a number of ranks, got {text!r}; put the checkpoints before this option"
     )
 
 
@@ -31,20 +31,24 @@ class Selecting:
 
     Attributes:
         family: A family; FILE:NAME for your own.
+
+            All checkpoints of a bundled family, or of one that the file describes.
         author: All models of an organisation or user.
 
-            One name, or several; listed on the Hub.
-        tag: Models with this tag of the Hub.
+            One name, or several; the models are those on the Hub.
+        tag: Models with this tag on the Hub.
 
-            All listed models have each of the tags.
-        base_model: Its fine-tunes, according to the Hub.
+            If several are given, models that have all of them.
+        base_model: Fine-tunes of this model on the Hub.
+
+            One name, or several; they are those whose authors name it as their base.
         since: Listed models changed since then; with a registry: news since then. Default: all.
 
-            A date, or ``yesterday``. The news are ``result.news``: with a registry also since the
-            ``last`` ones, since a time (UTC), or since a run of the registry. ``last`` and
-            ``yesterday`` announce a checkpoint once.
+            A date, or ``yesterday``. With a registry, the news are in ``result.news``, and a time
+            in UTC, the name of a run, or ``last`` (the end of the last news) are possible, too.
+            ``last`` and ``yesterday`` announce each checkpoint once.
         limit: Only the N listed models changed last. Default: all.
-        demo: The bundled tiny models; needs no network.
+        demo: Screen the bundled tiny models, without a network.
     """
 
     family: Annotated[str | None, Option("NAME")] = None
@@ -63,24 +67,27 @@ class ScreenInputs(RankedBy):
     Attributes:
         domain: Words of the domain: bundled, SET:GROUP,GROUP or a YAML file. Default: the task's,
             else math.
-        tasks: Tasks of lm-eval, or a set's file; the ratio is over answers of the first that has
-            known ones. Default: those of the domain.
+        tasks: Tasks of lm-eval, or a set's file, whose answers the ratio is over. Default: those
+            of the domain.
+
+            The ratio is over the answer tokens of the first task that has known ones.
         reference: Everyday words.
 
-            Bundled, ``SET:GROUP,GROUP`` or a YAML file.
+            The domain's words are compared with them: a bundled set, ``SET:GROUP,GROUP`` or a YAML
+            file.
         tokenizer: Tokenizer for checkpoints without one.
 
             The name of a repository, a folder, an address, or a tokenizer file.
         results: Compare with results or CSV.
 
-            lm-eval's results or samples, Inspect's logs, folders of them, or a CSV file of
-            accuracies.
+            Accuracies to compare the ranking with: results or samples of lm-eval, logs of Inspect,
+            folders of them, or a CSV file.
         slope: Your slope k, of verify --keep. Default: ours.
 
-            Chances are then by your own results.
+            A file of ``dispersion verify --keep``. Chances then follow from your own results.
         registry: Keep results here, read only new ones.
 
-            An SQLite file; only new or changed checkpoints are read.
+            An SQLite file that keeps the results; only new or changed checkpoints are read.
     """
 
     domain: Annotated[str | None, Option("SET")] = None
@@ -99,13 +106,14 @@ class ScreenArguments(Selecting, ScreenInputs):
     """All arguments of a screening.
 
     Attributes:
-        checkpoints: Names, folders, files, addresses: see below.
+        checkpoints: Repositories, folders, files or addresses, see below.
 
             One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``,
             folders, folders of training runs, weights files, or addresses such as
             ``s3://bucket/run/checkpoint-*``; ``demo`` for the bundled ones.
-        progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a
-            bar, in a notebook or on a terminal, where that takes more than a second.
+        progress: Called as ``progress(done, all, label)`` whenever a checkpoint has been read or
+            has failed. Default: a progress bar, in a notebook or on a terminal, for screenings that
+            take more than a second.
     """
 
     checkpoints: Annotated[str | Iterable[str], Option("CHECKPOINT")] = ()
@@ -115,16 +123,20 @@ class ScreenArguments(Selecting, ScreenInputs):
 
 @dataclass(frozen=True, kw_only=True)
 class Showing:
-    """What the command alone takes: what it prints in place of a report, or does with it.
+    """What only the command takes: what it prints in place of a report, or does with it.
 
     Attributes:
-        list: Print the bundled ones. Default: no.
+        list: Print what is bundled, and stop. Default: no.
         dry_run: Print the requests and bytes it would take, and stop.
         shortlist: Ranks 1 to K of each group; without K those that hold the best with 90 %.
             Default: all.
-        audit_sample: Add N others at random.
-        emit: Write the list and its tasks for lm-eval here. Default: nothing.
-        fail_if_below: Status 4 if any lies below it.
+
+            The checkpoints of these ranks are the short list, which is shown in place of all.
+        audit_sample: Add N others to the list, at random.
+        emit: Write the list for lm-eval here. Default: nothing.
+
+            The folder has the short list, its tasks and a script that evaluates it.
+        fail_if_below: Status 4 if any ranks below this one.
     """
 
     list: Literal["families", "domains", "tasks"] | None = None
