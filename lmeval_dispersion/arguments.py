@@ -41,13 +41,13 @@ _DEFAULT = re.compile(r" Default: ([^.]*(?:\.\S[^.]*)*)\.$")
 
 
 class Option(NamedTuple):
-    """What the type of a field leaves open about its option.
+    """Properties of an option that do not follow from the type of its field.
 
     Attributes:
-        metavar: The value's name in the help; None where there is none, or choices.
-        names: The option's names; none for the field's own.
-        action: What is done with the value; None to store it.
-        type: Makes the value from its text; None for the field's own type.
+        metavar: The value's name in the help; None for a flag, or to show the choices.
+        names: The option's names, such as ``("-o", "--output")``. Default: the field's name.
+        action: The action of argparse that treats the value; None to store it.
+        type: Converts the option's text to the value; None to convert it to the field's type.
     """
 
     metavar: str | None = None
@@ -68,10 +68,12 @@ def add_options(
     Args:
         parser: The parser, or a group of it.
         declared: The dataclass.
-        names: Fields to add in place of these, in this order; they may be fields of its bases.
-        dashed: Whether options have dashes where fields have underscores, which lm-eval's keep.
+        names: Only these fields, in this order, also those of its bases. Default: all that the
+            dataclass itself declares.
+        dashed: Replace underscores by dashes in the names of options. False for options that are
+            named as lm-eval's.
         more: Further arguments of each ``add_argument``, in place of those that follow from the
-            field; ``help`` is a text as docstrings have it.
+            field. ``help`` is written as in a docstring.
     """
     fields = {field.name: field for field in dataclasses.fields(declared)}
     hints = _hints(declared)
