@@ -25,8 +25,8 @@ class Which:
         base: Checkpoint that the others were trained from; it does not race.
         all: Race every checkpoint, without screening first.
         by: What orders the race: rows, for the screen's ranking, or block, for the answers of all
-            to the same few questions. Default: rows; block if the screen cannot tell them apart,
-            with --all, or with a budget.
+            to the same few questions. Default: rows; block if all rows are equal, with --all,
+            or with a budget.
         audit_sample: Number of checkpoints outside the screen's list that race as well, drawn at
             random from each group.
     """
