@@ -41,13 +41,13 @@ _DEFAULT = re.compile(r" Default: ([^.]*(?:\.\S[^.]*)*)\.$")
 
 
 class Option(NamedTuple):
-    """What the type of a field leaves open about its option.
+    """Properties of an option that do not follow from the type of its field.
 
     Attributes:
-        metavar: The value's name in the help; None where there is none, or choices.
-        names: The option's names; none for the field's own.
-        action: What is done with the value; None to store it.
-        type: Makes the value from its text; None for the field's own type.
+        metavar: The value's name in the help; None for a flag, or to show the choices.
+        names: The option's names, such as ``("-o", "--output")``. Default: the field's name.
+        action: The action of argparse that treats the value; None to store it.
+        type: Converts the option's text to the value; None to convert it to the field's type.
     """
 
     metavar: str | None = None
@@ -68,10 +68,12 @@ def add_options(
     Args:
         parser: The parser, or a group of it.
         declared: The dataclass.
-        names: Fields that are wanted alone, in the order wanted, also those of its bases.
-        dashed: Whether options have dashes where fields have underscores, which lm-eval's keep.
-        more: Further arguments of each ``add_argument``, in place of those from the field; ``help``
-            is a text as docstrings have it.
+        names: Only these fields, in this order, also those of its bases. Default: all that the
+            dataclass itself declares.
+        dashed: Replace underscores by dashes in the names of options. False for options that are
+            named as lm-eval's.
+        more: Further arguments of each ``add_argument``, in place of those that follow from the
+            field. ``help`` is written as in a docstring.
     """
     fields = {field.name: field for field in dataclasses.fields(declared)}
     hints = _hints(declared)
@@ -83,7 +85,8 @@ def add_options(
         option = _option(hints[name])
         flags = option.names
         if field.kw_only and not flags:
-            flags = (f"--{name.replace('_', '-')}",) if dashed else (f"--{name}",)
+            words = name.replace("_", "-") if dashed else name
+            flags = (f"--{words}",)
         settings = _settings(field, hints[name], option, positional=not flags)
         settings |= more
         text = more.get("help", texts[name])
@@ -94,18 +97,113 @@ def add_options(
             parser.add_argument(name, **settings)
 
 
+def check_choices(asked: Any) -> None:
+    """Check an options object's values against the choices of their fields.
+
+    Raises:
+        UsageError: A value is none of its field's choices; names the field.
+    """
+    hints = _hints(type(asked))
+    for field in dataclasses.fields(asked):
+        choices = _choices(hints[field.name])
+        value = getattr(asked, field.name)
+        if not choices or value is field.default:
+            continue
+        is_one = isinstance(value, str) or not isinstance(value, Iterable)
+        values = [value] if is_one else value
+        for each in values:
+            if each not in choices:
+                expected = " or ".join(map(str, choices))
+                raise UsageError(f"expected {expected}, got {each!r}", argument=field.name)
+
+
+def options_from(declared: Callable[..., T], args: argparse.Namespace) -> T:
+    """Return the options object of a command's arguments."""
+    return declared(**given_of(declared, args))
+
+
+def given_of(declared: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Return those of a command's arguments, by name, that an options object has as fields."""
+    given = {}
+    for name in inspect.signature(declared).parameters:
+        if name in args:
+            given[name] = getattr(args, name)
+    return given
+
+
+def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
+    """Return each field's text, by name, from the docstrings of a dataclass and its bases.
+
+    It is the first paragraph, which a command's help has, or the ``whole`` text, for Python.
+    """
+    texts = {}
+    for base in reversed(declared.__mro__):
+        for name, text in _own_texts(base).items():
+            paragraphs = text if whole else text.partition("\n\n")[0]
+            texts[name] = " ".join(paragraphs.split())
+    return texts
+
+
+def shown(default: Any) -> str:
+    """Return a default as the help shows it, several values with commas; empty for None."""
+    if default is None:
+        return ""
+    if default is False:
+        return "no"
+    if isinstance(default, (list, tuple)):
+        return ",".join(map(str, default))
+    return str(default)
+
+
+def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Let a function of an options object take the object's fields as its parameters.
+
+    Its signature and its docstring's ``Args`` are those of the fields, for ``help()`` and editors.
+    A call with an unknown argument raises TypeError, one with a value that is none of a field's
+    choices UsageError.
+    """
+
+    def decorated(function: Callable[[T], R]) -> Callable[P, R]:
+        signature = _signature(options, function)
+
+        @wraps(function)
+        def call(*args: P.args, **given: P.kwargs) -> R:
+            try:
+                signature.bind(*args, **given)
+            except TypeError as error:
+                # Python names the options' class here, which no user knows.
+                hint = ""
+                for name in given:
+                    if name not in signature.parameters:
+                        hint = nearest(name, signature.parameters)
+                        break
+                raise TypeError(f"{function.__name__}() {error}{hint}") from None
+            asked = options(*args, **given)
+            check_choices(asked)
+            return function(asked)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = _docstring(options, inspect.cleandoc(function.__doc__ or ""))
+        return call
+
+    return decorated
+
+
+# --- a field's type ---------------------------------------------------------------------------------
+
+
 def _hints(declared: type[Any]) -> dict[str, Any]:
     """The types of a dataclass's fields, by name."""
-    hints = dict[str, Any]()
+    hints = {}
     for base in reversed(declared.__mro__):
-        hints |= _own_hints(base)
+        hints.update(_own_hints(base))
     return hints
 
 
 @cache
 def _own_hints(base: Callable[..., Any]) -> dict[str, Any]:
     """The types of the fields of a class alone; a name that type checkers alone import is Any."""
-    unknown = dict[str, Any]()
+    unknown: dict[str, Any] = {}
     while True:
         try:
             return inspect.get_annotations(base, locals=unknown, eval_str=True)
@@ -124,40 +222,40 @@ def _types(hint: Any) -> list[Any]:
     """The types that a hint allows, without None."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    is_union = get_origin(hint) in (Union, UnionType)
+    parts = get_args(hint) if is_union else (hint,)
     return [part for part in parts if part is not type(None)]
 
 
-def _items(types: list[Any]) -> list[Any]:
-    """The types of the items of those types that hold several values."""
-    several = [kind for kind in types if get_origin(kind) in (Sequence, Iterable)]
-    return [item for kind in several for item in _types(get_args(kind)[0])]
+def _items(hint: Any) -> list[Any]:
+    """The types of the items, where a hint allows several values."""
+    items = []
+    for kind in _types(hint):
+        if get_origin(kind) in (Sequence, Iterable):
+            items += _types(get_args(kind)[0])
+    return items
 
 
 def _choices(hint: Any) -> list[Any]:
-    """The values that a field may have, or each of its several values; empty for any."""
-    types = _types(hint)
-    literals = [kind for kind in [*types, *_items(types)] if get_origin(kind) is Literal]
-    return list(dict.fromkeys(choice for kind in literals for choice in get_args(kind)))
+    """The values that a field, or an item of it, may have; empty where any is allowed."""
+    choices: list[Any] = []
+    for kind in [*_types(hint), *_items(hint)]:
+        if get_origin(kind) is Literal:
+            choices += get_args(kind)
+    return list(dict.fromkeys(choices))
 
 
-def check_choices(asked: Any) -> None:
-    """Check an options object's values against the choices of their fields.
+def _numbers(text: str) -> tuple[int, ...]:
+    """The value of a field of whole numbers, from its text."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers separated by commas, such as 16,64, got {text!r}"
+        ) from None
 
-    Raises:
-        UsageError: A value is none of its field's choices; names the field.
-    """
-    hints = _hints(type(asked))
-    for field in dataclasses.fields(asked):
-        choices = _choices(hints[field.name])
-        value = getattr(asked, field.name)
-        if not choices or value is field.default:
-            continue
-        values = [value] if isinstance(value, str) or not isinstance(value, Iterable) else value
-        for each in values:
-            if each not in choices:
-                expected = " or ".join(map(str, choices))
-                raise UsageError(f"expected {expected}, got {each!r}", argument=field.name)
+
+# --- a field on the command line --------------------------------------------------------------------
 
 
 def _settings(
@@ -167,12 +265,12 @@ def _settings(
     types = _types(hint)
     if types == [bool]:
         return {"action": "store_true", "default": False}
-    settings: dict[str, Any] = {"metavar": option.metavar}
+    items = _items(hint)
+    choices = _choices(hint)
     is_required = field.default is dataclasses.MISSING
+    settings: dict[str, Any] = {"metavar": option.metavar}
     if not is_required:
         settings["default"] = field.default
-    items = _items(types)
-    choices = _choices(hint)
     if choices:
         settings["choices"] = choices
     if option.type:
@@ -201,110 +299,43 @@ def _settings(
     return settings
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected whole numbers with commas, got {text!r}"
-        ) from None
-
-
 def _help(text: str, settings: dict[str, Any], *, positional: bool) -> str:
     """A field's text as argparse's help: without its full stop, the default in brackets."""
     named = _DEFAULT.search(text)
-    words = text[: named.start()] if named else text
+    words = text
+    default = ""
+    if named:
+        words = text[: named.start()]
+        default = named[1]
+    elif "default" in settings and settings.get("action") != "store_true":
+        default = shown(settings["default"])
+        if not default and not positional:
+            default = "none"
     words = words.rstrip(".")
     if not words[1:2].isupper():
         words = words[0].lower() + words[1:]
-    if named:
-        words += f" (default: {named[1]})"
-    elif "default" in settings and settings.get("action") != "store_true":
-        default = shown(settings["default"])
-        if default:
-            words += f" (default: {default})"
-        elif not positional:
-            words += " (default: none)"
+    if default:
+        words += f" (default: {default})"
     return words.replace("%", "%%")
 
 
-def shown(default: Any) -> str:
-    """A default as the help shows it, several values with commas; empty for none."""
-    if isinstance(default, (list, tuple)):
-        return ",".join(map(str, default))
-    if default is False:
-        return "no"
-    return "" if default is None else str(default)
-
-
-def options_from(declared: Callable[..., T], args: argparse.Namespace) -> T:
-    """The options object of a command's arguments, which are called as the fields."""
-    return declared(**given_of(declared, args))
-
-
-def given_of(declared: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
-    """A command's arguments as the function of the options object takes them, by name."""
-    given = vars(args)
-    names = [name for name in inspect.signature(declared).parameters if name in given]
-    return {name: given[name] for name in names}
-
-
-def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
-    """The text of each field, by name, from the docstrings of a dataclass and its bases.
-
-    A command's help has its first paragraph; the ``whole`` text is for Python.
-    """
-    texts = dict[str, str]()
-    for base in reversed(declared.__mro__):
-        for name, text in _own_texts(base).items():
-            paragraphs = text if whole else text.partition("\n\n")[0]
-            texts[name] = " ".join(paragraphs.split())
-    return texts
+# --- a field in Python ------------------------------------------------------------------------------
 
 
 @cache
 def _own_texts(base: Callable[..., Any]) -> dict[str, str]:
     """The text of each field in the docstring of a class alone."""
-    section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+    docstring = inspect.cleandoc(base.__doc__ or "")
+    section = docstring.partition("Attributes:\n")[2]
     entries = re.split(rf"^ {{{_INDENT}}}(\w+): ", section, flags=re.MULTILINE)
     return dict(zip(entries[1::2], entries[2::2], strict=True))
 
 
-def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Let a function of an options object take the object's fields as its parameters.
-
-    Its signature and its docstring's ``Args`` are those of the fields, for ``help()`` and editors.
-    A value that is none of its field's choices is refused, as the command refuses it.
-    """
-
-    def decorated(function: Callable[[T], R]) -> Callable[P, R]:
-        signature = _signature(options, function)
-
-        @wraps(function)
-        def call(*args: P.args, **given: P.kwargs) -> R:
-            try:
-                signature.bind(*args, **given)
-            except TypeError as error:
-                # Python names the options' class here, which no user knows.
-                unknown = [name for name in given if name not in signature.parameters]
-                hint = nearest(unknown[0], signature.parameters) if unknown else ""
-                raise TypeError(f"{function.__name__}() {error}{hint}") from None
-            asked = options(*args, **given)
-            check_choices(asked)
-            return function(asked)
-
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = _docstring(options, inspect.cleandoc(function.__doc__ or ""))
-        return call
-
-    return decorated
-
-
 def _signature(options: Any, function: Callable[..., Any]) -> inspect.Signature:
-    parameters = [
-        parameter.replace(annotation=_plain(str(parameter.annotation)))
-        for parameter in inspect.signature(options).parameters.values()
-    ]
+    parameters = []
+    for parameter in inspect.signature(options).parameters.values():
+        annotation = _plain(str(parameter.annotation))
+        parameters.append(parameter.replace(annotation=annotation))
     return inspect.Signature(parameters, return_annotation=function.__annotations__["return"])
 
 
@@ -316,6 +347,8 @@ def _plain(annotation: str) -> str:
 def _docstring(options: Any, text: str) -> str:
     """The docstring with ``Args``, before what it raises."""
     texts = texts_of(options, whole=True)
-    entries = [f"    {name}: {texts[name]}" for name in inspect.signature(options).parameters]
     before, raises, after = text.partition("\n\nRaises:")
-    return "\n".join([f"{before}\n\nArgs:", *entries]) + raises + after
+    lines = [f"{before}\n\nArgs:"]
+    for name in inspect.signature(options).parameters:
+        lines.append(f"    {name}: {texts[name]}")
+    return "\n".join(lines) + raises + after

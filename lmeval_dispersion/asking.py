@@ -18,18 +18,18 @@ MARGIN = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class LmEval:
-    """How lm-eval loads and asks a model, by its own names.
+    """Arguments of lm-eval for loading a model and asking it, under lm-eval's names.
 
     Attributes:
-        model: Backend.
-        model_args: More arguments of the backend.
-        batch_size: Number or auto. Default: the backend's own.
-        device: cpu, cuda, cuda:1. Default: the backend's own.
-        num_fewshot: Examples before a question. Default: the task's own.
-        include_path: A folder with more tasks.
-        apply_chat_template: Use the model's chat template, or the named one. Default: plain
-            prompts.
-        confirm_run_unsafe_code: Let tasks run the code that models write.
+        model: Backend of lm-eval, such as hf or vllm.
+        model_args: Further arguments of the backend.
+        batch_size: Number of questions in a batch, or auto. Default: the backend's own.
+        device: Where the model runs: cpu, cuda, cuda:1. Default: the backend's own.
+        num_fewshot: Number of examples before each question. Default: the task's own.
+        include_path: Folder with further tasks.
+        apply_chat_template: Put questions in the model's chat template, or in the named one.
+            Default: plain prompts.
+        confirm_run_unsafe_code: Allow tasks to run the code that models write.
     """
 
     model: Annotated[str, Option("NAME")] = "hf"
@@ -44,11 +44,11 @@ class LmEval:
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """What scores an answer.
+    """The metric by which answers are scored.
 
     Attributes:
-        metric: What scores a question, with commas or again for single tasks. Default: acc,
-            exact_match, ….
+        metric: Metric that scores a question; several for single tasks are separated by commas,
+            or given one by one. Default: the first that there is of acc, exact_match, ….
     """
 
     metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=JoinedByCommas)] = None
@@ -59,7 +59,8 @@ class OnDevice:
     """Where a model of transformers runs.
 
     Attributes:
-        device: cpu, cuda, cuda:1; auto spreads the model. Default: the first GPU, else the CPU.
+        device: cpu, cuda, cuda:1, or auto to spread the model over all GPUs. Default: the first
+            GPU, else the CPU.
     """
 
     device: Annotated[str | None, Option("DEVICE")] = None
@@ -70,8 +71,8 @@ class Loading(OnDevice):
     """How a model of transformers is loaded.
 
     Attributes:
-        model_args: As of lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft, revision,
-            trust_remote_code, such as dtype=bfloat16,revision=step1000.
+        model_args: Arguments as for lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft,
+            revision, trust_remote_code, such as dtype=bfloat16,revision=step1000.
     """
 
     model_args: Annotated[str, Option("K=V,K=V")] = ""
@@ -82,7 +83,7 @@ class TextColumn:
     """Where the text of a file or a data set is.
 
     Attributes:
-        column: Field with the text, where texts have fields.
+        column: Field with the text, if records have several fields.
     """
 
     column: Annotated[str, Option("FIELD")] = "text"
@@ -93,11 +94,13 @@ class Questions(Judge):
     """The questions that checkpoints are asked, and the folder that keeps the answers.
 
     Attributes:
-        tasks: Tasks and groups, or a set's file, which names its tasks. Default: those of --emit.
-        limit: The most questions of a checkpoint. Default: all there are.
-        weigh: What of several tasks counts alike.
-        output_path: Keeps all answers; the same command goes on, more checkpoints join. Default:
-            race-TASKS.
+        tasks: Tasks and groups of lm-eval, or the file of a token set, which names its tasks.
+            Default: those of the list that --emit wrote.
+        limit: Number of questions that a checkpoint is asked, at most. Default: all.
+        weigh: What has equal weight in the score of several tasks: units, which are the tasks and
+            groups named, or questions.
+        output_path: Folder that keeps all answers, so that the same command goes on, and further
+            checkpoints can join. Default: race-TASKS.
         seed: Seed of all draws.
     """
 
@@ -110,4 +113,4 @@ class Questions(Judge):
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(LmEval, Questions):
-    """What is asked, and how: all on which answers depend."""
+    """The questions and how they are asked: everything on which answers depend."""

@@ -15,10 +15,10 @@ from lmeval_dispersion.options import Once
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """Which vectors of a run.
+    """Arguments that choose the vectors of a run.
 
     Attributes:
-        layer: Layer of the vectors. Default: the run's.
+        layer: Layer to take the vectors from. Default: the one that its store names.
     """
 
     layer: Annotated[str | None, Option("LAYER", action=Once)] = None
@@ -26,14 +26,14 @@ class Vectors:
 
 @dataclass(frozen=True)
 class OneRun(Vectors, Judge):
-    """A finished run.
+    """Arguments that name a finished run.
 
     Attributes:
-        run: A finished run: folder of its store, lm-eval's samples (folder, results or samples
-            file) or Inspect's logs.
+        run: A finished run: the folder of its store, samples of lm-eval (a folder, or a file of
+            results or samples), or logs of Inspect.
 
-            Also a folder that holds the stores of one run.
-        demo: Take a bundled run: 600 sums, by a tiny model.
+            Also a folder with the stores of one run, or a run that is read already.
+        demo: Take the bundled run: 600 sums, answered by a tiny model.
         seed: Seed of all draws.
     """
 
@@ -45,13 +45,13 @@ class OneRun(Vectors, Judge):
 
 @dataclass(frozen=True)
 class Auditing(OneRun):
-    """All arguments of an audit.
+    """The arguments of an audit.
 
     Attributes:
-        slice: Also slice by this column of the documents; may be repeated.
-        metrics: With all also RankMe, effective rank, participation ratio and stable rank.
-        details: Compute every part.
-        short: Compute only the answer's part, in the first slicing.
+        slice: Column of the documents by which they are also sliced; may be repeated.
+        metrics: With all, also compute RankMe, effective rank, participation ratio and stable rank.
+        details: Compute every part of the report.
+        short: Compute only what the answer needs, for the first way to slice.
     """
 
     _: KW_ONLY
@@ -63,10 +63,11 @@ class Auditing(OneRun):
 
 @dataclass(frozen=True)
 class RankArguments(OneRun):
-    """All arguments of a ranking of the documents.
+    """The arguments of a ranking of a run's documents.
 
     Attributes:
-        worst: List the N documents nearest to all others, probably hard ones. Default: none.
+        worst: List the N documents that are closest to all others, which are probably hard.
+            Default: none.
     """
 
     _: KW_ONLY
@@ -75,13 +76,13 @@ class RankArguments(OneRun):
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedDocuments:
-    """Which documents a calibrator learns from or estimates, and in which slices.
+    """Which documents a calibrator learns from or estimates, and how they are sliced.
 
     Attributes:
-        where: Take only documents that satisfy this, such as "subject in ('anatomy', 'virology')".
-            Default: all.
-        slice: Column of the documents that makes the slices. Default: the calibrator's; of a new one
-            subject, else category or task, and cluster where these are too few.
+        where: Take only documents that satisfy this condition, such as
+            "subject in ('anatomy', 'virology')". Default: all.
+        slice: Column of the documents by which they are sliced. Default: that of the calibrator;
+            for a new one subject, category or task, or clusters if these give too few slices.
     """
 
     where: Annotated[str | None, Option("EXPR")] = None
@@ -90,10 +91,10 @@ class SlicedDocuments:
 
 @dataclass(frozen=True)
 class Calibrating(SlicedDocuments, Vectors):
-    """All arguments of a calibration.
+    """The arguments of a calibration.
 
     Attributes:
-        run: Folder of a finished run (its store), or of several of one model.
+        run: Folder of a finished run's store, or of several stores of one model.
         seed: Seed of all draws.
     """
 
@@ -104,14 +105,14 @@ class Calibrating(SlicedDocuments, Vectors):
 
 @dataclass(frozen=True)
 class Comparing(Vectors, Judge):
-    """All arguments of a comparison.
+    """The arguments of a comparison.
 
     Attributes:
-        runs: Two runs or more, each the folder of a store, lm-eval's samples (a folder, or a file
+        runs: Two runs or more, each the folder of a store, samples of lm-eval (a folder, or a file
             of results or samples), or logs of Inspect (a folder or a file); the first is the
             baseline.
-        demo: Compare the bundled runs: 600 sums, by two tiny models.
-        slice: Column of the documents that makes the slices.
+        demo: Compare the bundled runs: 600 sums, answered by two tiny models.
+        slice: Column of the documents by which they are sliced.
     """
 
     runs: Annotated[Sequence[str | Path], Option("RUN")] = ()

@@ -17,9 +17,10 @@ class Embedding(TextColumn, Loading):
     """Arguments of ``dispersion embed`` for texts.
 
     Attributes:
-        model: Hub id or folder of a decoder model.
-        texts: Text, JSONL or parquet file, or a Hub data set. If a text exceeds the model's
-            context, only its end is used.
+        model: Folder or Hub id of a decoder model.
+        texts: Text, JSONL or parquet file, or a Hub data set.
+
+            If a text exceeds the model's context, only its end is used.
         output: Folder of the store to write.
         layer: Layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn; may be repeated.
             Default: last.
@@ -40,8 +41,9 @@ class AnswerTokens(TextColumn, OnDevice):
     """Arguments of ``dispersion tokens``.
 
     Attributes:
-        tasks: Names of lm-eval's tasks and groups, NAME,NAME. May be None with ``base`` and a file
-            of prompts.
+        tasks: Names of lm-eval's tasks and groups.
+
+            They are separated by commas; None for a base with a file of prompts.
         base: Base model to run on prompts: Hub id or folder, with @REVISION for another revision
             than main. Default: count the task's answers instead.
         data: Prompts for the base: text, JSONL or parquet file, or a Hub data set. Default: the

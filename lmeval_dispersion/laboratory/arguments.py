@@ -29,17 +29,18 @@ def _share_or_text(text: str) -> float | str:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """What every measure takes.
+    """The settings that every measure takes.
 
     Attributes:
-        segment: Tokens of a segment or context.
-        pack: Join all texts into one stream (.txt always is).
-        seed: Seed of all draws, of the bootstrap and of random weights.
-        batch: Segments of a forward pass. Default: as many as the memory allows.
-        folder: Folder of studies; the same command resumes its own. Default: in the user's cache.
+        segment: Number of tokens in a segment or context.
+        pack: Join all texts into one before cutting segments (a .txt file is always one text).
+        seed: Seed of the draws, the bootstrap and the random weights.
+        batch: Number of segments in one forward pass. Default: as many as fit.
+        folder: Folder for finished work, from which the same command resumes. Default: in the
+            user's cache.
 
-            In Python a temporary one is the default.
-        quiet: Print nothing on standard error, where a notebook and a terminal show a bar.
+            In Python the default is a temporary folder.
+        quiet: Print nothing on standard error.
     """
 
     segment: Annotated[int, Option("TOKENS")] = 512
@@ -55,7 +56,10 @@ class AtLayers:
     """The layers that are measured.
 
     Attributes:
-        layers: last, all, or a name such as layer.3 or layer.-1.attn; may be repeated.
+        layers: Layer to measure: last, all, or a name such as layer.3 or layer.-1.attn; may be
+            repeated.
+
+            In Python several are separated by commas, or a list.
     """
 
     layers: Annotated[Sequence[str] | str, Option("LAYER", ("--layer",))] = "last"
@@ -66,7 +70,7 @@ class OfSegments:
     """How much of a text is read.
 
     Attributes:
-        segments: Segments to draw; sublayers draws them for a kNN-LM.
+        segments: Number of segments to draw, at most; sublayers draws them for a kNN-LM.
     """
 
     segments: Annotated[int, Option("N")] = 100_000
@@ -77,8 +81,8 @@ class WithControls:
     """What a model is compared with.
 
     Attributes:
-        control: Also run the model with random weights, or each text's tokens in random order; may
-            be repeated.
+        control: Also measure the model with random weights (untrained), or on tokens in random
+            order (shuffled); may be repeated.
     """
 
     control: Sequence[Control] | Control | None = None
@@ -86,23 +90,23 @@ class WithControls:
 
 @dataclass(frozen=True)
 class Law(WithControls, OfSegments, AtLayers, StudyOptions):
-    """Perplexity against dispersion, per layer.
+    """Correlate perplexity and dispersion, layer by layer.
 
     Attributes:
-        models: Folder or Hub id, with @REVISION where it is not the main one; sublayers takes one
+        models: Folder or Hub id, with @REVISION for another revision than main; sublayers takes one
             model.
 
-            Or a model that is loaded already; one, or several.
-        data: .txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT];
-            law takes several.
-        bins: Bins that algorithm 1 chooses.
-        bin_size: Segments of a bin.
-        contexts: Context lengths of the last-token variant.
+            One or several, also a model that is loaded already.
+        data: Text: a .txt, .jsonl, .jsonl.gz or .parquet file, or a Hub data set as
+            ID[:CONFIGURATION][@SPLIT]; law takes several.
+        bins: Number of bins that algorithm 1 of the paper chooses.
+        bin_size: Number of segments in a bin.
+        contexts: Numbers of tokens after which the perplexity of a single token is measured.
 
-            Those that are not shorter than a segment are left out.
-        held_out: A second text, binned separately.
+            Those not below ``segment`` are left out.
+        held_out: A second text, to test the line fitted on --data.
 
-            The line that is fitted on ``data`` is tested on it.
+            It is binned separately.
     """
 
     models: Annotated[ModelLike | Sequence[ModelLike], Option("MODEL")]
@@ -116,23 +120,24 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
 
 @dataclass(frozen=True)
 class Sublayers(OfSegments, AtLayers, StudyOptions):
-    """Which sub-layer should key a kNN-LM.
+    """Find the most dispersed layer, to key a kNN-LM.
 
     Attributes:
-        model: The model, a folder, a Hub id or loaded already.
-        data: The text, a file or a Hub data set.
-        layers: The candidates, by default both sub-layers of the last block.
-        sizes: Segments of a draw.
+        model: A folder, a Hub id, or a model that is loaded already.
+        data: A file, or a data set on the Hub.
+        layers: The candidates, separated by commas or as a list; by default both sub-layers of the
+            last block.
+        sizes: Numbers of segments in a draw.
 
-            Draws that the text cannot fill are left out.
-        knn: Also key a kNN-LM by each candidate, and by last, and compare their perplexities.
-        datastore: Of a kNN-LM, the text that the neighbours are of, or a share of the data's
-            segments in their order.
-        tune: Of a kNN-LM, the text that chooses the neighbours' weight and temperature, or a share
-            of the data's segments in their order.
-        test: Of a kNN-LM, the text whose perplexity is given, or a share of the data's segments in
-            their order.
-        neighbours: Neighbours of a token in a kNN-LM.
+            Those that the text cannot fill are left out.
+        knn: Also compare the perplexity of a kNN-LM keyed by each candidate layer, and by last.
+        datastore: Text from which a kNN-LM takes its neighbours: a file, a Hub data set, or a share
+            of --data.
+        tune: Text on which a kNN-LM's weight and temperature are chosen: a file, a Hub data set, or
+            a share of --data.
+        test: Text on which the perplexity of a kNN-LM is measured: a file, a Hub data set, or a
+            share of --data.
+        neighbours: Number of neighbours that predict a token in a kNN-LM.
     """
 
     model: ModelLike
@@ -152,14 +157,14 @@ class Sublayers(OfSegments, AtLayers, StudyOptions):
 
 @dataclass(frozen=True)
 class Condensation(WithControls, OfSegments, StudyOptions):
-    """Similarity of a text's tokens by layer.
+    """Measure how similar a text's tokens are, by layer.
 
     Attributes:
-        models: Models, each a folder, a Hub id or loaded already; one, or several, such as a
-            family by size or a training by revision.
-        data: The text, a file or a Hub data set.
-        last: Last depths by which models are compared.
-        teacher: The model that the others are compared with, as distilled from it.
+        models: Models, each a folder, a Hub id, or loaded already; one or several, such as a family
+            by size, or a training by revision.
+        data: A file, or a data set on the Hub.
+        last: Number of last layers over which models are compared.
+        teacher: The model from which the others were distilled, to compare them with it.
     """
 
     models: ModelLike | Sequence[ModelLike]
@@ -172,17 +177,14 @@ class Condensation(WithControls, OfSegments, StudyOptions):
 
 @dataclass(frozen=True)
 class Clusters(AtLayers, StudyOptions):
-    """Distances within and between contexts.
+    """Measure distances within and between groups of contexts.
 
     Attributes:
-        models: Models of one tokenizer, each a folder, a Hub id or loaded already; one, or
-            several, such as revisions of one training.
-        data: The text, a file or a Hub data set; it is read whole.
-        ngram: Tokens of an n-gram.
-        occurrences: Times that an n-gram must occur, and contexts of a cluster.
-        clusters: Clusters at most.
-
-            Those of the most frequent n-grams.
+        models: Models of one tokenizer, each a folder, a Hub id, or loaded already; one or several.
+        data: A file, or a data set on the Hub.
+        ngram: Number of tokens in an n-gram.
+        occurrences: How often an n-gram must occur; also the number of contexts in its cluster.
+        clusters: Number of clusters, at most.
     """
 
     models: ModelLike | Sequence[ModelLike]

@@ -94,7 +94,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
             continue
         if args.measure not in measures:
             raise UsageError(
-                f"expected an option of {args.measure}, got one of {', '.join(measures)}; leave it out",
+                f"expected an option that {args.measure} takes, got one of {', '.join(measures)}; "
+                "leave it out",
                 argument=name,
             )
         given[name] = value
@@ -108,10 +109,15 @@ def _run(args: argparse.Namespace) -> int:
     declared = {field.name for field in fields(MEASURES[args.measure])}
     is_of_several = "models" in declared
     if len(args.models) > 1 and not is_of_several:
-        raise UsageError(f"expected one model for {args.measure}, got {', '.join(args.models)}")
+        raise UsageError(
+            f"expected one model for {args.measure}, got {', '.join(args.models)}; "
+            "run the command once for each"
+        )
     if len(args.data) > 1 and args.measure != "law":
         raise UsageError(
-            f"expected one text for {args.measure}, got {', '.join(args.data)}", argument="data"
+            f"expected one text for {args.measure}, got {', '.join(args.data)}; "
+            "run the command once for each",
+            argument="data",
         )
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -140,13 +140,17 @@ class ClustersResult(StudyResult):
 
 @takes(Clusters)
 def clusters(asked: Clusters) -> ClustersResult:
-    """Distances within and between clusters of contexts of a text, in every model.
+    """Measure distances within and between clusters of contexts that one n-gram follows.
 
-    The contexts of a cluster are the ``segment`` tokens before each occurrence of one n-gram.
+    The text is read whole. Its most frequent n-grams are looked up, and a context is the run of
+    tokens before one occurrence of an n-gram. All models must share one tokenizer, as checkpoints
+    of one training do.
 
     Raises:
-        UsageError: Too few n-grams recur, tokenizers differ, or a setting does not fit a model.
-        NonFiniteStateError: A model produces NaN; names layer and text.
+        UsageError: Fewer than two n-grams occur often enough, the models' tokenizers differ, or a
+            setting does not fit a model.
+        NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
+            text.
     """
     settings = {
         "ngram": asked.ngram,

@@ -342,15 +342,16 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
 
 @takes(Law)
 def law(asked: Law) -> LawResult:
-    """Perplexity against dispersion over the texts, per layer, of every model on every text.
+    """Correlate perplexity and dispersion over bins of segments, for every model, text and layer.
 
-    Models run in float32, unless another dtype is asked for: with bfloat16 bins change members. A
-    text gives at most ``segments`` segments, and a bin has ``bin_size`` of them.
+    Models run in float32, unless another dtype is asked for: rounding to bfloat16 moves segments
+    from bin to bin.
 
     Raises:
-        UsageError: A setting does not fit a model or the data, a model does not fit into memory in
-            float32, or a source has segments for fewer than eight bins, too few for r.
-        NonFiniteStateError: The model produces NaN; names layer and text.
+        UsageError: A setting does not fit a model or a text, a model in float32 does not fit into
+            memory, or a text gives fewer than eight bins, too few for r.
+        NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
+            text.
     """
     for name, value, least in (("bins", asked.bins, FEWEST_BINS), ("bin_size", asked.bin_size, 3)):
         if value < least:

@@ -187,15 +187,18 @@ def _moved(row: Mapping[str, Any]) -> str:
 
 @takes(Sublayers)
 def sublayers(asked: Sublayers) -> SublayersResult:
-    """Dispersion of the candidates' states, and the recommended one.
+    """Find the layer whose states are the most dispersed, as the key of a kNN-LM.
 
-    With ``knn`` also the perplexity of a kNN-LM by each key: shares of at most ``segments``
-    segments fill the ``datastore``, choose weight and temperature (``tune``), and give the
-    perplexity (``test``). A part may be a text of its own.
+    Every candidate gets the same draws of segments. With ``knn`` the perplexity of a kNN-LM is
+    measured for each candidate and for ``last``, to check the recommendation. Its text has three
+    parts, for the datastore, for tuning and for the test; each is a share of ``data`` or a text of
+    its own.
 
     Raises:
-        UsageError: A setting does not fit the model (the message lists its sub-layers) or the data.
-        NonFiniteStateError: The model produces NaN; names layer and text.
+        UsageError: The model has no such layer (the message lists its layers), or a setting does
+            not fit the model or the text.
+        NonFiniteStateError: The model produces NaN or infinity; the message names the layer and the
+            text.
     """
     sizes = asked.sizes
     if not sizes or min(sizes) < 2:

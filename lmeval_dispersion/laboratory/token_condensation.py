@@ -352,14 +352,15 @@ def text_trends(per_text: Array) -> Array:
 
 @takes(Condensation)
 def condensation(asked: Condensation) -> CondensationResult:
-    """Similarity of a text's tokens, layer by layer, in one model or several, decoders or encoders.
+    """Measure how similar the tokens of a text are, depth by depth, in one model or several.
 
-    ``last_mean`` averages the ``last`` depths. Models of several sizes that read the same tokens
-    are compared by it, each with the ``teacher`` too.
+    Decoders and encoders can be measured. Models of different sizes that read the same tokens, and
+    each model and its teacher, are compared by their mean similarity over the last depths.
 
     Raises:
-        UsageError: A setting does not fit a model or the data, or the teacher reads other tokens.
-        NonFiniteStateError: A model produces NaN; names layer and text.
+        UsageError: A setting does not fit a model or the text, or the teacher's tokenizer differs.
+        NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
+            text.
     """
     if asked.last < 1:
         raise UsageError(f"expected at least 1 last layer, got {asked.last}")

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Which:
-    """The checkpoints that race, and their order.
+    """Which checkpoints race, and in which order.
 
     Attributes:
-        family: All checkpoints of a family.
-        domain: Token set of the screen. Default: the tasks' answers.
+        family: Race the checkpoints of this family.
+        domain: Token set by which checkpoints are screened. Default: the tasks' answers.
         base: Checkpoint that the others were trained from; it does not race.
-        all: Race all, without a screen.
-        by: What orders those that race. Default: rows; a block of shared questions where rows are
-            equal, of --all and with a budget.
-        audit_sample: Random others of each group that race as well.
+        all: Race every checkpoint, without screening first.
+        by: What orders the race: rows, for the screen's ranking, or block, for the answers of all
+            to the same few questions. Default: rows; block if all rows are equal, with --all,
+            or with a budget.
+        audit_sample: Number of checkpoints outside the screen's list that race as well, drawn at
+            random from each group.
     """
 
     family: Annotated[str | None, Option("NAME")] = None
@@ -39,21 +41,23 @@ class Which:
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """How long they race, and where.
+    """When a race ends, and where it runs.
 
     Attributes:
-        error: Chance, at most, that the best of those raced is dropped.
+        error: Probability, at most, that the best checkpoint of the race is dropped.
         margin: Smallest difference in score that counts.
-        top: How many of the best are wanted.
-        budget: Questions of all together, or a part of them; the same command without it goes on to
-            the proof. Default: all that a proof needs.
-        hours: The longest to go on. Default: to the end.
-        answers: With none the right answers are not used; the budget orders by agreement. Default:
-            the task's own.
-        engine: Side by side on the Ray cluster of RAY_ADDRESS, or of this machine. Default: one by
-            one.
-        gpus_per_checkpoint: Of the cluster's GPUs; a part of 1 too. Default: 1 where it has GPUs.
-        dry_run: Screen, and say what would be loaded and asked.
+        top: Number of best checkpoints that are wanted.
+        budget: Number of questions for all checkpoints together, or a share of what asking all
+            would take; the same command without it goes on to the proof. Default: as many as a
+            proof needs.
+        hours: Hours after which the race stops. Default: none, it goes on to the end.
+        answers: With none, the right answers are not used, and checkpoints are ordered by how far
+            they agree; this needs a budget. Default: the task's own.
+        engine: With ray, checkpoints are asked side by side, on the Ray cluster of RAY_ADDRESS or
+            of this machine. Default: one by one.
+        gpus_per_checkpoint: Number of the cluster's GPUs for each checkpoint, which may be a
+            fraction. Default: 1 if the cluster has GPUs.
+        dry_run: Only screen, and print what would be loaded and asked.
     """
 
     error: Annotated[float, Option("X")] = ERROR
@@ -69,13 +73,14 @@ class How:
 
 @dataclass(frozen=True)
 class Racing(Asking, How, Which):
-    """All arguments of a race.
+    """The arguments of a race.
 
     Attributes:
-        checkpoints: As `dispersion screen` has them, or the folder of a short list (--emit).
+        checkpoints: Checkpoints as for `dispersion screen`, or the folder of a short list that
+            --emit wrote.
 
             Or the result of :func:`screen`.
-        demo: Race the bundled models by recorded answers instead; no model is loaded.
+        demo: Race the bundled models by their recorded answers; no model is loaded.
         quiet: Show no progress.
     """
 

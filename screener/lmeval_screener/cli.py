@@ -29,7 +29,6 @@ from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report.forms import PICTURES
 from lmeval_screener.orders import RankedBy
 from lmeval_screener.screening.arguments import ScreenArguments, ScreenInputs, Selecting, Showing
-from lmeval_screener.shortlist.arguments import Verifying
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -278,6 +277,8 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
     ``screen-checkpoints verify`` has the same.
     """
+    from lmeval_screener.shortlist.arguments import Verifying
+
     parser.description = (
         "Check whether the screen works for you: compare its order with the results of the "
         "checkpoints on a short list (`screen-checkpoints --shortlist K --emit FOLDER`)."
@@ -307,6 +308,7 @@ def run_verify(args: argparse.Namespace) -> int:
     """
     output = Output.of(args)
 
+    from lmeval_screener.shortlist.arguments import Verifying
     from lmeval_screener.shortlist.verdict import verify
 
     verdict = verify(**given_of(Verifying, args))

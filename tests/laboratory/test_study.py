@@ -19,7 +19,8 @@ import torch
 
 import lmeval_dispersion
 from lmeval_dispersion import clusters, condensation
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.cli import main, parser_of
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.laboratory import commands
 from lmeval_dispersion.laboratory import models as models_module
 from lmeval_dispersion.laboratory.study import Study, data_settings, labels, model_settings
@@ -74,19 +75,51 @@ def test_a_full_disk_is_a_sentence_and_what_was_done_stays(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("measure", commands.MEASURES)
-def test_a_measure_s_options_are_its_parameters_with_the_defaults_of_the_help(measure):
-    parameters = inspect.signature(getattr(lmeval_dispersion, measure)).parameters
-    for measures, options in commands._OPTIONS.items():
-        for option, settings in options.items():
-            name = settings.get("dest", option[2:].replace("-", "_"))
-            assert (name in parameters) == (measure in measures), option
-            if measure in measures:
-                default = parameters[name].default
-                numbers = str(default).lower().strip("()").replace(" ", "")
-                words = default.split(",") if isinstance(default, str) else [numbers]
-                assert all(word in settings["help"].partition("(default: ")[2] for word in words), (
-                    option
-                )
+def test_the_help_has_the_default_of_each_measure_s_option(measure):
+    actions = {action.dest: action for action in parser_of("inspect")[0]._actions}
+    for name, parameter in inspect.signature(
+        getattr(lmeval_dispersion, measure)
+    ).parameters.items():
+        action = actions.get(name)
+        if action is None or name in ("data", "models", "quiet", "folder"):
+            continue
+        default = parameter.default
+        numbers = str(default).strip("()").replace(" ", "").replace("False", "no")
+        shown = action.help.partition("(default: ")[2].replace("none", "None")
+        assert numbers in shown, name
+        if not shown.startswith(numbers):
+            assert f"for {measure} {numbers}" in shown, name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("law m --data t --control WRONG", "--control: invalid choice: 'WRONG'"),
+        (
+            "law m --data t --contexts 1,b",
+            "--contexts: expected whole numbers separated by commas, such as 16,64, got '1,b'",
+        ),
+        ("law m", "the following arguments are required: --data"),
+        (
+            "clusters m --data t --bins 9",
+            "--bins: expected an option that clusters takes, got one of law",
+        ),
+        ("sublayers m n --data t", "expected one model for sublayers, got m, n"),
+        ("clusters m --data t u", "--data: expected one text for clusters, got t, u"),
+    ],
+)
+def test_a_measure_refuses_what_it_does_not_take(words, message, capsys):
+    try:
+        status = main(["inspect", *words.split()])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_control_that_is_none_is_refused_before_a_model_is_loaded():
+    with pytest.raises(UsageError, match="control: expected untrained or shuffled, got 'random'"):
+        lmeval_dispersion.law("m", "t", control=["shuffled", "random"])
 
 
 OPTIONS = {"segment": 12, "segments": 10}

@@ -165,7 +165,7 @@ def test_the_command_takes_the_distance(tmp_path, capsys):
     file = family_of(tmp_path, "", **PLANTED)
     assert main(["--family", file, "--rank-by", "gap", "--metric", "euclidean"]) == 0
     assert ORDER in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(UsageError, match=r"expected cosine, euclidean, got 'city'"):
+    with pytest.raises(UsageError, match=r"expected cosine or euclidean, got 'city'"):
         screen(family=file, metric="city")
 
 

@@ -127,11 +127,11 @@ class Predicting(SlicedDocuments):
     """All arguments of a prediction.
 
     Attributes:
-        calibrator: Calibrator that estimates the accuracy in place of the run's labels, a file
-            that -o wrote.
+        calibrator: Calibrator that estimates the accuracy without the run's labels, a file that -o
+            wrote.
 
             Or the result of :func:`lmeval_dispersion.calibrate`.
-        run: Folder of a finished run (its store), or of several of one model.
+        run: Folder of a finished run's store, or of several stores of one model.
     """
 
     calibrator: Annotated[Calibration | Calibrator | str | Path, Option("FILE", ("--from",))]

@@ -98,7 +98,7 @@ class ScreenArguments(Selecting, ScreenInputs):
     """All arguments of a screening.
 
     Attributes:
-        checkpoints: Names, folders, files, addresses: see below.
+        checkpoints: Repositories, folders, files or addresses, see below.
 
             One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``,
             folders, folders of training runs, weights files, or addresses such as

@@ -24,10 +24,10 @@ class Verifying(Judge):
     Attributes:
         manifest: manifest.json, or its folder.
 
-            Of a short list, as ``--emit`` wrote it, or what was read from it.
-        results: lm-eval's results or samples, Inspect's logs, or folders of them (PATH:TASK where
-            they hold several tasks); a CSV file with the columns repo,accuracy. Default: those of
-            MANIFEST, a race's folder.
+            It is of a short list, as ``--emit`` wrote it.
+        results: Results or samples of lm-eval, logs of Inspect, or folders of them (PATH:TASK if
+            they hold several tasks); or a CSV file with the columns repo,accuracy. Default: the
+            results in the folder of MANIFEST.
     """
 
     manifest: Annotated[Manifest | str | Path, Option("MANIFEST")]
