@@ -29,13 +29,27 @@ _HEIGHT = 200
 
 
 def in_words(perplexity: str) -> str:
-    """A perplexity's key, such as ``sequence`` or ``last@64``, as a panel's title."""
+    """Return the title of a panel for a kind of perplexity.
+
+    >>> in_words("sequence")
+    'whole segments'
+    >>> in_words("last@64")
+    'after 64 tokens'
+    """
     kind, _, context = perplexity.partition("@")
     return f"after {context} tokens" if context else f"whole {kind.replace('sequence', 'segment')}s"
 
 
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
-    """Pearson r of perplexity and dispersion by layer with its interval; controls as further lines."""
+    """Draw the correlation of perplexity and dispersion by layer.
+
+    One panel for each kind of perplexity. Each layer has a dot at its Pearson r, with a 95 %
+    interval for the models themselves. Controls and the held-out text are further lines.
+
+    Args:
+        correlations: The table ``correlations`` of a `LawResult`.
+        controls: The table ``controls`` of the same result; None if no control was run.
+    """
     frame = correlations[correlations["measure"] == "dispersion"]
     frame = frame.assign(series=frame["split"].replace({"data": "model"}))
     frame = frame.assign(low=frame["all_low"], high=frame["all_high"])
@@ -64,15 +78,24 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 
 
 def law_bins(points: pd.DataFrame) -> Spec:
-    """Dispersion against mean perplexity (log axis): a dot a bin, a panel a perplexity and layer."""
+    """Draw dispersion against mean perplexity, one panel for each kind of perplexity and layer.
+
+    Every bin is a dot; the axis of perplexity is logarithmic. ``points`` is the table of that name
+    of a `LawResult`.
+    """
     panels = points["perplexity"].map(in_words) + ", " + points["layer"]
     return _bins(points, panels, columns=3)
 
 
 def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
-    """The same of whole segments for every model (a row) and text (a column), with r.
+    """Draw dispersion against mean perplexity, one panel for each model and text.
 
-    ``rows`` have each study's ``model``, ``data``, ``layer`` and ``pearson``.
+    Every bin of whole segments is a dot. With several texts the panels of one model are a row, and
+    those of one text a column. The title of a panel gives r.
+
+    Args:
+        points: The table ``points`` of a `LawResult`.
+        rows: One mapping for each panel, with ``model``, ``data``, ``layer`` and ``pearson``.
     """
     studies = []
     panels = []
@@ -113,7 +136,11 @@ def _bins(points: pd.DataFrame, panels: pd.Series[str], columns: int) -> Spec:
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
-    """Every draw's dispersion, one colour per candidate, one panel per size of draw."""
+    """Draw the dispersion of every draw as a tick, one row of ticks for each candidate layer.
+
+    One panel for each number of segments in a draw. ``draws`` is the table of that name of a
+    `SublayersResult`.
+    """
     rows = records(draws)
     layers = values_of(rows, "layer")
     spec = mark(
@@ -129,7 +156,11 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
 
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
-    """Mean similarity by layer fraction, one line per model, with its interval."""
+    """Draw the mean similarity of tokens by depth, one line with a 95 % band for each model.
+
+    The axis of depth runs from 0 to 1, so that models with different numbers of layers can be
+    compared. ``layers`` is the table of that name of a `CondensationResult`.
+    """
     fields = ["model", "fraction", "depth", "layer", "mean", "low", "high"]
     rows = records(with_control(layers)[fields])
     y = numeric("mean", "Mean similarity")
@@ -149,7 +180,10 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
 
 
 def condensation_heat(histogram: pd.DataFrame) -> Spec:
-    """Density of the similarity by depth, one panel per model."""
+    """Draw how the similarity of tokens is distributed at each depth, one heat map for each model.
+
+    ``histogram`` is the table of that name of a `CondensationResult`.
+    """
     frame = with_control(histogram[histogram["density"] > 0])[
         ["model", "depth", "low", "high", "density"]
     ]
@@ -165,7 +199,10 @@ def condensation_heat(histogram: pd.DataFrame) -> Spec:
 
 
 def cluster_lines(summary: pd.DataFrame) -> Spec:
-    """Distances within and between clusters over the models in the order given."""
+    """Draw the mean distances within and between clusters, model by model in the order given.
+
+    One panel for each layer. ``summary`` is the table of that name of a `ClustersResult`.
+    """
     rows = records(
         summary.melt(
             ["model", "layer"], ["within", "between"], var_name="distance", value_name="value"
@@ -182,6 +219,6 @@ def cluster_lines(summary: pd.DataFrame) -> Spec:
 
 
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame, with the control's name appended to the model's."""
+    """Return the rows with ", CONTROL" appended to the model's name where a control was run."""
     names = frame["model"].where(frame["control"] == "", frame["model"] + ", " + frame["control"])
     return frame.assign(model=names)

@@ -71,15 +71,20 @@ _NGRAMS = {
 
 @dataclass(frozen=True, repr=False)
 class ClustersResult(StudyResult):
-    """Distances within and between clusters in one model or several.
+    """The distances within and between clusters of contexts, for one or several models.
+
+    A cluster holds contexts that are followed by the same n-gram.
 
     Attributes:
-        summary: One row per model and layer: ``within`` and ``ratio`` = between / within with 95 % bounds
-            over clusters, ``between`` with its jackknife error, ``perplexity`` of the contexts.
-        clusters: One row per model, layer and cluster: its ``within``, and ``apart``, the mean distance of
-            its centroid to the others.
-        ngrams: One row per model and cluster: its n-gram and how often it occurs.
-        manifest: Settings, counts and the run's models.
+        summary: One row for each model and layer: the mean distances ``within`` and ``between``
+            clusters, ``ratio`` = between / within, and the ``perplexity`` of the contexts.
+            ``within`` and ``ratio`` have 95 % bounds, ``between`` has a jackknife standard error;
+            both are over clusters.
+        clusters: One row for each model, layer and cluster: ``within``, the mean cosine distance of
+            the members to the cluster's centroid, and ``apart``, the mean distance of this centroid
+            to the others.
+        ngrams: One row for each model and cluster: the n-gram, and how often it occurs in the text.
+        manifest: The settings, and for each model its identity, library versions and counts.
     """
 
     summary: pd.DataFrame
@@ -91,7 +96,11 @@ class ClustersResult(StudyResult):
     template = "clusters.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """Tables: ``some`` of the distances, their ``summary``, and the ``ngrams`` of each cluster."""
+        """Return the tables of the report by name.
+
+        ``some`` has the ratios of at most 12 models and layers, ``summary`` all distances, and
+        ``ngrams`` the most frequent n-grams of the first model.
+        """
         ngrams = self.ngrams[self.ngrams["model"] == self.ngrams["model"].iloc[0]]
         left = len(ngrams) - _SHOWN_NGRAMS
         more = f"{left} more; JSON has them." if left > 0 else ""
@@ -105,14 +114,20 @@ class ClustersResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``distances``: mean distances within and between clusters."""
+        """Return one chart, ``distances``: the mean distances within and between clusters."""
         draw = partial(charts.cluster_lines, self.summary)
         return {
             "distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")
         }
 
     def context(self) -> dict[str, Any]:
-        """Template values: the rows of one layer (``last``), and the models that differ from the first."""
+        """Return the values that the report's template needs.
+
+        Beside those of `StudyResult`: ``rows``, the models at one layer (``last``, or the last that
+        was measured); ``defined``, whether all their ratios are defined; and ``against``, which
+        models' clusters lie further apart than the first model's, which closer, and which neither
+        clearly.
+        """
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
         summary = self.summary[self.summary["layer"] == layer]
@@ -151,16 +166,27 @@ def clusters(
     layers: str | Sequence[str] = "last",
     **run: Unpack[StudyOptions],
 ) -> ClustersResult:
-    """Distances within and between clusters of contexts from ``data``, in every model.
+    """Measure distances within and between clusters of contexts that one n-gram follows.
 
-    ``models`` share one tokenizer, such as revisions of one training. A file or Hub data set is read whole.
-    The ``clusters`` most frequent n-grams of ``ngram`` tokens count; a cluster holds ``occurrences``
-    contexts of ``segment`` tokens, each before one occurrence of its n-gram. ``layers``: ``last``, ``all``,
-    or names. More: :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    The text is read whole. Its most frequent n-grams are looked up, and a context is the run of
+    tokens before one occurrence of an n-gram. All models must share one tokenizer, as checkpoints
+    of one training do.
+
+    Args:
+        models: One model or several.
+        data: A file, or a data set on the Hub.
+        ngram: Number of tokens in an n-gram.
+        occurrences: How often an n-gram must occur; also the number of contexts in its cluster.
+        segment: Number of tokens in a context.
+        clusters: Number of clusters at most.
+        layers: ``last``, ``all``, or names of layers, separated by commas or as a list.
+        **run: Further settings; see :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
-        UsageError: Too few n-grams recur, tokenizers differ, or a setting does not fit a model.
-        NonFiniteStateError: A model produces NaN; names layer and text.
+        UsageError: Fewer than two n-grams occur often enough, the models' tokenizers differ, or a
+            setting does not fit a model.
+        NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
+            text.
     """
     settings = {
         **{"ngram": ngram, "occurrences": occurrences, "segment": segment, "clusters": clusters},
@@ -231,7 +257,17 @@ def _summary(layer: str, within: Array, apart: Array) -> dict[str, Any]:
 
 
 def within_interval(within: Array) -> statistics.Interval:
-    """Mean of ``within`` (n,), with 95 % bounds by a jackknife of its logarithm; NaN below three."""
+    """Return the mean distance within clusters and its 95 % bounds.
+
+    The bounds come from a jackknife over clusters, on the logarithm of the mean.
+
+    Args:
+        within: Shape (clusters,), the mean distance within each cluster.
+
+    Returns:
+        The mean and its bounds. The bounds are NaN with fewer than three clusters, or if a distance
+        is 0.
+    """
     mean = float(within.mean())
     n = len(within)
     if n < 3 or within.min() <= 0:
@@ -240,7 +276,17 @@ def within_interval(within: Array) -> statistics.Interval:
 
 
 def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
-    """Mean of ``apart`` (n,) over mean of ``within`` (n,), with 95 % bounds alike; NaN below three."""
+    """Return the ratio of the distances between and within clusters, and its 95 % bounds.
+
+    The bounds come from a jackknife over clusters, on the logarithm of the ratio.
+
+    Args:
+        within: Shape (clusters,), the mean distance within each cluster.
+        apart: Shape (clusters,), the mean distance of each centroid to the others.
+
+    Returns:
+        The ratio and its bounds; all are NaN with fewer than three clusters, or if a mean is 0.
+    """
     if len(within) < 3 or within.mean() <= 0 or apart.mean() <= 0:
         return statistics.Interval(*[float("nan")] * 3)
     return _exponential(
@@ -249,13 +295,27 @@ def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
 
 
 def log_ratios_left_out(within: Array, apart: Array) -> Array:
-    """Log of between / within, leaving each cluster out in turn, shape (n,), for a jackknife."""
+    """Return the log of between / within with each cluster left out in turn, for a jackknife.
+
+    Args:
+        within: Shape (clusters,), the mean distance within each cluster.
+        apart: Shape (clusters,), the mean distance of each centroid to the others.
+
+    Returns:
+        Shape (clusters,).
+    """
     inside = (within.sum() - within) / (len(within) - 1)
     return np.asarray(np.log(dispersions_left_out(apart)) - np.log(inside))
 
 
 def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
-    """Student bounds of ``value`` from its leave-one-out values (n,), 95 % for ``claims`` values together."""
+    """Return Student's bounds of an estimate from its jackknife.
+
+    Args:
+        value: The estimate.
+        left_out: Shape (n,), the estimate with each of n clusters left out in turn.
+        claims: Number of such estimates whose 95 % bounds shall hold at once (Bonferroni).
+    """
     level = 1 - (1 - statistics.LEVEL) / claims
     return statistics.student_bounds(value, statistics.jackknife_se(left_out), len(left_out), level)
 
@@ -276,10 +336,20 @@ def recurring_contexts(
     seed: int = 0,
     pack: bool = False,
 ) -> Unit:
-    """Contexts that end where one of the most frequent n-grams begins; UsageError with fewer than two.
+    """Cut the contexts that stand before the most frequent n-grams of a text.
 
-    ``tokens`` (clusters x occurrences, segment) and ``origins`` are ordered by cluster; ``ngrams``
-    (clusters, n) and ``occurrences`` (clusters,) count n-grams with a whole context before them.
+    For each n-gram ``occurrences`` of its places are drawn by ``seed``, among those with a whole
+    context before them.
+
+    Returns:
+        ``tokens``, shape (clusters * occurrences, segment), uint32, and ``origins``, shape
+        (clusters * occurrences, 2), both ordered by cluster; ``ngrams``, shape (clusters, ngram),
+        the tokens of each n-gram; ``occurrences``, shape (clusters,), how often it occurs with a
+        whole context before it.
+
+    Raises:
+        UsageError: Fewer than two n-grams occur ``occurrences`` times, a length is too small, or
+            the source holds no text.
     """
     prefix, _ = affixes_of(tokenizer)
     body = segment - len(prefix)

@@ -42,9 +42,13 @@ _BLOCK = 2**16  # keys at once
 
 @dataclass(frozen=True)
 class Part:
-    """Segments of one part, and the document of each; in a running text each is its own.
+    """One part of the text of a kNN-LM: the datastore, the tuning part or the test part.
 
-    ``unit``: what the documents are, ``document`` or ``segment``.
+    Attributes:
+        segments: The segments of the part, in the order of the text.
+        documents: Shape (n,), int64: the number of the document from which each segment was cut. In
+            a running text every segment counts as a document.
+        unit: What ``documents`` numbers, in reports: ``document`` or ``segment``.
     """
 
     segments: Segments
@@ -53,7 +57,15 @@ class Part:
 
 
 class Datastore:
-    """The keys (n, d) of one layer on the model's device, and their values (n,)."""
+    """The datastore of a kNN-LM: a layer's states as keys, and the tokens that they predict.
+
+    Attributes:
+        keys: Shape (n, d), float32, on the model's device: the states, less their mean.
+        values: Shape (n,), int64: the token that follows each state.
+        mean: Shape (d,), the mean state.
+        norms: Shape (n,), the squared norm of each key.
+        variance: The mean squared distance of the states to their mean.
+    """
 
     def __init__(self, causal: CausalModel, part: Part, layer: str) -> None:
         drawn = part.segments
@@ -73,7 +85,16 @@ class Datastore:
         self.variance = float(self.norms.cpu().double().mean())
 
     def shares(self, states: Tensor, tokens: Tensor, neighbours: int) -> NDArray[np.float64]:
-        """Probability of ``tokens`` (q,) by the keys nearest to ``states`` (q, d), (q, temperatures)."""
+        """Return the probability that the nearest neighbours give to the right token.
+
+        Args:
+            states: Shape (q, d), the queries.
+            tokens: Shape (q,), the token that follows each query.
+            neighbours: Number of nearest keys that count.
+
+        Returns:
+            Shape (q, len(TEMPERATURES)), float64: the probability at each temperature.
+        """
         queries = states - self.mean
         nearest = torch.empty(len(queries), 0, device=queries.device)
         values = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
@@ -98,13 +119,24 @@ class Datastore:
 
 
 def all_but_last(states: Tensor) -> NDArray[np.float32]:
-    """The states that predict a token of their segment, shape (b, t - 1, d), float32."""
+    """Return the states that predict a later token of their segment: all but the last position.
+
+    Args:
+        states: Shape (b, t, d).
+
+    Returns:
+        Shape (b, t - 1, d), float32, on the CPU.
+    """
     return np.asarray(states[:, :-1].float().cpu().numpy())
 
 
 @dataclass
 class Search:
-    """One key of a kNN-LM, whose datastore is made when the first unit of work needs it."""
+    """The nearest-neighbour search of a kNN-LM whose keys are the states of one layer.
+
+    The datastore is filled at its first use, so a resumed study whose results are kept never fills
+    one.
+    """
 
     study: Study
     causal: CausalModel
@@ -113,11 +145,20 @@ class Search:
 
     @cached_property
     def datastore(self) -> Datastore:
-        """The keys and values of the first part."""
+        """The keys and values from the datastore part of the text."""
         return Datastore(self.causal, self.parts["datastore"], self.layer)
 
     def searched(self, name: str) -> tuple[Array, Array]:
-        """Of every token of a part: its probability by neighbours (n, t, temperatures), and NLL (n, t)."""
+        """Search the neighbours of every token of a part, or read back an earlier search.
+
+        Args:
+            name: ``tune`` or ``test``.
+
+        Returns:
+            For n segments of t + 1 tokens: the probability of each token by its neighbours, shape
+            (n, t, len(TEMPERATURES)), and the model's negative log-probability of it in nats, shape
+            (n, t).
+        """
         drawn = self.parts[name].segments
         works = blocks(len(drawn.tokens), self.causal.batch)
         do = partial(self._unit, drawn)
@@ -146,7 +187,14 @@ class Search:
 
 
 def knn_rows(study: Study, causal: CausalModel, layers: Sequence[str]) -> Iterator[TableRow]:
-    """The table ``knn``, a row a key; ``losses``, a row a key and document of the third part."""
+    """Yield the rows of a study's tables ``knn`` and ``losses``.
+
+    ``knn`` has a row for each layer, with the chosen weight and temperature. ``losses`` has a row
+    for each layer and document of the test part, with sums of negative log-probabilities in nats.
+
+    Raises:
+        UsageError: A part of the text is too short.
+    """
     parts = parts_of(study, causal)
     for layer in layers:
         search = Search(study, causal, layer, parts)
@@ -167,13 +215,22 @@ def knn_rows(study: Study, causal: CausalModel, layers: Sequence[str]) -> Iterat
 
 
 def mixed(shares: Array, nll: Array, weight: float) -> Array:
-    """NLL in nats of tokens by the kNN-LM: neighbours by ``weight``, the model by the rest."""
+    """Return the negative log-probability of tokens by a kNN-LM, in nats.
+
+    Args:
+        shares: The probability of each token by its neighbours.
+        nll: The model's negative log-probability of each token in nats, of the same shape.
+        weight: The weight of the neighbours, from 0 to 1; the model has the rest.
+    """
     with np.errstate(divide="ignore"):
         return np.asarray(-np.log(weight * shares + (1 - weight) * np.exp(-nll)))
 
 
 def chosen(shares: Array, nll: Array) -> tuple[float, float]:
-    """Weight and temperature of lowest perplexity on tokens, the first of equals."""
+    """Return the weight and the temperature with the lowest perplexity on a part's tokens.
+
+    The first of equal ones is taken. The arguments are what `Search.searched` returns.
+    """
     best = (np.inf, 0.0, float(TEMPERATURES[0]))
     for place, temperature in enumerate(TEMPERATURES.tolist()):
         for weight in WEIGHTS.tolist():
@@ -184,7 +241,14 @@ def chosen(shares: Array, nll: Array) -> tuple[float, float]:
 
 
 def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
-    """The three parts: shares of the text in its order, cut between documents, or texts of their own."""
+    """Return the datastore, the tuning part and the test part of a study, by name.
+
+    A part is a share of the study's text, in its order and cut between documents, or a text of its
+    own.
+
+    Raises:
+        UsageError: A part has too few documents.
+    """
     settings = study.settings
     shares = {name: settings[name] for name in PARTS if settings[name] is not None}
     most = settings["segments"]
@@ -235,9 +299,16 @@ def _cut(documents: NDArray[np.int64], bound: float) -> int:
 def perplexity_change(
     first: Array, second: Array, tokens: Array, claims: int
 ) -> statistics.Interval:
-    """Change of perplexity in per cent from ``second`` to ``first``, sums of NLL by document, (n,).
+    """Return how much lower or higher the perplexity of one model is than another's, in per cent.
 
-    The bounds are a jackknife's over documents, on the logarithm, for ``claims`` changes together.
+    Args:
+        first: Shape (n,), the sum of negative log-probabilities in nats for each document.
+        second: Shape (n,), the same for the model that is the base of the comparison.
+        tokens: Shape (n,), the number of tokens in each document.
+        claims: Number of such changes whose 95 % bounds shall hold at once (Bonferroni).
+
+    Returns:
+        The change and its bounds, from a jackknife over documents; negative if ``first`` is lower.
     """
     difference = first - second
     value = difference.sum() / tokens.sum()
@@ -251,7 +322,17 @@ def perplexity_change(
 
 
 def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
-    """``settings`` with each key's perplexity without neighbours and with them, and the change."""
+    """Return the table ``knn`` with the perplexity of every layer's kNN-LM.
+
+    Args:
+        losses: The table ``losses`` of `knn_rows`.
+        settings: The table ``knn`` of `knn_rows`: one row for each layer.
+
+    Returns:
+        ``settings`` with further columns: the perplexity ``without`` neighbours, the ``perplexity``
+        with them, the ``change`` in per cent with 95 % bounds, and the numbers of ``documents`` and
+        ``tokens``.
+    """
     rows = []
     keys = settings["layer"].tolist()
     for key in keys:
@@ -271,7 +352,16 @@ def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
 
 
 def against(losses: pd.DataFrame, key: str) -> pd.DataFrame:
-    """A row for every ``other`` key: the change of perplexity from that one to ``key``."""
+    """Compare the perplexity of one layer's kNN-LM with that of each other layer's.
+
+    Args:
+        losses: The table ``losses`` of `knn_rows`.
+        key: The layer whose kNN-LM is compared.
+
+    Returns:
+        One row for each ``other`` layer: the ``change`` of perplexity in per cent from that layer
+        to ``key``, with 95 % bounds.
+    """
     keys = list(dict.fromkeys(losses["layer"]))
     mine = losses[losses["layer"] == key]
     tokens = mine["tokens"].to_numpy()

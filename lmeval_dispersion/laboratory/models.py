@@ -57,10 +57,23 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 class CausalModel:
-    """A left-to-right model, ready to run segments; UsageError if its predictions see later tokens.
+    """A left-to-right language model that runs segments and returns states and log-probabilities.
 
-    ``prefix`` and ``suffix`` are the special tokens that begin and end its segments; no suffix ends
-    those of a decoder.
+    Args:
+        model: The model, as `load_model` takes it.
+        batch: Number of segments in one forward pass.
+
+    Attributes:
+        loaded: The model, its tokenizer and its device.
+        batch: Number of segments in one forward pass.
+        prefix: The special tokens with which every segment begins.
+        suffix: The special tokens with which every segment ends; empty for a decoder.
+        config: The configuration of the text model.
+        blocks: Number of decoder blocks.
+
+    Raises:
+        UsageError: The model is too large for the device, or its predictions depend on later
+            tokens.
     """
 
     def __init__(self, model: ModelLike, batch: int = 1) -> None:
@@ -81,11 +94,14 @@ class CausalModel:
 
     @property
     def width(self) -> int:
-        """Width of a state."""
+        """The number of entries in a state."""
         return int(self.config.hidden_size)
 
     def summary(self) -> dict[str, Any]:
-        """Revision, dtype, device, layers, width and number of parameters, for the manifest."""
+        """Return the facts on the model that a report's manifest lists.
+
+        These are its revision, dtype, device, number of layers, width and number of parameters.
+        """
         model = self.loaded.model
         return {
             "revision": self.loaded.revision,
@@ -97,7 +113,15 @@ class CausalModel:
         }
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Canonical names, each once, of ``all``, ``depths`` (embeddings too) or names; else UsageError."""
+        """Return the full names of the wanted layers, each once.
+
+        Args:
+            wanted: ``all`` (the output of every block), ``depths`` (the embeddings too), or names
+                of layers, separated by commas or as a list.
+
+        Raises:
+            UsageError: A name is not a layer of this model, or no name is given.
+        """
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
         every = [*(f"layer.{block}" for block in range(self.blocks - 1)), "last"]
         if names == ["all"]:
@@ -127,7 +151,13 @@ class CausalModel:
         return limit if isinstance(limit, int) else None
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
-        """Number of segments to run at once, 1 to 64, from the free memory and the model's shape."""
+        """Return how many segments to run at once, from 1 to 64, by the free memory.
+
+        Args:
+            length: Number of tokens in a segment.
+            layers: Number of layers whose states are kept.
+            losses: Whether log-probabilities are computed too, which takes memory for the logits.
+        """
         size = torch.finfo(self.loaded.model.dtype).bits // 8
         a_token = self.width * (24 * size + 8 * layers)
         if losses:
@@ -149,16 +179,26 @@ class CausalModel:
         length: int | None = None,
         losses: bool = False,
     ) -> Unit:
-        """Run ``rows`` (n,) of the segments, their first ``length`` tokens, in batches.
+        """Run segments through the model, in batches.
+
+        Args:
+            segments: The segments.
+            rows: Shape (n,), the numbers of the segments to run.
+            layers: Full names of the layers whose states are wanted.
+            reduce: Turns the states of a batch, shape (b, t, d), into an array with b rows.
+            length: Number of tokens to run, from the start of each segment; None for all.
+            losses: Whether to return negative log-probabilities too.
 
         Returns:
-            For every layer the results of ``reduce`` on the states (b, t, d) of each batch, joined to (n,
-            ...); with ``losses``, ``nll``: the NLL in nats of tokens 1 ... t - 1, shape (n, t - 1).
+            An array with n rows for each layer: the results of ``reduce``. With ``losses`` also
+            ``nll``, shape (n, t - 1): the negative log-probability in nats of each token after the
+            first.
 
         Raises:
-            NonFiniteStateError: A number is not finite; names layer and text.
+            NonFiniteStateError: A result is NaN or infinite; the message names the layer and the
+                text.
             DispersionError: A single segment does not fit into memory.
-            UsageError: A token is outside the model's embeddings.
+            UsageError: The model has no embedding for a token.
         """
         tokens = self._ordered(np.asarray(segments.tokens[rows])[:, :length], rows)
         run = partial(self._pass, layers=layers, reduce=reduce, losses=losses)
@@ -265,7 +305,16 @@ class CausalModel:
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
-        """The model of a control, of `CONTROLS` ("": this one); DispersionError if it cannot be built."""
+        """Return the model of a control.
+
+        Args:
+            name: ``untrained`` for the same architecture with random weights, ``shuffled`` for the
+                same model on shuffled tokens, or an empty string for the model itself.
+            seed: Seed of the random weights or of the order of tokens.
+
+        Raises:
+            DispersionError: The model cannot be built with random weights.
+        """
         if not name:
             return self
         if name == "shuffled":
@@ -310,13 +359,17 @@ class CausalModel:
 
 
 class EncoderModel(CausalModel):
-    """A model without a causal head, ready to run segments; it gives no log-probabilities."""
+    """A model without a causal head, such as BERT, that runs segments and returns states only."""
 
     def _find_layers(self) -> None:
         self.blocks = int(self.config.num_hidden_layers)
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Names of all depths, the only choice: ``embeddings``, ``layer.K`` and ``last``."""
+        """Return the names of all depths: ``embeddings``, ``layer.K`` and ``last``.
+
+        Raises:
+            UsageError: Anything but ``depths`` is wanted.
+        """
         if wanted != "depths":
             raise UsageError(f"expected all depths of an encoder, got {wanted}")
         return super().layers(wanted)
@@ -348,7 +401,11 @@ class EncoderModel(CausalModel):
 
 
 def read_either_way(model: ModelLike) -> CausalModel:
-    """A decoder or an encoder, ready to run segments; raises as :func:`load_model`."""
+    """Return a decoder as a `CausalModel`, and any other model as an `EncoderModel`.
+
+    Raises:
+        UsageError: The model is too large for the device, or cannot be loaded.
+    """
     check_memory(model)
     if not isinstance(model, LoadedModel):
         model = loaded_model(replace(model_choice(model), encoder=True))
@@ -360,7 +417,14 @@ def read_either_way(model: ModelLike) -> CausalModel:
 
 
 def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
-    """The wanted controls, each once, in the order of ``CONTROLS``; UsageError for another name."""
+    """Return the wanted controls as a list, each once, in the order of ``CONTROLS``.
+
+    Args:
+        wanted: One name, several, or None for no control.
+
+    Raises:
+        UsageError: A name is not in ``CONTROLS``.
+    """
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     for name in names:
         if name not in CONTROLS:
@@ -377,12 +441,27 @@ def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
 
 
 def last_vectors(states: Tensor) -> NDArray[np.float32]:
-    """The last position's states, shape (b, d), float32."""
+    """Return the state of each text's last token.
+
+    Args:
+        states: Shape (b, t, d).
+
+    Returns:
+        Shape (b, d), float32, on the CPU.
+    """
     return np.asarray(states[:, -1].float().cpu().numpy(), dtype=np.float32)
 
 
 def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Token states (b, t, d) at length one, float32, and whether each has a direction, (b, t) bool."""
+    """Scale every token's state to length one.
+
+    Args:
+        states: Shape (b, t, d).
+
+    Returns:
+        The scaled states, shape (b, t, d), float32, and a mask, shape (b, t), that is false where a
+        state is zero and so has no direction.
+    """
     x = states.float()
     x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     norms = x.norm(dim=-1, keepdim=True)
@@ -390,7 +469,14 @@ def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_dispersions(states: Tensor) -> NDArray[np.float64]:
-    """Mean cosine distance over each text's token pairs, shape (b,); NaN below two directions."""
+    """Return the mean cosine distance over all pairs of tokens, for each text.
+
+    Args:
+        states: Shape (b, t, d).
+
+    Returns:
+        Shape (b,), float64; NaN for a text with fewer than two states that are not zero.
+    """
     units, valid = unit_tokens(states)
     count = valid.sum(dim=1).double()
     mean = units.sum(dim=1, keepdim=True) / count[:, None, None]
@@ -400,7 +486,10 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
 
 
 def in_float32(model: ModelLike) -> ModelLike:
-    """The model in float32, unless it is loaded, quantised, or another dtype was asked for."""
+    """Return the choice of a model with float32 as its dtype.
+
+    A model that is already loaded, quantised, or asked for in another dtype is returned unchanged.
+    """
     choice = model_choice(model)
     if isinstance(model, LoadedModel) or choice.dtype != "auto" or choice.quantize:
         return model
@@ -411,9 +500,10 @@ def in_float32(model: ModelLike) -> ModelLike:
 
 
 def check_memory(model: ModelLike) -> None:
-    """Raise UsageError if a model that is to be loaded in float32 is larger than its device's memory.
+    """Raise UsageError if a model in float32 does not fit into its device's free memory.
 
-    Nothing but its configuration is read; a model whose weights cannot be counted by it passes.
+    The model is not loaded: its weights are counted by its configuration. A model that is not to be
+    run in float32, or whose weights cannot be counted, passes.
     """
     choice = model_choice(model)
     if isinstance(model, LoadedModel) or choice.dtype != "float32" or choice.device == "auto":
@@ -432,7 +522,10 @@ def check_memory(model: ModelLike) -> None:
 
 
 def weights_count(model: ModelLike) -> int | None:
-    """Number of a model's weights by its configuration; None if it cannot be told."""
+    """Return the number of a model's weights by its configuration, without loading it.
+
+    None if the configuration cannot be read, or no model can be built from it.
+    """
     config = _config(model)
     if config is None:
         return None
@@ -447,7 +540,7 @@ def weights_count(model: ModelLike) -> int | None:
 
 
 def free_bytes(device: str) -> int:
-    """Free memory of a device in bytes; of a container at most what it was given."""
+    """Return the free memory of a device in bytes; on a CPU at most the limit of the container."""
     if device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)

@@ -115,15 +115,21 @@ _OVERALL = {
 
 @dataclass(frozen=True, repr=False)
 class LawResult(StudyResult):
-    """The perplexity law of models on texts; docs/reference/laboratory.md has the columns.
+    """The relation of perplexity and dispersion, for one or several models and texts.
+
+    Segments are sorted by perplexity and cut into bins; docs/reference/laboratory.md lists every
+    column of the tables.
 
     Attributes:
-        correlations: One row per model, text, split, perplexity, layer and measure: ``pearson`` with bounds
-            over bins.
-        points: One row per chosen bin and layer: its mean perplexity and every measure, also of controls.
-        overall: One row per split and layer: dispersion over all texts, token dispersion, perplexity.
-        controls: One row per split, perplexity, layer, measure and control; None where no control ran.
-        manifest: Settings, counts and the run's models.
+        correlations: One row for each model, text, split, kind of perplexity, layer and measure:
+            Pearson r over the bins, in the column ``pearson``, with 95 % bounds.
+        points: One row for each chosen bin and layer: the bin's mean perplexity and every measure,
+            of the model and of the controls.
+        overall: One row for each split and layer: the dispersion of all texts, the mean dispersion
+            of one text's tokens, and the perplexity.
+        controls: The rows of ``correlations`` for each control, and the model's r minus the
+            control's; None if no control was run.
+        manifest: The settings, and for each model its identity, library versions and counts.
     """
 
     correlations: pd.DataFrame
@@ -136,7 +142,11 @@ class LawResult(StudyResult):
     template = "law.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``layers``: r of perplexity and dispersion; ``correlations``, ``controls``, ``overall`` in full."""
+        """Return the tables of the report by name.
+
+        ``layers`` has r of perplexity and dispersion for whole segments; ``correlations``,
+        ``controls`` (if any was run) and ``overall`` have all rows.
+        """
         names = _NAMES if self._is_grid else {}
         first = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
         full = {**names, **_CORRELATIONS}
@@ -157,7 +167,12 @@ class LawResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``grid``: bins of every model and text; else ``layers``: r by layer, and ``bins`` of a few."""
+        """Return the charts of the report by name.
+
+        With several models or texts this is ``grid``, one panel for each of them. Otherwise it is
+        ``layers``, r by layer, where there are several, and ``bins``, the bins of at most six
+        layers.
+        """
         layers = list(dict.fromkeys(self.points["layer"]))
         if self._is_grid:
             rows = [self._at_one_layer(study) for _, study in self._studies()]
@@ -177,9 +192,12 @@ class LawResult(StudyResult):
         return drawn
 
     def context(self) -> dict[str, Any]:
-        """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls.
+        """Return the values that the report's template needs.
 
-        Of several studies, ``grid`` has the sentences, and ``kinds`` is empty.
+        Beside those of `StudyResult`: for one model and text ``kinds``, one entry for each kind of
+        perplexity, with the layers where r clearly differs from 0 and from its controls; for
+        several ``grid``, sentences; ``tests``, the number of correlations that the intervals count;
+        and ``rounded``, the models that ran in bfloat16.
         """
         rows = _of_dispersion(self.correlations)
         columns = [*_STUDY, "perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
@@ -239,9 +257,15 @@ class LawResult(StudyResult):
 def grid_sentences(
     rows: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], tests: int
 ) -> list[str]:
-    """In how many studies r is clearly negative or positive, where it is neither, and next to controls.
+    """Return sentences on several models and texts.
 
-    ``rows``: r of whole segments at one layer a study; ``tests``: the r that intervals count.
+    They say in how many cases r is clearly negative or positive, where it is neither or undefined,
+    and where it does not clearly differ from a control.
+
+    Args:
+        rows: One row of ``correlations`` for each model and text, of whole segments at one layer.
+        controls: The rows of the controls.
+        tests: Number of correlations for which the 95 % intervals hold at once.
     """
     negative: list[Mapping[str, Any]] = []
     positive: list[Mapping[str, Any]] = []
@@ -330,7 +354,11 @@ def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[d
 
 
 def places(chosen: Sequence[str], every: Sequence[str]) -> str:
-    """Layers in words: ``at last``, ``at 3 of 31 layers (layer.2 to layer.4)``.
+    """Return in words at which layers something holds.
+
+    Args:
+        chosen: The layers where it holds.
+        every: All layers that were measured, in their order.
 
     >>> places(["layer.1", "layer.2", "last"], ["layer.0", "layer.1", "layer.2", "layer.3", "last"])
     'at 3 of 5 layers (layer.1 to layer.2, last)'
@@ -359,21 +387,32 @@ def law(
     control: str | Sequence[str] | None = None,
     **run: Unpack[StudyOptions],
 ) -> LawResult:
-    """Perplexity against dispersion over the texts of ``data``, per layer, of every model on every text.
+    """Correlate perplexity and dispersion over bins of segments, for every model, text and layer.
 
-    Models run in float32, unless another dtype is asked for: with bfloat16 bins change members.
+    Models run in float32, unless another dtype is asked for: rounding to bfloat16 moves segments
+    from bin to bin.
 
-    At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin
-    has ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths
-    of the last-token variant (those below ``segment``). ``held_out``, a further source, is binned
-    separately; the line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled``
-    or both, run with the model on the same bins. ``layers``: ``last``, ``all``, or names. More:
-    :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    Args:
+        models: One model or several.
+        data: A file or a data set on the Hub, or several of them.
+        segment: Number of tokens in a segment.
+        segments: Number of segments that are drawn from each text, at most.
+        layers: ``last``, ``all``, or names of layers, separated by commas or as a list.
+        bins: Number of bins that algorithm 1 of the paper chooses.
+        bin_size: Number of segments in a bin.
+        contexts: Lengths of context in tokens: segments are also binned by the perplexity of the
+            single token after each of them. Those not below ``segment`` are left out.
+        held_out: A further text. It is binned separately, and the line that was fitted on ``data``
+            is tested on it.
+        control: ``untrained``, ``shuffled`` or both: also measure the model with random weights, or
+            on tokens in random order, over the same bins.
+        **run: Further settings; see :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
-        UsageError: A setting does not fit a model or the data, a model does not fit into memory in
-            float32, or a source has segments for fewer than eight bins, too few for r.
-        NonFiniteStateError: The model produces NaN; names layer and text.
+        UsageError: A setting does not fit a model or a text, a model in float32 does not fit into
+            memory, or a text gives fewer than eight bins, too few for r.
+        NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
+            text.
     """
     for name, value, least in (("bins", bins, FEWEST_BINS), ("bin_size", bin_size, 3)):
         if value < least:
@@ -551,9 +590,17 @@ def _overall(split: _Split, layers: list[str], seed: int) -> Iterator[dict[str, 
 
 
 def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
-    """Indices of ``values`` (n,), ascending, cut into bins of ``size``; shape (n // size, size).
+    """Sort values and cut them into bins of equal size.
 
-    The n mod size highest values fill no bin and are left out. Equal values keep their order.
+    Equal values keep their order. The highest n mod ``size`` values fill no bin and are left out.
+
+    Args:
+        values: Shape (n,).
+        size: Number of values in a bin.
+
+    Returns:
+        Shape (n // size, size), int64: the indices of each bin's values, in ascending order of the
+        values.
 
     >>> sorted_bins([3.0, 1.0, 2.0, 9.0, 5.0], 2).tolist()
     [[1, 2], [0, 4]]
@@ -565,13 +612,18 @@ def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
 
 
 def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
-    """Choose ``k`` bins with ascending ``means`` (g,) that cover their range evenly; ascending indices.
+    """Choose bins whose means cover their range evenly (algorithm 1 of the paper, RD A.1.2).
 
-    Algorithm 1 of the paper: k targets evenly spaced from the lowest mean to the highest, the bin nearest
-    to each (the lower one of two equally near), then the first bins of the sorted list not yet taken until
-    there are k. All of them where k >= g.
+    ``k`` targets are spaced evenly from the lowest mean to the highest. The bin nearest to each
+    target is chosen, the lower one of two that are equally near. If this gives fewer than ``k``
+    bins, the lowest bins that are left fill up.
 
-    Source: RD A.1.2, algorithm 1.
+    Args:
+        means: Shape (g,), the mean of each bin, ascending.
+        k: Number of bins to choose.
+
+    Returns:
+        Shape (min(k, g),), int64: the numbers of the chosen bins, ascending.
 
     >>> uniform_bins([1.0, 1.1, 1.2, 5.0, 9.0], 3).tolist()
     [0, 3, 4]
@@ -584,26 +636,42 @@ def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
 
 
 class OverBins(NamedTuple):
-    """Pearson r over bins with its interval and bootstrap samples; NaN and no samples where undefined."""
+    """A Pearson correlation over bins.
+
+    Attributes:
+        interval: r and its 95 % bounds; NaN where r is undefined.
+        samples: Shape (samples,), r in each bootstrap sample; empty where r is undefined.
+        reason: Why r is undefined; otherwise empty.
+    """
 
     interval: statistics.Interval
     samples: Array
     reason: str = ""  # why it is undefined
 
     def row(self) -> dict[str, Any]:
-        """Entries of a table row: ``pearson``, ``low``, ``high`` and ``reason``."""
+        """Return the entries of a table row: ``pearson``, ``low``, ``high`` and ``reason``."""
         return {
             **dict(zip(("pearson", "low", "high"), self.interval, strict=True)),
             "reason": self.reason,
         }
 
     def on_fishers_scale(self) -> Array:
-        """Fisher's z of r, then of each sample, shape (1 + samples,)."""
+        """Return Fisher's z of r, followed by that of every sample; shape (1 + samples,)."""
         return statistics.fisher([self.interval.value, *self.samples])
 
 
 def correlated(x: Array, y: Array, seed: int) -> OverBins:
-    """Pearson r of perplexity and a measure over bins, (bins,) each; NaN and a reason where undefined."""
+    """Correlate perplexity with a measure over bins.
+
+    Args:
+        x: Shape (bins,), the perplexities or their logarithms.
+        y: Shape (bins,), the measure.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        Pearson r with its interval; NaN with a reason where it is undefined, as with constant
+        values.
+    """
     try:
         value = statistics.correlation(x, y)
         samples = statistics.resampled_correlations(x, y, seed=seed)
@@ -616,12 +684,20 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
 def correlations(
     points: pd.DataFrame, controls: Sequence[str], seed: int
 ) -> dict[str, pd.DataFrame]:
-    """Pearson r of the bins' mean perplexity with every measure, per study, split and layer.
+    """Correlate the bins' mean perplexity with every measure, by model, text, split and layer.
 
-    A single token's perplexity spans many powers of ten, so r takes its mean logarithm there.
-    ``correlations`` has the model's, ``controls`` each control's and the model's minus it over the
-    same resamples of bins. The answer's claims have bounds for all studies, layers and perplexities
-    together; studies are resampled independently.
+    A single token's perplexity spans many powers of ten, so its mean logarithm is used instead.
+
+    Args:
+        points: The table ``points`` of a `LawResult`.
+        controls: Names of the controls that were run.
+        seed: Seed of the bootstrap over bins.
+
+    Returns:
+        ``correlations``, the table of the models, and with controls also ``controls``: their r, and
+        the model's r minus theirs over the same samples of bins. Where the measure is dispersion,
+        ``all_low`` and ``all_high`` (for controls ``apart_low`` and ``apart_high``) are bounds that
+        hold for all models, texts, layers and kinds of perplexity at once.
     """
     models: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
@@ -690,10 +766,18 @@ def _minus_control(mine: OverBins, other: OverBins) -> dict[str, Any]:
 
 
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
-    """Lower and upper bounds (m,) that hold for all ``values`` (m,) at once in 95 % of cases.
+    """Return bounds that hold for several estimates at once in 95 % of cases.
 
-    The bound is the estimate ± q standard deviations of its ``samples`` (resamples, m), with q the 95 % point
-    of the largest deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
+    They lie q standard deviations of the samples away from the estimate. q is the 95 % point of the
+    largest deviation in a sample, counted in standard deviations (Efron and Tibshirani 1993; Mammen
+    1993).
+
+    Args:
+        values: Shape (m,), the estimates.
+        samples: Shape (resamples, m), the estimates in each bootstrap sample.
+
+    Returns:
+        The lower and the upper bounds, shape (m,) each.
     """
     centre = np.asarray(values, dtype=np.float64)
     drawn = np.asarray(samples, dtype=np.float64)

@@ -25,13 +25,13 @@ _OVERSAMPLE = 20
 
 
 class Segments(NamedTuple):
-    """Segments of equal length with their origins.
+    """Segments of a text: runs of tokens of one length.
 
     Attributes:
         tokens: Shape (n, length), uint32.
-        origins: Shape (n, 2), int64: number of the text in its source, and the segment's first token in
-            its document.
-        source: Name of the source.
+        origins: Shape (n, 2), int64: the number of the text in its source, and the place of the
+            segment's first token in its document.
+        source: Name of the source, as messages show it.
     """
 
     tokens: NDArray[np.uint32]
@@ -49,12 +49,22 @@ def draw_segments(
     pack: bool = False,
     suffix: Sequence[int] = (),
 ) -> Unit:
-    """Draw at most ``most`` segments of ``length`` tokens, in random order; UsageError if none can be.
+    """Draw segments of one length from texts, in random order.
 
-    ``suffix`` ends every segment, inside its length.
+    Args:
+        texts: The texts.
+        tokenizer: A tokenizer of transformers.
+        length: Number of tokens in a segment, special tokens included.
+        most: Number of segments at most.
+        seed: Seed of the draw.
+        pack: Whether to join all texts into one before they are cut.
+        suffix: Special tokens with which every segment ends.
 
     Returns:
-        ``tokens`` and ``origins`` of `Segments`.
+        The arrays ``tokens`` and ``origins`` of `Segments`.
+
+    Raises:
+        UsageError: The texts are too short for a segment, or ``length`` or ``most`` is too small.
     """
     prefix, _ = affixes_of(tokenizer)
     special = len(prefix) + len(suffix)
@@ -88,12 +98,17 @@ def draw_segments(
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Number of ``texts`` read in the latest pass, of those skipped by reason, and of segments ``kept``."""
+    """Return how many texts were read, how many were left out for each reason, and ``kept``.
+
+    The numbers are those of the latest pass over ``texts``; ``kept`` is the number of segments.
+    """
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
 
 def report(source: str, counted: Mapping[str, int]) -> str:
-    """One sentence on the texts read and left out.
+    """Return a sentence that says how many texts were read and left out.
+
+    ``counted`` is what `counts` returns.
 
     >>> report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
     'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
@@ -107,7 +122,10 @@ def report(source: str, counted: Mapping[str, int]) -> str:
 
 
 def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
-    """Each text's number and tokens, without special ones; counts texts on which the tokenizer fails."""
+    """Yield the number and the tokens of each text, without special tokens.
+
+    A text on which the tokenizer fails is left out and counted in ``texts.skipped``.
+    """
     for text in texts:
         try:
             ids = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
@@ -118,14 +136,14 @@ def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
-    """Tokens between two joined texts; None if texts are separate documents."""
+    """Return the tokens of the blank line between joined texts; None if texts are not joined."""
     if not (pack or texts.continuous):
         return None
     return list(tokenizer("\n\n", add_special_tokens=False).input_ids)
 
 
 def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The special tokens with which ``tokenizer`` begins a text, and those with which it ends one."""
+    """Return the special tokens that a tokenizer puts before a text, and those it puts after."""
     bare = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
     for start in range(len(full) - len(bare) + 1):
@@ -136,7 +154,7 @@ def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def blocks(rows: int, size: int) -> list[NDArray[np.int64]]:
-    """Row numbers 0 to ``rows`` - 1 in blocks of ``size``, the last one shorter."""
+    """Return the numbers 0 to ``rows`` - 1 in blocks of ``size``; the last block may be shorter."""
     return [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 

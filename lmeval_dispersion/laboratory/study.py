@@ -62,14 +62,15 @@ _LAYOUT = 4  # of kept units and rows; another number makes other studies
 
 
 class StudyOptions(TypedDict, total=False):
-    """Settings of every analysis.
+    """The settings that every measure takes.
 
     Attributes:
-        pack: Join a source's texts into one stream before cutting (default: False).
+        pack: Whether to join the texts of a source into one before they are cut (default: False).
         seed: Seed of the draws, the bootstrap and the random weights (default: 0).
-        batch: Segments per forward pass; by memory if None, the default.
-        folder: Folder of studies, for resuming; temporary if None, the default.
-        quiet: Whether to print nothing on stderr, where a notebook and a terminal show a bar.
+        batch: Number of segments in one forward pass; None, the default, for as many as fit.
+        folder: Where finished work is kept, so that the same call resumes it; None, the default,
+            for a temporary folder.
+        quiet: Whether to print nothing on stderr (default: False).
     """
 
     pack: bool
@@ -81,18 +82,19 @@ class StudyOptions(TypedDict, total=False):
 
 @dataclass
 class Study:
-    """One measure of one model on its texts, at work.
+    """One measure of one model on one text, while it runs.
 
     Attributes:
-        place: Folder of its units; with the suffix .json, the file of its rows.
-        load: Returns the model, loaded at the first call.
-        texts: The sources by their names in settings, ``data`` first.
-        settings: Those of the measure, with ``pack`` and ``seed``.
-        batch: Segments per forward pass; None for what memory allows.
-        quiet: Whether nothing is printed.
+        place: Folder in which finished units of work are kept; with the suffix ``.json``, the file
+            of the finished rows.
+        load: Returns the model, which is loaded at the first call.
+        texts: The texts by name: ``data``, and others that the measure takes.
+        settings: The settings of the measure, ``pack`` and ``seed``.
+        batch: Number of segments in one forward pass; None for as many as fit.
+        quiet: Whether to print nothing on stderr.
         label: The model's name in reports.
-        earlier: Facts of the studies before it in the same call.
-        facts: What its report says of it besides its rows.
+        earlier: The facts on the studies that ran before it in the same call.
+        facts: What the manifest lists on this study.
     """
 
     place: Path
@@ -106,7 +108,10 @@ class Study:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def finished(self, measure: Measure) -> list[TableRow]:
-        """The measure's rows, or as an earlier process kept them; ``facts`` are those of the rows."""
+        """Return the rows of the measure, each with the name of its table.
+
+        If an earlier process has finished this study, its rows and facts are read back.
+        """
         file = self.place.with_suffix(".json")
         if not file.exists():
             rows = list(measure(self))
@@ -120,7 +125,16 @@ class Study:
         return [(name, row) for name, row in kept]
 
     def kept(self, name: str, works: Sequence[T], do: Callable[[T], Unit]) -> Iterator[Unit]:
-        """``do(work)`` of each work, or as an earlier process kept it; DispersionError if it cannot."""
+        """Yield ``do(work)`` for each work; what an earlier process has done is read back.
+
+        Args:
+            name: Name of the folder of these works.
+            works: The units of work.
+            do: Does one unit and returns its arrays.
+
+        Raises:
+            DispersionError: The folder cannot be made or written.
+        """
         folder = self.place / name
         make_folder(folder, "study")
         with progress_bar(hidden=self.quiet) as update:
@@ -132,7 +146,17 @@ class Study:
                     yield dict(arrays)
 
     def loaded(self, *, losses: bool) -> tuple[CausalModel, list[str]]:
-        """The model, ready for the study's segments, and the names of the study's layers."""
+        """Load the model, and choose its layers and its batch size.
+
+        Args:
+            losses: Whether log-probabilities will be computed, which makes batches smaller.
+
+        Returns:
+            The model, and the full names of the layers.
+
+        Raises:
+            UsageError: A layer is unknown, or the segments exceed the model's context.
+        """
         causal = self.load()
         length = self.settings["segment"]
         layers = causal.layers(self.settings["layers"])
@@ -145,7 +169,16 @@ class Study:
         return causal, layers
 
     def drawn(self, name: str, source: str, draw: Callable[[Texts], Unit]) -> tuple[Segments, Unit]:
-        """The segments that ``draw`` takes from a source, and all its arrays."""
+        """Draw segments from one of the texts, or read back those of an earlier process.
+
+        Args:
+            name: Name of the draw in the study's folder and in the manifest.
+            source: Name of the text in ``texts``.
+            draw: Returns ``tokens`` and ``origins`` of `Segments`, and any further arrays.
+
+        Returns:
+            The segments, and all arrays that ``draw`` returned.
+        """
 
         def counted(texts: Texts) -> Unit:
             arrays = draw(texts)
@@ -166,7 +199,17 @@ class Study:
     def segments(
         self, name: str, causal: CausalModel, most: int, *, source: str = "data"
     ) -> Segments:
-        """At most ``most`` segments drawn from a source; raises as :func:`draw_segments`."""
+        """Draw at most ``most`` segments from one of the texts.
+
+        Args:
+            name: Name of the draw in the study's folder and in the manifest.
+            causal: The model, whose tokenizer cuts the segments.
+            most: Number of segments at most.
+            source: Name of the text in ``texts``.
+
+        Raises:
+            UsageError: The text is too short for a segment.
+        """
         draw = functools.partial(
             draw_segments,
             tokenizer=causal.loaded.tokenizer,
@@ -181,7 +224,18 @@ class Study:
     def states(
         self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> dict[str, NDArray[Any]]:
-        """``reduce`` of every segment's states at each layer, (n, ...); a batch is a unit of work."""
+        """Run all segments and return a reduction of their states for each layer.
+
+        Args:
+            name: Name of this work in the study's folder.
+            causal: The model.
+            drawn: The n segments.
+            layers: Full names of the layers.
+            reduce: Turns the states of a batch, shape (b, t, d), into an array with b rows.
+
+        Returns:
+            An array with n rows for each layer.
+        """
         batches = blocks(len(drawn.tokens), causal.batch)
         units = list(self.kept(name, batches, lambda rows: causal.run(drawn, rows, layers, reduce)))
         return {layer: np.concatenate([unit[layer] for unit in units]) for layer in layers}
@@ -198,13 +252,25 @@ def studied(
     further: Mapping[str, DataLike] = MappingProxyType({}),
     read: Callable[[ModelLike], CausalModel] = CausalModel,
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """The manifest and the tables of a measure of every model on every text, one study each.
+    """Run a measure of every model on every text, and collect the rows of its tables.
 
-    ``further``: other texts of every study, by their names in its ``texts``; ``read`` loads
-    a model. Rows begin with the model's name in ``model``, and the text's in ``data``.
+    Args:
+        kind: Name of the measure.
+        measure: Yields the rows of one study, each with the name of its table.
+        models: One model or several.
+        data: One text or several.
+        settings: The settings of the measure.
+        run: The settings that every measure takes.
+        further: Other texts that the measure takes, by name.
+        read: Loads a model.
+
+    Returns:
+        The manifest, and the tables by name. The first columns of a table, ``model`` and ``data``,
+        have the names of the model and the text.
 
     Raises:
-        UsageError: Equal models or texts, none of them, or no batch size; and as the measure.
+        UsageError: Two models or texts are the same, or there are none, the batch size is below 1,
+            or a setting does not fit a model or a text.
     """
     batch = run.get("batch")
     quiet = run.get("quiet", False)
@@ -260,7 +326,7 @@ def _check_different(what: str, names: Sequence[str]) -> None:
 
 
 def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
-    """One model or several as a list."""
+    """Return one model or several as a list."""
     return [models] if isinstance(models, ModelLike) else list(models)
 
 
@@ -275,10 +341,11 @@ def _key(kind: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> s
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:
-    """A model's identity in a study's settings: its content, never its name or path.
+    """Return what identifies a model's content, whatever its name and path are.
 
-    ``weights`` and ``adapter`` are a Hub commit or a digest over every byte of the folder (over the
-    parameters, for a loaded model); None if the Hub could not be reached.
+    ``weights`` and ``adapter`` are the commit of a Hub repository, the digest of all files of a
+    folder, or that of a loaded model's parameters; None if the Hub cannot be reached, or there is
+    no adapter. ``dtype`` and ``quantize`` are those the model is loaded in.
     """
     choice = model_choice(model)
     weights: str | None
@@ -321,7 +388,11 @@ def _parameters_digest(model: Any) -> str:
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """Names in reports: fewest last parts of paths that differ, with revision, adapter and quantisation."""
+    """Return the shortest names that tell models apart, for reports.
+
+    A name has as many last parts of the path as needed, and the revision, adapter and quantisation
+    where one is given.
+    """
     choices = [model_choice(model) for model in models]
     names = short_names([_path(choice.name) for choice in choices])
     adapters = short_names([_path(choice.adapter or "") for choice in choices])
@@ -338,7 +409,10 @@ def _path(name: str) -> str:
 
 
 def data_settings(texts: Texts) -> dict[str, Any]:
-    """A source's identity in settings: a file's digest, or a Hub data set's commit, None if unknown."""
+    """Return what identifies a text's content: the digest of a file or the commit of a data set.
+
+    The commit is None if the Hub cannot be reached.
+    """
     if texts.path is not None:
         return {
             "sha256": file_digest(texts.path),

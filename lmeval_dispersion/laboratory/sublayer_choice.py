@@ -78,18 +78,23 @@ _AGAINST = {
 
 @dataclass(frozen=True, repr=False)
 class SublayersResult(StudyResult):
-    """Dispersion of candidate sub-layers; docs/reference/laboratory.md has the columns.
+    """The dispersion of several layers, and which one is recommended as the key of a kNN-LM.
+
+    docs/reference/laboratory.md lists every column of the tables.
 
     Attributes:
-        summary: One row per candidate and size of draw: ``mean`` and ``sd`` over draws.
-        recommendation: One row: the ``layer`` of highest mean in the largest draws, ``second``, and the
-            ``margin``; ``told_apart`` is false below ``MARGIN``.
-        draws: One row per candidate, size and draw.
-        knn: One row per key of a kNN-LM: its perplexity, and the ``change`` by neighbours in per cent;
-            None without ``knn``.
-        losses: One row per key and document of the test part: sums of negative log-probabilities
-            in nats, ``without`` neighbours and with them (``nll``).
-        manifest: Settings, counts and the run's models.
+        summary: One row for each candidate layer and size of draw: the ``mean`` and the standard
+            deviation ``sd`` of the dispersion over the draws.
+        recommendation: One row: the ``layer`` with the highest mean in the largest draws, the
+            ``second``, and the ``margin`` between them in standard deviations. ``told_apart`` is
+            false if the margin is below ``MARGIN``.
+        draws: One row for each candidate, size and draw: its dispersion.
+        knn: One row for each layer as the key of a kNN-LM: the perplexity, and the ``change`` that
+            the neighbours make, in per cent; None without ``knn``.
+        losses: One row for each key and document of the test part: the sums of negative
+            log-probabilities in nats, ``without`` neighbours and with them (``nll``); None without
+            ``knn``.
+        manifest: The settings, and the model's identity, library versions and counts.
     """
 
     summary: pd.DataFrame
@@ -103,7 +108,12 @@ class SublayersResult(StudyResult):
     template = "sublayers.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``draws``: mean and spread per candidate and size; ``recommendation``."""
+        """Return the tables of the report by name.
+
+        ``draws`` has the mean and the spread of each candidate, and ``recommendation`` the margin.
+        With a kNN-LM, ``knn`` has the perplexity of each key, and ``against`` compares the
+        recommended key with each other one.
+        """
         tables = {
             "draws": table(self.summary, "Dispersion of draws, mean ± standard deviation", _DRAWS),
             "recommendation": table(self.recommendation, "Margin", _RECOMMENDED),
@@ -116,14 +126,18 @@ class SublayersResult(StudyResult):
         return tables
 
     def charts(self) -> dict[str, Chart]:
-        """``draws``: every draw's dispersion."""
+        """Return one chart, ``draws``: the dispersion of every draw."""
         draw = partial(charts.sublayer_draws, self.draws)
         return {
             "draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")
         }
 
     def context(self) -> dict[str, Any]:
-        """Template values: ``best``, the row of ``recommendation``, and sentences on the kNN-LM."""
+        """Return the values that the report's template needs.
+
+        Beside those of `StudyResult`: ``best``, the row of ``recommendation``, and ``judged``,
+        sentences on the kNN-LM (empty without one).
+        """
         best = records(self.recommendation)[0]
         judged: list[str] = []
         if self.knn is not None:
@@ -140,7 +154,10 @@ class SublayersResult(StudyResult):
 
 
 def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
-    """Whether neighbours lower perplexity, by the key with which it is lowest."""
+    """Return a sentence that says whether a kNN-LM lowers perplexity.
+
+    It is on the key with the lowest perplexity. ``keys`` are rows of the table ``knn``.
+    """
     best = min(keys, key=lambda row: row["perplexity"])
     moved = f"{best['change']:+.2f} % ({best['change_low']:+.2f} to {best['change_high']:+.2f})"
     ends = f"from {best['without']:.2f} to {best['perplexity']:.2f}"
@@ -154,7 +171,12 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
 
 
 def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
-    """What perplexity says of the key of highest dispersion; ``rows`` compare it with each other key."""
+    """Return a sentence that says whether the most dispersed key also has the lowest perplexity.
+
+    Args:
+        rows: One row for each other key, as `against` returns them.
+        recommended: Whether that key was recommended, so that the recommendation is judged.
+    """
     key = rows[0]["layer"]
     better = []
     alike = []
@@ -202,19 +224,33 @@ def sublayers(
     neighbours: int = NEIGHBOURS,
     **run: Unpack[StudyOptions],
 ) -> SublayersResult:
-    """Dispersion of the candidates' states, and the recommended one.
+    """Find the layer whose states are the most dispersed, as the key of a kNN-LM.
 
-    ``layers`` are the candidates, by default both sub-layers of the last block. Draws have ``sizes``
-    segments of ``segment`` tokens of a file or Hub data set; those that it cannot fill are left out.
+    Every candidate gets the same draws of segments. With ``knn`` the perplexity of a kNN-LM is
+    measured for each candidate and for ``last``, to check the recommendation. Its text has three
+    parts, for the datastore, for tuning and for the test; each is a share of ``data`` or a text of
+    its own.
 
-    ``knn`` also keys a kNN-LM by each candidate, and by ``last``: of at most ``segments`` segments,
-    shares fill the ``datastore``, choose weight and temperature (``tune``), and give the perplexity
-    (``test``), each with so many ``neighbours`` for a token. A part may be a text of its own. More:
-    :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    Args:
+        model: The model.
+        data: A file, or a data set on the Hub.
+        layers: The candidates, separated by commas or as a list; by default both sub-layers of the
+            last block.
+        segment: Number of tokens in a segment.
+        sizes: Numbers of segments in a draw; those that the text cannot fill are left out.
+        knn: Whether to measure the perplexity of a kNN-LM too.
+        segments: Number of segments for the kNN-LM, at most.
+        datastore: The part that fills the datastore.
+        tune: The part by which the neighbours' weight and temperature are chosen.
+        test: The part whose perplexity is reported.
+        neighbours: Number of neighbours that predict a token.
+        **run: Further settings; see :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
-        UsageError: A setting does not fit the model (the message lists its sub-layers) or the data.
-        NonFiniteStateError: The model produces NaN; names layer and text.
+        UsageError: The model has no such layer (the message lists its layers), or a setting does
+            not fit the model or the text.
+        NonFiniteStateError: The model produces NaN or infinity; the message names the layer and the
+            text.
     """
     if not sizes or min(sizes) < 2:
         raise UsageError(
@@ -299,10 +335,16 @@ def _draws(
 
 
 def recommendation(draws: pd.DataFrame, pool: int) -> dict[str, Any]:
-    """The candidate of highest mean in the largest draws, with its margin over the second.
+    """Return the row of the table ``recommendation``.
 
-    Draws of s of a pool's n segments share some, so they vary less than draws of new text would; their
-    standard deviation is divided by sqrt(1 - s / n) for that. A draw of the whole pool has no margin.
+    It names the candidate with the highest mean dispersion in the largest draws, the second, and
+    the margin between them in standard deviations over the draws. Draws of s from n segments
+    overlap and so vary less than draws of new text would; their standard deviation is divided by
+    sqrt(1 - s / n) for that.
+
+    Args:
+        draws: The table ``draws`` of a `SublayersResult`.
+        pool: Number of segments that were drawn from. If a draw takes all, the margin is NaN.
     """
     size = int(draws["segments"].max())
     wide = draws[draws["segments"] == size].pivot(

@@ -96,20 +96,28 @@ _EVERY_TREND = {
 
 @dataclass(frozen=True, repr=False)
 class CondensationResult(StudyResult):
-    """Condensation of one model or several; docs/reference/laboratory.md has the columns.
+    """How similar the tokens of a text are at each depth, for one or several models.
+
+    docs/reference/laboratory.md lists every column of the tables. ``control`` is empty in the rows
+    of the model itself.
 
     Attributes:
-        summary: One row per model and control (empty for the model itself): ``trend``, ``spearman``,
-            ``kendall``, ``last_mean``, and the model's ``parameters``.
-        layers: One row per model and depth: ``mean`` similarity over pairs of different tokens with bounds.
-        histogram: One row per model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
-        texts: One row per model, depth and text: its mean.
-        last: One row per model, control and number of last depths (1 to 5, ``half``): their mean.
-        sizes: One row per family, models of different sizes that read the same tokens: ``change`` of
-            ``last_mean`` from the smallest to the largest, fitted by size and paired over texts.
-        pairs: One row per model and the next smaller one of its family, or the teacher
-            (``relation``): the ``difference`` of ``last_mean``, paired over texts.
-        manifest: Settings, counts and the run's models.
+        summary: One row for each model and control: the correlation of similarity and depth
+            (``trend`` text by text, ``spearman`` and ``kendall`` of the means), ``last_mean``, the
+            mean similarity over the last depths, and the number of ``parameters``.
+        layers: One row for each model, control and depth: the ``mean`` cosine similarity over pairs
+            of different tokens, with 95 % bounds.
+        histogram: One row for each model, control, depth and bin of similarity: its ``density``,
+            which integrates to 1 over [-1, 1].
+        texts: One row for each model, control, depth and text: the ``mean`` similarity.
+        last: One row for each model, control and number of last depths (1 to 5, ``half``): the
+            ``mean`` similarity over them.
+        sizes: One row for each family, which is models of different sizes that read the same
+            tokens: the ``change`` of ``last_mean`` from the smallest to the largest, from a line
+            fitted to the log of the size, with 95 % bounds over texts.
+        pairs: One row for each model and the next smaller one of its family, or the teacher
+            (``relation``): the ``difference`` of ``last_mean``, with 95 % bounds over texts.
+        manifest: The settings, and for each model its identity, library versions and counts.
     """
 
     summary: pd.DataFrame
@@ -125,7 +133,13 @@ class CondensationResult(StudyResult):
     template = "condensation.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``layers``: all; with one curve ``some`` of them, else ``trends`` and ``every_trend``."""
+        """Return the tables of the report by name.
+
+        ``layers`` has every depth, ``last`` the means over the last depths, and ``pairs`` the
+        differences between models (if any are compared). One model without controls also has
+        ``some``, at most 12 depths; otherwise ``trends`` and ``every_trend`` have the correlations
+        with depth.
+        """
         caption = "Mean cosine similarity of two tokens"
         wide = self.last.pivot(index=["model", "control"], columns="last", values="mean")
         order = self.summary[["model", "control"]]
@@ -153,7 +167,7 @@ class CondensationResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``lines``: mean similarity by depth; ``heat``: its distribution at every depth."""
+        """Return two charts: ``lines``, the mean similarity by depth, and ``heat``, its histogram."""
         lines = partial(charts.condensation_lines, self.layers)
         heat = partial(charts.condensation_heat, self.histogram)
         return {
@@ -164,7 +178,12 @@ class CondensationResult(StudyResult):
         }
 
     def context(self) -> dict[str, Any]:
-        """Template values: whether tokens grow alike with depth, per model and control."""
+        """Return the values that the report's template needs.
+
+        Beside those of `StudyResult`: ``trends``, whether tokens grow more similar with depth, for
+        each model; ``controls``, the names of those that were run; and ``families``, sentences that
+        compare models.
+        """
         controls = [name for name in dict.fromkeys(self.summary["control"]) if name]
         last = int(self.summary["last"].max())
         pairs = records(self.pairs)
@@ -185,7 +204,13 @@ class CondensationResult(StudyResult):
 
 
 def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
-    """Whether larger models of a family condense less, and between which two they do not."""
+    """Return a sentence that says whether the larger models of a family condense less.
+
+    Args:
+        family: A row of the table ``sizes``.
+        pairs: The rows of the table ``pairs``; steps in size that go the other way are named.
+        last: Number of last depths that are compared.
+    """
     models = family["models"].split(", ")
     change = family["change"]
     what = f"similarity of the last {last} depths"
@@ -221,7 +246,10 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
 
 
 def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How every other model's last depths differ from its teacher's."""
+    """Return a sentence on each model that says whether it condenses more than its teacher.
+
+    ``pairs`` are the rows of the table ``pairs``.
+    """
     verdicts = {1: "condenses more than", -1: "condenses less than"}
     sentences = []
     for row in pairs:
@@ -243,11 +271,20 @@ def _direction(pair: Mapping[str, Any]) -> int:
 
 
 def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
-    """How one model's similarity changes with depth, tested so that ``claims`` models hold together.
+    """Return how the similarity of one model's tokens changes with depth.
 
-    ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns``, ``none`` if no
-    move is clear, ``undefined``. ``curve`` says it in words. ``like``: controls that show the trend too;
-    ``beyond``: all controls, if none does. Models of one verdict have the same ``key``.
+    Args:
+        model: Name of the model.
+        texts: The rows of the table ``texts`` of this model and its controls.
+        claims: Number of models whose 95 % bounds shall hold at once (Bonferroni).
+
+    Returns:
+        ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns`` if it
+            does both, ``none`` if no change is clear, ``undefined`` with fewer than two texts.
+            ``curve`` describes the curve. ``like`` lists the controls with the same trend;
+            ``beyond`` lists all controls if none has it. ``controls`` has the trend of each
+            control, and ``value``, ``low`` and ``high`` that of the model with its bounds. Models
+            that share a sentence have the same ``key``.
     """
     similarities = {
         str(control): frame.pivot(index="text", columns="depth", values="mean").to_numpy()
@@ -278,11 +315,19 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
 
 
 def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
-    """The first direction of the mean curve of ``values`` (texts, depths), and its start, turns and end.
+    """Find where the mean curve of similarity begins, turns and ends.
 
-    A move counts where it is at least a tenth of the curve's range and its Student bound over texts, for all
-    pairs of depths and ``claims`` curves together, leaves out 0. (0, []): no clear move, or the mean reverses
-    by a quarter of its range and the texts do not show whether that is chance.
+    A rise or fall counts if it is at least a tenth of the curve's range, and if its Student bounds
+    over texts leave out 0 for all pairs of depths and ``claims`` curves at once.
+
+    Args:
+        values: Shape (texts, depths), the similarity of each text at each depth.
+        claims: Number of curves whose 95 % bounds shall hold at once.
+
+    Returns:
+        1 if the curve rises first, -1 if it falls first, and the depths of its start, turns and
+        end. 0 and an empty list if no change is clear, or if the mean curve reverses by a quarter
+        of its range without being clear.
     """
     values = values[np.isfinite(values).all(axis=1)]
     if not len(values):
@@ -345,10 +390,16 @@ def _student(values: Array, claims: int = 1) -> statistics.Interval:
 
 
 def text_trends(per_text: Array) -> Array:
-    """Spearman correlation with depth of each text in ``per_text`` (n, layers); (n,), NaN for a constant one.
+    """Return the Spearman correlation of similarity and depth for each text.
 
-    Texts are independent, so the mean of these has a valid interval even if layers hardly differ; the
-    bootstrap of the layer means' rank correlation then leaves out 0 far too often.
+    Texts are independent, so the mean of these correlations has a valid interval even if layers
+    hardly differ; a bootstrap of the layer means' correlation would leave out 0 far too often.
+
+    Args:
+        per_text: Shape (n, depths), the similarity of each text at each depth.
+
+    Returns:
+        Shape (n,); NaN for a text whose similarity is the same at all depths.
     """
     return statistics.rank_correlations(np.arange(per_text.shape[1]), per_text)
 
@@ -364,17 +415,26 @@ def condensation(
     control: str | Sequence[str] | None = None,
     **run: Unpack[StudyOptions],
 ) -> CondensationResult:
-    """Similarity of a text's tokens, layer by layer, in one model or several, decoders or encoders.
+    """Measure how similar the tokens of a text are, depth by depth, in one model or several.
 
-    ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts
-    of ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last``
-    depths, and models of several sizes that read the same tokens are compared by it, each with the
-    ``teacher`` too. ``control``: ``untrained``, ``shuffled`` or both, also run for every model on the
-    same texts. More: :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
+    Decoders and encoders can be measured. Models of different sizes that read the same tokens, and
+    each model and its teacher, are compared by their mean similarity over the last depths.
+
+    Args:
+        models: One model or several, such as a family by size, or a training by revision.
+        data: A file, or a data set on the Hub.
+        segment: Number of tokens in a segment; each segment counts as a text.
+        segments: Number of segments at most.
+        last: Number of last depths whose mean is compared between models.
+        teacher: The model from which the others were distilled; it is compared with each of them.
+        control: ``untrained``, ``shuffled`` or both: also measure each model with random weights,
+            or on tokens in random order.
+        **run: Further settings; see :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
-        UsageError: A setting does not fit a model or the data, or the teacher reads other tokens.
-        NonFiniteStateError: A model produces NaN; names layer and text.
+        UsageError: A setting does not fit a model or the text, or the teacher's tokenizer differs.
+        NonFiniteStateError: A model produces NaN or infinity; the message names the layer and the
+            text.
     """
     if last < 1:
         raise UsageError(f"expected at least 1 last layer, got {last}")
@@ -405,9 +465,21 @@ def condensation(
 def comparisons(
     texts: pd.DataFrame, summary: pd.DataFrame, tokens: Mapping[str, str], teacher: str = ""
 ) -> dict[str, pd.DataFrame]:
-    """The tables ``sizes`` and ``pairs``, whose intervals hold together; models by their names.
+    """Compare models by their mean similarity over the last depths.
 
-    ``tokens`` names the tokens that a model read: only models of equal ones are compared.
+    Only models that read the same tokens are compared. The 95 % bounds of both tables hold at once.
+
+    Args:
+        texts: The table ``texts`` of a `CondensationResult`.
+        summary: The table ``summary`` of the same result.
+        tokens: A digest of the tokens that each model read, by the model's name.
+        teacher: Name of the teacher; empty if there is none.
+
+    Returns:
+        The tables ``sizes`` and ``pairs`` of a `CondensationResult`.
+
+    Raises:
+        UsageError: The teacher and another model did not read the same tokens.
     """
     own = records(summary[summary["control"] == ""])
     parameters = {row["model"]: row["parameters"] for row in own}
@@ -488,7 +560,14 @@ def _mean_and_histogram(states: Tensor) -> Array:
 
 
 def similarity_counts(states: Tensor) -> NDArray[np.int64]:
-    """Histogram of the cosine similarity over pairs i < j of tokens (t, d), BINS even bins over [-1, 1]."""
+    """Count the cosine similarities of all pairs of different tokens in a histogram.
+
+    Args:
+        states: Shape (t, d), the states of one text. States that are zero are left out.
+
+    Returns:
+        Shape (BINS,), int64: the number of pairs in each of BINS even bins over [-1, 1].
+    """
     units, valid = unit_tokens(states[None])
     unit = units[0][valid[0]]
     similarity = (unit @ unit.T).clamp(-1, 1)
@@ -501,7 +580,15 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
 def rows_of(
     names: list[str], means: Array, counts: NDArray[Any], seed: int = 0, last: int = 3
 ) -> Iterator[TableRow]:
-    """Table rows for one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
+    """Yield the rows of one model's tables, each with the name of its table.
+
+    Args:
+        names: Name of the layer at each depth.
+        means: Shape (texts, depths), the mean similarity of each text at each depth.
+        counts: Shape (depths, bins), the histogram of all texts at each depth.
+        seed: Seed of the bootstrap.
+        last: Number of last depths whose mean is ``last_mean``.
+    """
     from scipy.stats import kendalltau
 
     depths = np.arange(len(names))
