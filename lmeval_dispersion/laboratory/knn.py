@@ -352,15 +352,15 @@ def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
 
 
 def against(losses: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Compare the perplexity of one layer's kNN-LM with that of each other layer's.
+    """Compare the perplexity of one layer's kNN-LM with that of every other layer's.
 
     Args:
         losses: The table ``losses`` of `knn_rows`.
         key: The layer whose kNN-LM is compared.
 
     Returns:
-        One row for each ``other`` layer: the ``change`` of perplexity in per cent from that layer
-        to ``key``, with 95 % bounds.
+        One row for every other layer, which is named in the column ``other``: the ``change`` of
+        perplexity in per cent if ``key`` takes its place, with 95 % bounds.
     """
     keys = list(dict.fromkeys(losses["layer"]))
     mine = losses[losses["layer"] == key]

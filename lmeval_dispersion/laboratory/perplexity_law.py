@@ -115,14 +115,14 @@ _OVERALL = {
 
 @dataclass(frozen=True, repr=False)
 class LawResult(StudyResult):
-    """The relation of perplexity and dispersion, for one or several models and texts.
+    """How dispersion rises or falls with perplexity, for one or several models and texts.
 
-    Segments are sorted by perplexity and cut into bins; docs/reference/laboratory.md lists every
-    column of the tables.
+    Segments of text are sorted by perplexity and cut into bins; each bin has a mean perplexity and
+    a dispersion. docs/reference/laboratory.md lists every column of the tables.
 
     Attributes:
         correlations: One row for each model, text, split, kind of perplexity, layer and measure:
-            Pearson r over the bins, in the column ``pearson``, with 95 % bounds.
+            ``pearson``, the correlation over the bins, with its 95 % interval.
         points: One row for each chosen bin and layer: the bin's mean perplexity and every measure,
             of the model and of the controls.
         overall: One row for each split and layer: the dispersion of all texts, the mean dispersion

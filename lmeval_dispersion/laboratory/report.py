@@ -16,9 +16,9 @@ from lmeval_dispersion.report.document import Column
 
 @dataclass(frozen=True, repr=False)
 class StudyResult(Report):
-    """The result of one measure of one or several models and texts, as a report.
+    """Base class for the results of the laboratory's measures.
 
-    The class of each measure adds its tables as fields.
+    The subclass for each measure adds its tables as fields.
 
     Attributes:
         manifest: The settings, and for each model its identity, library versions and counts.

@@ -98,9 +98,10 @@ def draw_segments(
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Return how many texts were read, how many were left out for each reason, and ``kept``.
+    """Return the counts of the latest pass over texts.
 
-    The numbers are those of the latest pass over ``texts``; ``kept`` is the number of segments.
+    They are ``texts``, the number that was read; a number of texts left out for each reason, such
+    as ``too_short``; and ``kept``, the number of segments, which is given.
     """
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 

@@ -167,7 +167,7 @@ class CondensationResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """Return two charts: ``lines``, the mean similarity by depth, and ``heat``, its histogram."""
+        """Return two charts: ``lines``, the mean similarity by depth, and ``heat``, its spread."""
         lines = partial(charts.condensation_lines, self.layers)
         heat = partial(charts.condensation_heat, self.histogram)
         return {
@@ -393,7 +393,7 @@ def text_trends(per_text: Array) -> Array:
     """Return the Spearman correlation of similarity and depth for each text.
 
     Texts are independent, so the mean of these correlations has a valid interval even if layers
-    hardly differ; a bootstrap of the layer means' correlation would leave out 0 far too often.
+    hardly differ; a bootstrap of the layer means' correlation would exclude 0 far too often.
 
     Args:
         per_text: Shape (n, depths), the similarity of each text at each depth.

@@ -52,15 +52,14 @@ _WHICH = {"family": None, "domain": None, "base": None, "all": False, "audit_sam
 
 
 class Place(NamedTuple):
-    """The standing of a run after a save.
+    """How a run stands after a save.
 
     Attributes:
-        score: The save's mean score.
-        margin: Smallest margin by which no other save is shown to be better than the best.
-        best: Step of the best save.
-        best_kept: Step of the best save whose files are there; None without one.
-        worse: Number of saves in a row, this one the last, that are shown to be worse than the
-            best.
+        score: The mean score of the save.
+        margin: The smallest margin by which no other save is shown to be better than the best.
+        best: The step of the best save.
+        best_kept: The step of the best save whose files still exist; None if none exists.
+        worse: How many saves in a row, up to this one, are shown to be worse than the best.
     """
 
     score: float
@@ -71,14 +70,14 @@ class Place(NamedTuple):
 
 
 class Standings:
-    """The saves by their answers to the shared questions.
+    """The saves of a run, compared by their answers to the shared questions.
 
     Args:
-        contest: The contest of all questions, in whose common order the saves are asked.
-        planned: Number of saves; None where it is not known.
+        contest: The contest of all questions. The saves are asked in its common order.
+        planned: Number of saves that the run will have; None if it is not known.
 
     Attributes:
-        asked: Steps of the saves, in their order.
+        asked: The steps of the saves that were asked, in order.
     """
 
     def __init__(self, contest: Contest, planned: int | None = None) -> None:
@@ -88,7 +87,7 @@ class Standings:
         self._worse: dict[int, bool] = {}
 
     def take(self, step: int, scores: Scores) -> None:
-        """Take a save's answers to the first questions of the common order."""
+        """Add the answers of a save to the first questions of the common order."""
         if step in self.asked:
             self.asked.remove(step)
         before = list(self.asked)
@@ -101,11 +100,15 @@ class Standings:
             self._worse[step] = error > 0 and bets.refutes(0.0, error)
 
     def score(self, step: int) -> float:
-        """A save's mean score."""
+        """Return the mean score of a save."""
         return self.contest.mean(str(step))
 
     def best(self, steps: Sequence[int]) -> int:
-        """The highest score; of equal ones the most probable right answers, then the first."""
+        """Return the step of the save with the highest mean score.
+
+        Of saves with equal scores, the one that gives the right answers the highest probability is
+        taken, and of those the first.
+        """
 
         def height(step: int) -> tuple[float, float]:
             scores = self.contest.answered[str(step)]
@@ -115,7 +118,7 @@ class Standings:
         return max(steps, key=height)
 
     def margin(self) -> float:
-        """The smallest margin by which no other save is shown to be better than the best."""
+        """Return the smallest margin by which no other save is shown to be better than the best."""
         best = self.best(self.asked)
         others = [step for step in self.asked if step != best]
         margin = 0.0
@@ -129,7 +132,7 @@ class Standings:
         return margin
 
     def worse_in_a_row(self, step: int) -> int:
-        """Number of saves in a row, up to that of ``step``, shown to be worse than the best."""
+        """Return how many saves in a row, up to ``step``, are shown to be worse than the best."""
         count = 0
         for other in reversed(self.asked[: self.asked.index(step) + 1]):
             if not self._worse[other]:
@@ -156,7 +159,7 @@ class Standings:
 
 
 def command_options(asking: Asking) -> list[str]:
-    """The options of `dispersion race` that ask the same questions in the same way."""
+    """Return the options with which `dispersion race` asks the same questions in the same way."""
     words = list[str]()
     for field in fields(asking):
         value = getattr(asking, field.name)
@@ -169,26 +172,30 @@ def command_options(asking: Asking) -> list[str]:
 
 
 class LiveRace:
-    """The saves of a run, asked while they are in memory, and the folder that keeps their answers.
+    """A race of a run's saves, which are asked while they are in memory.
 
-    Every process of a distributed training has one and calls the same methods; the first one
-    writes.
+    Their answers are kept in a folder. In a distributed training every process makes a `LiveRace`
+    and calls the same methods; only the first process writes.
 
     Args:
-        asking: What is asked, and how; its folder is set to that of the run.
+        asking: The tasks and lm-eval's options.
         run: The folder of the saves.
         questions: Number of questions for each save.
-        planned: Number of saves; None where it is not known.
-        error: Chance, at most, that a statement is wrong.
+        planned: Number of saves that the run will have; None if it is not known.
+        error: How likely it may be, at most, that a statement on the saves is wrong.
         may_stop: Whether the answers may end the run.
 
     Attributes:
+        folder: The folder of the race, in that of the run.
         standings: The saves that were asked.
-        questions: Number of questions for each save; no more than the folder's earlier saves had.
+        questions: Number of questions for each save: the number wanted, but not more than earlier
+            saves in the folder were asked or the tasks have.
         available: Number of questions in the tasks.
+        has_answers: Whether the folder has answers of earlier saves, which fix the number of
+            questions.
 
     Raises:
-        UsageError: An option cannot be used as given, or the folder has answers to other questions.
+        UsageError: An option cannot be used, or the folder has answers to other questions.
     """
 
     def __init__(
@@ -222,7 +229,7 @@ class LiveRace:
         self._order = contest.order("")  # the common one
 
     def resume(self, step: int) -> None:
-        """Read the answers of earlier saves, up to ``step``."""
+        """Read the answers of the saves up to ``step`` from the folder."""
         shared = self.folder.kept.get("shared", {})
         for entry in sorted(self.folder.lineup.entries, key=lambda entry: step_of(entry.label)):
             number = step_of(entry.label)
@@ -232,21 +239,28 @@ class LiveRace:
                     self.standings.take(number, known.first(self.questions))
 
     def agree(self) -> None:
-        """Take the first process's number of questions; another node may not see the folder."""
+        """Take over the first process's number of questions; other nodes may not see its folder."""
         self.questions = from_first(self.questions)
         self.has_answers = from_first(self.has_answers)
 
     def is_saved(self, step: int) -> bool:
-        """Whether the files of a save are there, as the first process sees them."""
+        """Whether the first process finds the files of a save."""
         return from_first(self._place(step).is_dir())
 
     def lower(self, questions: int) -> None:
-        """Ask fewer questions of each save, in every process as many as in the first."""
+        """Ask fewer questions of each save; every process takes the first one's number."""
         self.questions = min(self.questions, from_first(questions))
         self.has_answers = True
 
     def forecast(self, pace: float) -> str:
-        """The start in words: questions, what they show, their cost at ``pace`` seconds each."""
+        """Return the sentence that is printed at the start.
+
+        It says how many questions each save answers, which differences these show, and how long
+        they take.
+
+        Args:
+            pace: Seconds for one question; 0 if it is not known.
+        """
         error = self.standings.contest.error
         difference = shown_difference(self.questions, self.available, error)
         if self.questions == self.available:
@@ -271,7 +285,11 @@ class LiveRace:
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:
-        """Seconds a question, by a few that are not kept; DispersionError if they could not be asked."""
+        """Return how many seconds one question takes, from a few whose answers are not kept.
+
+        Raises:
+            DispersionError: The model could not be asked.
+        """
         places = self._order[: _WARMING + _TIMED].tolist()
         timed = places[_WARMING:] or places
 
@@ -285,10 +303,18 @@ class LiveRace:
         return together(seconds)
 
     def ask(self, model: Any, tokenizer: Any, step: int) -> Place:
-        """Ask the model of a save; its answers are kept under the name of the save's folder.
+        """Ask the model of a save, and keep its answers under the name ``checkpoint-STEP``.
+
+        Args:
+            model: The model in memory.
+            tokenizer: Its tokenizer.
+            step: The step of the save.
+
+        Returns:
+            How the run stands after this save.
 
         Raises:
-            DispersionError: It could not be asked, or its answers not be kept.
+            DispersionError: The model could not be asked, or the answers could not be written.
         """
         entrant: Entrant | None = None
         with ExitStack() as stack:
@@ -340,7 +366,7 @@ class LiveRace:
         return together(answers)
 
     def standing(self, step: int) -> Place:
-        """The standing after the save of a step that was asked."""
+        """Return how the run stands after the save of ``step``, which was asked before."""
         standings = self.standings
         kept = [other for other in standings.asked if self._place(other).is_dir()]
         place = Place(
@@ -381,22 +407,28 @@ class LiveRace:
 
 
 def shown_difference(questions: int, available: int, error: float) -> float:
-    """Difference of two saves that so many of the questions show about four times in five.
+    """Return which difference between two saves is shown about four times in five.
 
-    Where the two answer one question in five differently; by simulation.
+    It assumes that the two answer one question in five differently; the formula was fitted to
+    simulations.
+
+    Args:
+        questions: Number of questions that both are asked.
+        available: Number of questions in the tasks.
+        error: How likely it may be, at most, that a statement is wrong.
     """
     variance = _DISAGREEMENT * (1 - questions / available) / questions
     return math.sqrt(4 * math.log(1 / error) * variance)
 
 
 def step_of(label: str) -> int:
-    """The step in the name of a save; -1 of another name."""
+    """Return the step of a save named ``checkpoint-STEP``; -1 for another name."""
     number = label.removeprefix("checkpoint-")
     return int(number) if number.isdigit() else -1
 
 
 def process_number() -> int:
-    """This process's number in a distributed training, 0 without one."""
+    """Return the rank of this process in a distributed training; 0 without one."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -406,7 +438,7 @@ def _processes() -> int:
 
 
 def from_first(value: T) -> T:
-    """The first process's value, in all of them."""
+    """Return the first process's value in every process of a distributed training."""
     if _processes() == 1:
         return value
     box = [value]
@@ -415,7 +447,11 @@ def from_first(value: T) -> T:
 
 
 def together(compute: Callable[[], T]) -> T:
-    """What the first process computes, while all of them do; DispersionError in all if it failed in the first."""
+    """Call ``compute`` in every process, and return the first process's result in all of them.
+
+    Raises:
+        DispersionError: It failed in the first process; raised in all of them.
+    """
     value: T | None = None
     problem: str | None = None
     try:
@@ -431,7 +467,7 @@ def together(compute: Callable[[], T]) -> T:
 
 
 def all_agree(value: bool) -> bool:
-    """Whether the value is true in every process."""
+    """Whether ``value`` is true in every process of a distributed training."""
     if _processes() == 1:
         return value
     values = [False] * _processes()

@@ -39,35 +39,36 @@ _log = logging.getLogger(__name__)
 
 
 class RaceCallback(TrainerCallback):  # type: ignore[misc]
-    """Asks the model in memory at each save, and logs which save is the best so far.
+    """Ask the model in memory at each save, and log which save is the best so far.
 
-    ``race/score``, ``race/margin`` and ``race/best_step`` go to ``state.log_history``, and with
-    :meth:`attach` to the trainer's trackers; the answers go to ``RUN/race-TASKS``, where
-    ``dispersion race RUN --tasks TASKS`` goes on to the proof. Nothing in the training changes:
-    losses are equal to the last bit with and without it. What fails while it trains is a warning.
+    ``race/score``, ``race/margin`` and ``race/best_step`` are logged to ``state.log_history``, and
+    after :meth:`attach` to the trainer's trackers. The answers are kept in ``RUN/race-TASKS``,
+    where ``dispersion race RUN --tasks TASKS`` can continue the race. The training itself does not
+    change: its losses are the same to the last bit. An error while the model trains becomes a
+    warning.
 
     Args:
-        tasks: lm-eval's ``NAME,NAME``; None asks nothing, and logs the geometry alone.
-        questions: Number of questions for each save, the same for all.
-        every: Also ask at every so many steps, without a save.
-        share: Part of the training's time, by which the questions are lowered at the first save;
-            None: all.
-        stop_after: End the run after so many saves in a row that are shown to be worse than the
-            best.
-        run: The folder of the saves, in a loop of your own; a trainer has its output folder.
-        tokenizer: The model's. Default: the trainer's.
-        options: Of the geometry: ``domains``, ``reference``, ``texts``, ``layers``, as
-            :class:`~lmeval_dispersion.training.measuring.Measuring` has them. Of the race:
-            ``error``, and those of :func:`~lmeval_dispersion.race` on questions and lm-eval, such
-            as ``metric``, ``batch_size``, ``num_fewshot``, ``include_path``,
+        tasks: Tasks of lm-eval, separated by commas. None to log the geometry alone.
+        questions: Number of questions for each save.
+        every: Also ask after every so many steps, without a save; None to ask at saves alone.
+        share: Share of the training's time that the questions may take, above 0 and below 1. Their
+            number is lowered accordingly at the first save; None for no limit.
+        stop_after: End the training after so many saves in a row that are shown to be worse than
+            the best; None to never end it.
+        run: The folder of the saves. Needed in a loop of your own; a trainer has one.
+        tokenizer: The model's tokenizer; None for the trainer's.
+        options: For the geometry ``domains``, ``reference``, ``texts`` and ``layers``, as in
+            :class:`~lmeval_dispersion.training.measuring.Measuring`. For the race ``error``, and
+            the options of :func:`~lmeval_dispersion.race` on questions and lm-eval, such as
+            ``metric``, ``batch_size``, ``num_fewshot``, ``include_path`` or
             ``apply_chat_template``.
 
     Attributes:
         should_stop: Whether ``stop_after`` saves in a row are shown to be worse than the best.
-        trainer: The attached trainer; None without one.
+        trainer: The trainer that was attached; None without one.
 
     Raises:
-        UsageError: An argument cannot be used as given; of a task or the folder when the training
+        UsageError: An argument cannot be used. A task or the folder is checked when training
             begins.
     """
 
@@ -110,10 +111,13 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._is_begun = False
 
     def attach(self, trainer: Any) -> RaceCallback:
-        """Join a trainer, whose trackers get the figures too; returns itself.
+        """Add the callback to a trainer, so that its trackers log the figures too.
+
+        Returns:
+            The callback itself.
 
         Raises:
-            UsageError: It is not a Trainer.
+            UsageError: ``trainer`` is not a Trainer of transformers.
         """
         if not isinstance(trainer, Trainer):
             raise UsageError(
@@ -125,13 +129,19 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def ask(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Ask and measure the model as the save ``RUN/checkpoint-STEP``; returns figures to log.
+        """Ask and measure the model as the save ``RUN/checkpoint-STEP``.
 
-        In a distributed training every process calls it.
+        Call it in a training loop of your own; in a distributed training every process must.
+
+        Args:
+            model: The model in memory.
+            step: The step of the save.
+
+        Returns:
+            The figures to log, by name.
 
         Raises:
-            UsageError: At the first call: an argument, a task or the folder cannot be used as
-                given.
+            UsageError: At the first call, if an argument, a task or the folder cannot be used.
         """
         if not self._is_begun:
             if self.run is None:
@@ -157,7 +167,11 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     # --- a Trainer's events ---
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Open the race's folder, and print how much is asked; UsageError as the class says."""
+        """Open the folder of the race, and print how many questions each save will answer.
+
+        Raises:
+            UsageError: An argument, a task or the folder cannot be used.
+        """
         self.run = Path(args.output_dir)
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -174,17 +188,17 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             self._at(args, state, control, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask at every ``every``-th step that is not saved."""
+        """Ask the model at every ``every``-th step; a step that is saved is asked at its save."""
         if self.every is None or state.global_step % self.every or control.should_save:
             return control
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the save's model."""
+        """Ask the model that was saved."""
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Forget the run: the callback may serve another."""
+        """Forget the run, so that the callback can serve another one."""
         self._race = None
         self._measuring = None
         self._is_begun = False

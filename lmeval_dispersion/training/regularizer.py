@@ -36,20 +36,31 @@ _STACKED_NUMBERS_CPU = 1 << 16
 
 
 class Layout(NamedTuple):
-    """``mask`` (b, t), true on real tokens; ``segments`` (b, t), documents. None: all real, one per row."""
+    """Which tokens of a batch are real, and to which document each belongs.
+
+    Attributes:
+        mask: Shape (b, t), true on real tokens; None if all are real.
+        segments: Shape (b, t), the document of each token; None if each row is one document.
+    """
 
     mask: Tensor | None
     segments: Tensor | None
 
 
 def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
-    """The layout of states (b, t, d) from the decoder's arguments.
+    """Read the layout of a batch from the arguments that the decoder was called with.
 
-    A mask that covers a cache or a prefix too is cut to the last t columns. Documents are those of
-    ``seq_idx``, else of ``cu_seq_lens_q``, else they begin where ``position_ids`` is 0.
+    The last t columns of ``attention_mask`` count, since it may cover a cache or a prefix too.
+    Documents are those of ``seq_idx``; without it those of ``cu_seq_lens_q``; without both a
+    document begins wherever ``position_ids`` is 0.
+
+    Args:
+        arguments: The arguments of the decoder's forward pass, by name.
+        b: Number of rows in the batch.
+        t: Number of tokens in a row.
 
     Raises:
-        GeometryError: An argument has an ambiguous shape; pass the layout yourself.
+        GeometryError: The shape of an argument does not fit; describe the layout yourself.
     """
     mask = arguments.get("attention_mask")
     if mask is not None:
@@ -66,34 +77,35 @@ def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
 
 
 class DispersionRegularizer:
-    """Adds ``weight`` times the mean over layers of a dispersion loss.
+    """Adds a dispersion loss on hidden states to the loss of any training loop.
 
-    Attach it before ``torch.compile`` or DDP run for the first time; it works around or inside PEFT, DDP,
-    FSDP2 and compiled models. Use it as a context manager, or call :meth:`detach` at the end.
+    Its value is ``weight`` times the mean over layers. Attach it before ``torch.compile`` or DDP
+    run for the first time. The model may be wrapped by PEFT, DDP, FSDP2 or ``torch.compile``,
+    before or after. Use it as a context manager, or call :meth:`detach` at the end.
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
-        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, a ``DispersionLoss``, or a
+        loss: Name of a loss of :mod:`lmeval_dispersion.training.losses`, a ``DispersionLoss``, or a
             function of your own as ``DispersionLoss`` takes it.
-        layers: States after blocks, by the names, words and indices of
-            :mod:`lmeval_dispersion.model`: ``last`` (after the final norm), ``all``,
-            ``early_half``, ``late_half``, ``layer.3``, ``[0, -1]``, ...
-        weight: Factor of the loss, at least 0; may be changed between steps.
-        mode: ``add``: :meth:`pop` returns the term to add to the loss. ``inject``: the gradient is added
-            at the layers' outputs, for loops whose loss cannot be changed; set ``loss_scale`` if such a loop
-            scales its loss. The forward pass then raises what :meth:`pop` would of the loss.
-        seed: Seed of the draw of tokens, with ``max_tokens``.
+        layers: The blocks whose output states count: ``last`` (after the final norm), ``all``,
+            ``early_half``, ``late_half``, names such as ``layer.3``, or indices such as ``[0,
+            -1]``.
+        weight: Factor of the loss, at least 0. It may be changed between steps.
+        mode: With ``add``, :meth:`pop` returns the term to add to your loss. With ``inject``, its
+            gradient is added to the layers' outputs, for loops whose loss cannot be changed; the
+            errors of :meth:`pop` are then raised by the forward pass.
+        seed: Seed of the tokens drawn for ``max_tokens``.
         options: Options of the loss, such as ``max_tokens=256`` or ``tau=0.5``.
 
     Attributes:
-        loss_scale: With ``inject``: the factor that the loop puts on its loss before ``backward``, such as
-            1/k with k accumulation steps.
-        step: Number of the next training forward pass.
-        values: The loss of each layer in the latest pass, without weight, by the layer's name.
+        loss_scale: With ``inject``, the factor that the loop puts on its loss before ``backward``,
+            such as 1/k with k accumulation steps. Set it if the loop has one.
+        step: Number of training forward passes so far.
+        values: The loss of each layer in the latest training pass, without the weight, by layer.
 
     Raises:
-        UsageError: The loss, an option, a layer, the weight or the mode is not usable.
-        CaptureError: The model has no decoder blocks.
+        UsageError: The loss, an option, a layer, the weight or the mode cannot be used.
+        CaptureError: The model has no list of decoder blocks.
     """
 
     def __init__(
@@ -142,22 +154,24 @@ class DispersionRegularizer:
         self.attach()
 
     def pop(self) -> Tensor:
-        """Weight times the loss of the latest training forward pass, a scalar; add it to your loss.
+        """Return the term to add to your loss: the weighted loss of the latest training pass.
 
-        A training pass is one in training mode with gradients. Of several since the last call the latest
-        counts: if a step uses the losses of two, call this after each. A pass without
-        gradients in training mode (metrics, a reference) is ignored; one in evaluation mode drops a loss
-        not popped before it. The scalar is 0 where only passes without gradients ran, and always with
-        ``mode="inject"``.
+        A training pass is a forward pass in training mode with gradients. If a step has several,
+        the latest counts, so call this after each pass whose loss you use. A pass in training mode
+        without gradients, such as that of a reference model, changes nothing; a pass in evaluation
+        mode drops a loss that was not fetched.
+
+        Returns:
+            A scalar. It is 0 with ``mode="inject"``, or if only passes without gradients ran.
 
         Raises:
-            CaptureError: The model did not run since the last call, or ran with gradients in evaluation mode
-                last, or not all layers were seen: hooks set after the first call of a compiled model never
-                fire.
-            NonFiniteLossError: The loss is NaN or infinite. On a GPU it is raised one step later, so that no
-                step waits for it.
-            GeometryError: Mask, segments or domains do not fit the states.
-            UsageError: The loss needs ``domains``, and :meth:`describe` gave none.
+            CaptureError: The model did not run since the last call, ran with gradients in
+                evaluation mode, or a layer was not seen: hooks that are set after the first call of
+                a compiled model never run.
+            NonFiniteLossError: The loss is NaN or infinite. On a GPU this is raised one step later,
+                so that no step waits for it.
+            GeometryError: The mask, segments or domains do not fit the states.
+            UsageError: The loss needs ``domains``, and :meth:`describe` was given none.
         """
         if self.mode == "inject":
             return torch.zeros(())
@@ -193,27 +207,30 @@ class DispersionRegularizer:
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> None:
-        """Describe the next training forward pass beyond its arguments.
+        """Give what the arguments of the next training forward pass do not tell.
 
         Args:
-            mask: (b, t), true on real tokens.
-            segments: (b, t), document ids of packed rows.
-            domains: (b,), for the cross-domain loss.
+            mask: Shape (b, t), true on real tokens; None for ``attention_mask``.
+            segments: Shape (b, t), the document of each token in packed rows; None for those that
+                the arguments of the pass tell.
+            domains: Shape (b,), the domain of each sequence, for the cross-domain loss.
         """
         self._next = {"mask": mask, "segments": segments, "domains": domains}
 
     @property
     def value(self) -> Tensor | None:
-        """Mean over layers of the latest pass's loss, without weight; None before the first."""
+        """The latest pass's loss, averaged over layers, without the weight; None before one."""
         return torch.stack(list(self.values.values())).mean() if self.values else None
 
     @contextmanager
     def measured(self) -> Iterator[dict[str, TokenDispersion]]:
-        """Measure every chosen layer over the evaluation passes inside the block, also after :meth:`detach`.
+        """Measure the dispersion of each chosen layer in the evaluation passes inside the block.
+
+        It works after :meth:`detach`, too.
 
         Yields:
-            By layer the dispersion so far, over all real tokens (by ``attention_mask``) of all passes other
-            than training.
+            For each layer the dispersion so far, over all real tokens (by ``attention_mask``) of
+            all passes that are not training passes.
         """
         detached = not self._handles
         self.attach()
@@ -226,14 +243,17 @@ class DispersionRegularizer:
                 self.detach()
 
     def dispersion(self) -> float | None:
-        """Mean cosine distance over the latest training batch's token pairs, last layer; None without one."""
+        """Return the mean cosine distance over all token pairs of the latest training batch.
+
+        It is that of the last chosen layer; None before the first training pass.
+        """
         if self._latest is None:
             return None
         z, mask = self._latest
         return -float(push_away(z, mask=mask))
 
     def attach(self) -> None:
-        """Set the hooks again after :meth:`detach`."""
+        """Set the hooks on the model; needed only after :meth:`detach`."""
         if self._handles:
             return
         root = self._decoder.stack
@@ -250,7 +270,7 @@ class DispersionRegularizer:
         self._handles.append(root.register_forward_hook(self._leave))
 
     def detach(self) -> None:
-        """Remove all hooks; :meth:`attach` sets them again."""
+        """Remove all hooks from the model; :meth:`attach` sets them again."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -370,19 +390,26 @@ class DispersionRegularizer:
 
 
 class TokenDispersion:
-    """Mean cosine distance over all pairs of added tokens, batch by batch.
+    """The mean cosine distance over all pairs of tokens, which are added batch by batch.
 
-    It keeps only the sum and number of unit vectors: how tokens are batched does not matter, and processes
-    can add theirs.
+    Only the sum and the number of unit vectors are kept, so the result does not depend on the
+    batches, and the sums of several processes can be added.
     """
 
     def __init__(self) -> None:
         self.sums: Tensor | None = None  # (d + 1,): sum and number of the unit vectors, in float64
 
     def add(self, states: Tensor, mask: Tensor | None = None) -> None:
-        """Add the tokens of ``states`` (b, t, d) where ``mask`` (b, t) is true; None: all.
+        """Add the tokens of a batch.
 
-        Vectors of length up to 1e-12 have no direction and are left out. GeometryError if shapes do not fit.
+        Tokens of length up to 1e-12 have no direction and are left out.
+
+        Args:
+            states: Shape (b, t, d).
+            mask: Shape (b, t), true on the tokens to add; None for all.
+
+        Raises:
+            GeometryError: A shape or dtype does not fit.
         """
         p = points(states.detach(), mask=mask, pairs="batch")
         scale = unit_scale(p.z)
@@ -390,7 +417,10 @@ class TokenDispersion:
         self.sums = sums if self.sums is None else self.sums + sums
 
     def mean(self) -> float:
-        """The dispersion in [0, n/(n - 1)]; NaN for fewer than two tokens. Source: RD eq. 1."""
+        """Return the dispersion, in [0, n / (n - 1)] for n tokens; NaN for fewer than two.
+
+        Source: RD eq. 1.
+        """
         if self.sums is None:
             return math.nan
         number = int(self.sums[-1])

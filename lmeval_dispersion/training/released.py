@@ -27,7 +27,13 @@ CLAMP = 0.25  # of the released class and its Qwen3 script; its GPT-2 command li
 
 
 def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
-    """Log of each group's mean of exp(-D/tau + 0.01) over pairs, D = arccos(cut cosine)/pi."""
+    """Return the log of the mean of exp(-D / tau + 0.01) over the pairs of each group.
+
+    D = arccos(c) / pi, where c is the cosine, cut to at most 1 - ``clamp`` in size.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
 
     def measure(p: Points) -> Tensor:
         distance, pair = _angles(p, clamp)
@@ -39,7 +45,13 @@ def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
 
 
 def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
-    """Each group's mean of max(0, margin - D)^2 over pairs, D = arccos(cut cosine)/pi."""
+    """Return the mean of max(0, margin - D)^2 over the pairs of each group.
+
+    D = arccos(c) / pi, where c is the cosine, cut to at most 1 - ``clamp`` in size.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
 
     def measure(p: Points) -> Tensor:
         distance, pair = _angles(p, clamp)
@@ -50,7 +62,13 @@ def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
 
 
 def repulsion_as_released(p: Points, tau: float) -> Means:
-    """Log of each group's mean of exp(-|z_i - z_j|^2/tau + 0.01) over all i and j, also i = j."""
+    """Return the log of the mean of exp(-|z_i - z_j|^2 / tau + 0.01) over the i, j of each group.
+
+    The pairs i = j count too.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
 
     def measure(p: Points) -> Tensor:
         z, real = p.by_group()

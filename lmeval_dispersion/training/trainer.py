@@ -27,12 +27,16 @@ DOMAINS = "domains"
 
 @dataclass(frozen=True)
 class DispersionConfig:
-    """The dispersion loss that the trainer adds to its own.
+    """The dispersion loss that a trainer adds to its own loss.
 
     Attributes:
-        loss, layers: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
-        weight: Factor of the loss; a callback may change ``trainer.regularizer.weight`` between steps.
-        seed: Seed of the draw of tokens.
+        loss: Name of a loss, or a function of your own; see
+            :class:`~lmeval_dispersion.training.losses.DispersionLoss`.
+        layers: The blocks whose output states count; see
+            :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
+        weight: Factor of the loss. A callback may change ``trainer.regularizer.weight`` between
+            steps.
+        seed: Seed of the tokens drawn for ``max_tokens``.
         options: Options of the loss, such as ``{"max_tokens": 256}``.
     """
 
@@ -44,25 +48,27 @@ class DispersionConfig:
 
 
 class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
-    """Adds the loss to ``compute_loss`` and its parts to the training log.
+    """Adds a dispersion loss to a trainer of transformers or one derived from it.
 
-    Logged with ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
-    ``dispersion_loss`` (mean over layers, without weight), and ``dispersion``: the mean cosine distance of
-    the tokens of the latest batch at the last chosen layer. Evaluation adds ``eval_dispersion/LAYER`` for
-    every chosen layer, over all token pairs of the evaluation data, and ``eval_dispersion``, that of the last
-    one. The gradient is that of the mean over micro-batches, whatever the number of accumulation steps; pairs
-    are formed inside a micro-batch. If ``compute_loss`` runs the model more than once, the latest training
-    pass counts.
+    The training log gets, as means over the steps of ``loss``: ``ce_loss``, the trainer's own loss;
+    ``dispersion_loss``, the mean over layers without the weight; and ``dispersion``, the mean
+    cosine distance of the tokens in the latest batch at the last chosen layer. Evaluation adds
+    ``eval_dispersion/LAYER`` over all token pairs of the evaluation data for every chosen layer,
+    and that of the last one as ``eval_dispersion``.
+
+    The gradient is that of the mean over micro-batches, for any number of accumulation steps; pairs
+    are formed inside a micro-batch. If ``compute_loss`` runs the model more than once, the latest
+    training pass counts.
 
     Args:
-        args: The parent trainer's.
-        dispersion: The loss to add; None trains without one, and logs only ``ce_loss``.
-        kwargs: The parent trainer's.
+        *args: The arguments of the trainer.
+        dispersion: The loss to add. None trains without one and logs ``ce_loss`` alone.
+        **kwargs: The keyword arguments of the trainer.
 
     Raises:
-        UsageError: The loss, a layer or the weight is not usable, or several GPUs are driven by one process
-            (``DataParallel``), which shares no hooks.
-        CaptureError: The model has no decoder blocks.
+        UsageError: The loss, a layer or the weight cannot be used, or one process drives several
+            GPUs (``DataParallel``).
+        CaptureError: The model has no list of decoder blocks.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         self._regularize(self.model, dispersion)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's new model, from ``model_init``, with the loss attached."""
+        """Return a new model from ``model_init``, with the dispersion loss attached."""
         model = super().call_model_init(*args, **kwargs)
         chosen = getattr(self, "dispersion", None)  # not yet while the parent is constructed
         if chosen is not None:
@@ -91,7 +97,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return model
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the parent does; the hooks are always removed afterwards."""
+        """Train as the trainer does, and remove the hooks of the dispersion loss afterwards."""
         if self.regularizer is None:
             return super().train(*args, **kwargs)
         self.regularizer.attach()
@@ -107,7 +113,12 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The parent's loss, plus the weighted one in training; raises as ``DispersionRegularizer.pop``."""
+        """Return the trainer's loss, with the weighted dispersion loss added while training.
+
+        Raises:
+            CaptureError: A layer's states were not seen in this pass.
+            NonFiniteLossError: The dispersion loss is NaN or infinite.
+        """
         inputs = dict(inputs)
         domains = inputs.pop(DOMAINS, None)
         reg = self.regularizer if model.training else None
@@ -133,7 +144,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's evaluation, with the chosen layers' dispersion among its metrics."""
+        """Evaluate as the trainer does, and add each chosen layer's dispersion to the metrics."""
         if self.regularizer is None:
             return super().evaluation_loop(*args, **kwargs)
         name = f"{kwargs.get('metric_key_prefix', 'eval')}_dispersion"
@@ -147,7 +158,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return result
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as the parent does, with ``loss`` split into its parts."""
+        """Log as the trainer does, and add the parts of ``loss``."""
         if "loss" in logs and self._sums:
             steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():
@@ -188,7 +199,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
 
 
 class DispersionTrainer(DispersionTrainerMixin, Trainer):  # type: ignore[misc]
-    """transformers' Trainer with a dispersion loss: see :class:`DispersionTrainerMixin`."""
+    """The Trainer of transformers with a dispersion loss; see :class:`DispersionTrainerMixin`."""
 
 
 class _Resumed(TrainerCallback):  # type: ignore[misc]
