@@ -22,10 +22,10 @@ from lmeval_dispersion.options import (
 from lmeval_dispersion.output import Output
 
 MEASURES = {
-    "law": "perplexity against dispersion, per layer",
-    "sublayers": "which sub-layer should key a kNN-LM",
-    "condensation": "similarity of a text's tokens by layer",
-    "clusters": "distances within and between contexts",
+    "law": "correlate perplexity and dispersion, layer by layer",
+    "sublayers": "find the most dispersed layer, to key a kNN-LM",
+    "condensation": "measure how similar a text's tokens are, by layer",
+    "clusters": "measure distances within and between groups of contexts",
 }
 _OF_SEVERAL_MODELS = ("law", "condensation", "clusters")
 
@@ -35,7 +35,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"expected whole numbers with commas, got {text!r}"
+            f"expected whole numbers separated by commas, such as 16,64, got {text!r}"
         ) from None
 
 
@@ -48,15 +48,15 @@ def _several(about: str) -> dict[str, Any]:
 
 
 def _part(about: str, share: float) -> dict[str, Any]:
-    text = f"of a kNN-LM, the text {about}, or a share of --data's segments in its order"
-    return {"metavar": "FILE|HUB_ID", "help": f"{text} (default: {share})"}
+    text = f"{about}: a file, a Hub data set, or a share of --data (default: {share})"
+    return {"metavar": "FILE|HUB_ID", "help": text}
 
 
 # Measures -> the options that only they take, each a parameter of their functions, which hold the defaults.
 _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
     tuple(MEASURES): {
         "--segment": _number(
-            "tokens of a segment or context (default: 512, for clusters 100)", "TOKENS"
+            "number of tokens in a segment or context (default: 512; for clusters 100)", "TOKENS"
         ),
     },
     ("law", "sublayers", "clusters"): {
@@ -64,61 +64,65 @@ _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
             "action": "append",
             "dest": "layers",
             "metavar": "LAYER",
-            "help": "last, all, or a name such as layer.3 or layer.-1.attn; may be repeated (default: last, "
-            "for sublayers layer.-1.attn and layer.-1.ffn)",
+            "help": "layer to measure: last, all, or a name such as layer.3 or layer.-1.attn; may be "
+            "repeated (default: last; for sublayers layer.-1.attn and layer.-1.ffn)",
         },
     },
     ("law", "condensation", "sublayers"): {
         "--segments": _number(
-            "segments to draw (default: 100000, for condensation 100, for a kNN-LM 1000)"
+            "number of segments to draw, at most (default: 100000; for condensation 100; for a kNN-LM "
+            "1000)"
         ),
     },
     ("law", "condensation"): {
         "--control": {
             "action": "append",
             "choices": ("untrained", "shuffled"),
-            "help": "also run the model with random weights, or each text's tokens in random order; may be "
-            "repeated (default: none)",
+            "help": "also measure the model with random weights (untrained), or on tokens in random order "
+            "(shuffled); may be repeated (default: none)",
         },
     },
     ("law",): {
-        "--bins": _number("bins that algorithm 1 chooses (default: 50)"),
-        "--bin-size": _number("segments a bin (default: 100)"),
+        "--bins": _number("number of bins that algorithm 1 of the paper chooses (default: 50)"),
+        "--bin-size": _number("number of segments in a bin (default: 100)"),
         "--contexts": _several(
-            "context lengths of the last-token variant (default: 16,64,128,256)"
+            "numbers of tokens after which the perplexity of a single token is measured (default: "
+            "16,64,128,256)"
         ),
         "--held-out": {
             "metavar": "FILE|HUB_ID",
-            "help": "a second text, binned separately (default: none)",
+            "help": "a second text, to test the line fitted on --data (default: none)",
         },
     },
     ("sublayers",): {
-        "--sizes": _several("segments a draw (default: 10,50,100)"),
+        "--sizes": _several("numbers of segments in a draw (default: 10,50,100)"),
         "--knn": {
             "action": "store_true",
             "default": None,
-            "help": "also key a kNN-LM by each candidate, and by last, and compare their "
-            "perplexities (default: false)",
+            "help": "also compare the perplexity of a kNN-LM keyed by each candidate layer, and by last "
+            "(default: false)",
         },
-        "--datastore": _part("that the neighbours are of", 0.8),
-        "--tune": _part("that chooses the neighbours' weight and temperature", 0.1),
-        "--test": _part("whose perplexity is given", 0.1),
-        "--neighbours": _number("neighbours of a token in a kNN-LM (default: 1024)"),
+        "--datastore": _part("text from which a kNN-LM takes its neighbours", 0.8),
+        "--tune": _part("text on which a kNN-LM's weight and temperature are chosen", 0.1),
+        "--test": _part("text on which the perplexity of a kNN-LM is measured", 0.1),
+        "--neighbours": _number(
+            "number of neighbours that predict a token in a kNN-LM (default: 1024)"
+        ),
     },
     ("condensation",): {
-        "--last": _number("last depths by which models are compared (default: 3)"),
+        "--last": _number("number of last layers over which models are compared (default: 3)"),
         "--teacher": {
             "metavar": "MODEL",
-            "help": "the model that the others are compared with, as distilled from it "
+            "help": "the model from which the others were distilled, to compare them with it "
             "(default: none)",
         },
     },
     ("clusters",): {
-        "--ngram": _number("tokens of an n-gram (default: 10)"),
+        "--ngram": _number("number of tokens in an n-gram (default: 10)"),
         "--occurrences": _number(
-            "times that an n-gram must occur, and contexts of a cluster (default: 100)"
+            "how often an n-gram must occur; also the number of contexts in its cluster (default: 100)"
         ),
-        "--clusters": _number("clusters at most (default: 500)"),
+        "--clusters": _number("number of clusters, at most (default: 500)"),
     },
 }
 
@@ -127,19 +131,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
     parser.add_argument("measure", choices=tuple(MEASURES), metavar="MEASURE", help=about)
     about = (
-        "Hub id or folder, with @REVISION where it is not the main one; sublayers takes one model"
+        "Hub id or folder, with @REVISION for another revision than main; sublayers takes one model"
     )
     parser.add_argument("model", nargs="+", metavar="MODEL", help=about)
     add_model_args(parser)
     about = (
-        ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]; "
-        "law takes several"
+        "text: a .txt, .jsonl, .jsonl.gz or .parquet file, or a Hub data set as "
+        "ID[:CONFIGURATION][@SPLIT]; law takes several"
     )
     add_data(parser, about, required=True, nargs="+")
     parser.add_argument(
-        "--pack", action="store_true", help="join all texts into one stream (.txt always is)"
+        "--pack",
+        action="store_true",
+        help="join all texts into one before cutting segments (a .txt file is always one text)",
     )
-    about = "folder of studies; the same command resumes its own (default: in the user's cache)"
+    about = "folder for finished work, from which the same command resumes (default: in the user's cache)"
     parser.add_argument("--study", type=Path, metavar="FOLDER", help=about)
     add_seed(parser)
     add_output(parser)
@@ -167,15 +173,21 @@ def _given(args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
                 continue
             if args.measure not in measures:
                 raise UsageError(
-                    f"expected an option of {args.measure}, got one of {', '.join(measures)}; leave it out",
+                    f"expected an option that {args.measure} takes, got one of "
+                    f"{', '.join(measures)}; leave it out",
                     argument=name,
                 )
             yield name, value
     if len(args.model) > 1 and args.measure not in _OF_SEVERAL_MODELS:
-        raise UsageError(f"expected one model for {args.measure}, got {', '.join(args.model)}")
+        raise UsageError(
+            f"expected one model for {args.measure}, got {', '.join(args.model)}; "
+            "run the command once for each"
+        )
     if len(args.data) > 1 and args.measure != "law":
         raise UsageError(
-            f"expected one text for {args.measure}, got {', '.join(args.data)}", argument="data"
+            f"expected one text for {args.measure}, got {', '.join(args.data)}; "
+            "run the command once for each",
+            argument="data",
         )
 
 

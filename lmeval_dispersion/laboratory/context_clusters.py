@@ -104,11 +104,11 @@ class ClustersResult(StudyResult):
         ngrams = self.ngrams[self.ngrams["model"] == self.ngrams["model"].iloc[0]]
         left = len(ngrams) - _SHOWN_NGRAMS
         more = f"{left} more; JSON has them." if left > 0 else ""
-        caption = "Distance between clusters over that within them"
+        caption = "Ratio of the distances between and within clusters"
         return {
             "some": table(self.summary, caption, _RATIOS, most=12),
             "summary": table(
-                self.summary, "All distances, with the contexts' perplexity", _DISTANCES
+                self.summary, "All distances, and the perplexity of the contexts", _DISTANCES
             ),
             "ngrams": table(ngrams.head(_SHOWN_NGRAMS), "The n-grams", _NGRAMS, more=more),
         }
@@ -206,8 +206,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
     first = study.earlier[0] if study.earlier else {"vocabulary": vocabulary}
     if first["vocabulary"] != vocabulary:
         raise UsageError(
-            f"expected checkpoints with one tokenizer, got that of {study.label}, which differs "
-            f"from {first['model']}'s; run a study for each tokenizer"
+            f"expected checkpoints with one tokenizer, but that of {study.label} differs from that "
+            f"of {first['model']}; run the command once for each tokenizer"
         )
     names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
     options = {name: settings[name] for name in names}
@@ -355,8 +355,8 @@ def recurring_contexts(
     body = segment - len(prefix)
     if body < 1 or ngram < 1 or occurrences < 2:
         raise UsageError(
-            f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1, and at least 2 "
-            f"occurrences, got {segment}, {ngram} and {occurrences}"
+            f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1 token, and "
+            f"at least 2 occurrences, got {segment}, {ngram} and {occurrences}"
         )
     corpus = _corpus(texts, tokenizer, pack)
     frequent, most = _frequent(corpus, ngram, body, occurrences)
@@ -375,9 +375,9 @@ def recurring_contexts(
             break
     if len(chosen) < 2:
         raise UsageError(
-            f"expected at least 2 {ngram}-grams that occur {occurrences} times with {body} tokens before "
-            f"them, got {len(chosen)} (the most frequent one occurs {most} times); pass more text, or lower "
-            "ngram, occurrences or segment"
+            f"expected at least 2 {ngram}-grams that occur {occurrences} times with {body} tokens "
+            f"before them, got {len(chosen)} (the most frequent one occurs {most} times); pass "
+            "more text, or lower ngram, occurrences or segment"
         )
     begin = np.concatenate(chosen) - body
     drawn = np.empty((len(begin), segment), dtype=np.uint32)
@@ -412,7 +412,8 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
         place = end
     if not any(map(np.size, parts)):
         raise UsageError(
-            f"{texts.source} holds no text ({texts.read} read); check the file and its column"
+            f"expected text in {texts.source}, got none in {texts.read} records; check the file and "
+            "the column"
         )
     tokens, documents, places = np.concatenate(parts, axis=1)
     return _Corpus(tokens.astype(np.uint32), documents, places)

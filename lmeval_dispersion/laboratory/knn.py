@@ -270,8 +270,8 @@ def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
         if len(set(part.documents.tolist())) < least[name]:
             raise UsageError(
                 f"expected at least {count(least[name], part.unit)} for the {name} part of a kNN-LM, "
-                f"got {len(set(part.documents.tolist()))} from {part.segments.source}; pass more text, "
-                "a shorter segment, or a text of its own",
+                f"got {len(set(part.documents.tolist()))} from {part.segments.source}; pass more text "
+                "or a shorter segment, or give this part a text of its own",
                 argument=name,
             )
     study.facts["parts"] = {name: len(part.segments.tokens) for name, part in parts.items()}

@@ -129,7 +129,9 @@ class CausalModel:
         if names == ["depths"]:
             return ["embeddings", *every]
         if not names:
-            raise UsageError("expected at least one layer; pass last, all or names")
+            raise UsageError(
+                "expected at least one layer, got none; pass last, all or names of layers"
+            )
         sites: dict[str, str] = {}
         for name in map(str.strip, names):
             site = self.decoder.site(name).name
@@ -142,7 +144,7 @@ class CausalModel:
         if limit is not None and length > limit:
             raise UsageError(
                 f"{self.loaded.name} takes at most {limit} tokens, got segments of {length}; "
-                "shorten them (--segment)"
+                "shorten the segments (--segment)"
             )
 
     def _longest(self) -> int | None:
@@ -266,7 +268,8 @@ class CausalModel:
         known = self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
             raise UsageError(
-                f"token {highest} is outside the model's {known} embeddings; its tokenizer does not fit"
+                f"expected token ids below {known}, the number of the model's embeddings, got {highest}; "
+                "load the tokenizer that belongs to this model"
             )
         return torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
 
@@ -281,8 +284,8 @@ class CausalModel:
                 advice = "check the checkpoint's weights"
             layer = "the output" if name == "nll" else name
             raise NonFiniteStateError(
-                f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source} "
-                f"(segment from token {start}); {advice}"
+                f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source}, "
+                f"in the segment that begins at token {start}; {advice}"
             )
 
     @torch.no_grad()
@@ -300,8 +303,8 @@ class CausalModel:
         largest = (before - after).abs().max()
         if largest > 1e-2 * before.std().clamp_min(1e-6):
             raise UsageError(
-                f"expected a left-to-right language model, got {self.loaded.name}, whose predictions change "
-                "with the tokens after them; name a causal model"
+                f"expected a left-to-right language model, got {self.loaded.name}, whose predictions "
+                "depend on later tokens; choose a causal model"
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
@@ -328,7 +331,8 @@ class CausalModel:
                 built = self._at_random(model)
             except (ValueError, TypeError) as error:
                 raise DispersionError(
-                    f"{self.loaded.name} cannot be built with random weights, which this needs: {error}"
+                    f"{self.loaded.name} cannot be built with random weights ({error}); leave out the "
+                    "control untrained"
                 ) from error
         if getattr(model.config, "quantization_config", None) is None:
             built = built.to(model.dtype)  # so that rounding is equal
@@ -371,7 +375,9 @@ class EncoderModel(CausalModel):
             UsageError: Anything but ``depths`` is wanted.
         """
         if wanted != "depths":
-            raise UsageError(f"expected all depths of an encoder, got {wanted}")
+            raise UsageError(
+                f"expected all depths of an encoder, got layers {wanted}; measure them in a decoder"
+            )
         return super().layers(wanted)
 
     def _longest(self) -> int:
@@ -390,8 +396,9 @@ class EncoderModel(CausalModel):
         ).hidden_states
         if states is None or len(states) != len(layers):
             raise CaptureError(
-                f"expected {len(layers)} hidden states of {self.loaded.name}, got "
-                f"{len(states or ())}; its class does not give the states of its blocks"
+                f"expected {len(layers)} hidden states from {self.loaded.name}, got "
+                f"{len(states or ())}; its class in transformers does not return the states of "
+                "its blocks, so it cannot be measured"
             )
         return {name: reduce(state) for name, state in zip(layers, states, strict=True)}
 
@@ -428,7 +435,7 @@ def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     for name in names:
         if name not in CONTROLS:
-            raise UsageError(f"expected controls among {', '.join(CONTROLS)}, got {name!r}")
+            raise UsageError(f"expected a control among {', '.join(CONTROLS)}, got {name!r}")
     return [name for name in CONTROLS if name in names]
 
 
@@ -516,8 +523,9 @@ def check_memory(model: ModelLike) -> None:
     if count * _FLOAT32 > free:
         raise UsageError(
             f"{choice} takes {count * _FLOAT32 / 1e9:.1f} GB in float32 ({count / 1e9:.2f} billion "
-            f"weights), and {device} has {free / 1e9:.1f} GB free; use a larger device, auto for "
-            "all of them, or dtype=bfloat16 in model_args, with which single numbers are less exact"
+            f"weights), and {device} has {free / 1e9:.1f} GB free; use a larger device, device "
+            "auto to spread it over all devices, or model_args dtype=bfloat16, which makes single "
+            "figures less exact"
         )
 
 

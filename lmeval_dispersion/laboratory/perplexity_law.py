@@ -76,12 +76,17 @@ _ABOUT = [*_STUDY, "split", "perplexity", "layer"]
 _NAMES = {"model": Col("Model"), "data": Col("Data")}
 _CORRELATIONS = {
     "split": Col("Text"),
-    "perplexity": Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c"),
+    "perplexity": Col(
+        "Perplexity of", hint="sequence: whole segments; last@16: the token after 16 tokens"
+    ),
     "layer": Col("Layer"),
     "measure": Col("Measure"),
     "control": Col("Control", hint="random weights, or the tokens of each text in random order"),
     **bounded(
-        "pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"
+        "pearson",
+        "r",
+        "+.2f",
+        hint="over bins; -1: bins of lower perplexity are more dispersed, 0: no linear relation",
     ),
     "line_r2": Col(
         "R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"
@@ -105,10 +110,12 @@ _OVERALL = {
         "Dispersion",
         ".4f",
         error="dispersion_se",
-        hint="mean cosine distance: 0 parallel, 1 orthogonal",
+        hint="mean cosine distance: 0 if all point the same way, 1 if orthogonal",
     ),
     "texts": Col("Texts", "d"),
-    "token_dispersion": Col("Token dispersion", ".4f", hint="over the tokens of one text"),
+    "token_dispersion": Col(
+        "Token dispersion", ".4f", hint="over the tokens of a text, averaged over texts"
+    ),
     "perplexity": Col("Perplexity", ".2f"),
 }
 
@@ -150,7 +157,7 @@ class LawResult(StudyResult):
         names = _NAMES if self._is_grid else {}
         first = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
         full = {**names, **_CORRELATIONS}
-        caption = "The same for controls, and the model's r minus theirs"
+        caption = "r of the controls, and the model's r minus each of them"
         controls = {}
         if self.controls is not None:
             controls["controls"] = table(self.controls, caption, full)
@@ -158,10 +165,12 @@ class LawResult(StudyResult):
             place = [*_STUDY, "layer"]
             wide = others.pivot(index=place, columns="control", values="pearson")
             first = first.merge(wide.reset_index(), on=place)
-        caption = f"r of the perplexity of whole segments and dispersion, {self._level}"
+        caption = f"r of dispersion and the perplexity of whole segments, {self._level}"
         return {
             "layers": table(first, caption, {**names, **_LAYERS}, most=12),
-            "correlations": table(self.correlations, "r of perplexity with each measure", full),
+            "correlations": table(
+                self.correlations, "r of perplexity and each measure, with its interval", full
+            ),
             **controls,
             "overall": table(self.overall, "All texts", {**names, **_OVERALL}),
         }
@@ -177,18 +186,26 @@ class LawResult(StudyResult):
         if self._is_grid:
             rows = [self._at_one_layer(study) for _, study in self._studies()]
             draw = partial(charts.law_grid, self.points, rows)
-            caption = "Perplexity of whole segments and dispersion, every model and text"
-            return {"grid": Chart(draw, caption, "One dot a bin; a row a model, a column a text.")}
+            caption = (
+                "Dispersion against the perplexity of whole segments, for every model and text"
+            )
+            return {
+                "grid": Chart(
+                    draw,
+                    caption,
+                    "Each dot is a bin, each row of panels a model, each column a text.",
+                )
+            }
         drawn = {}
         if len(layers) > 1:
             drawn["layers"] = Chart(
                 partial(charts.law_layers, self.correlations, self.controls),
-                f"r of perplexity and dispersion by layer, {self._level}",
-                "One panel a perplexity; a dot a layer.",
+                f"r of perplexity and dispersion at each layer, {self._level}",
+                "Each panel is a kind of perplexity, each dot a layer.",
             )
         points = self.points[self.points["layer"].isin(layers[:: math.ceil(len(layers) / _PANELS)])]
-        caption = "Mean perplexity and dispersion of every chosen bin"
-        drawn["bins"] = Chart(partial(charts.law_bins, points), caption, "One dot a bin.")
+        caption = "Dispersion against the mean perplexity of every chosen bin"
+        drawn["bins"] = Chart(partial(charts.law_bins, points), caption, "Each dot is a bin.")
         return drawn
 
     def context(self) -> dict[str, Any]:
@@ -250,7 +267,9 @@ class LawResult(StudyResult):
     @property
     def _level(self) -> str:
         return (
-            f"95 % intervals counting all {self._tests} r" if self._tests > 1 else "95 % interval"
+            f"95 % intervals that hold for all {self._tests} r at once"
+            if self._tests > 1
+            else "95 % interval"
         )
 
 
@@ -292,16 +311,20 @@ def grid_sentences(
         parts.append(f"not clearly different from 0 in {_named(unclear)}")
     if undefined:
         parts.append(f"undefined in {_named(undefined)} ({undefined[0]['reason']})")
-    where = f"{models} on {texts}, 95 % intervals counting all {tests} r"
+    where = f"{models} on {texts}, 95 % intervals that hold for all {tests} r at once"
     sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
     if positive and negative:
         sentences.append(f"It is positive in {_named(positive)}.")
     for control in dict.fromkeys(row["control"] for row in controls):
         alike = [row for row in negative if not _is_beyond(row, control, controls)]
         if alike:
-            sentences.append(f"It is not clearly more negative than {control} in {_named(alike)}.")
+            sentences.append(
+                f"It is not clearly more negative than with the control {control} in {_named(alike)}."
+            )
         elif negative:
-            sentences.append(f"Where it is negative, it is so more than {control}.")
+            sentences.append(
+                f"Where it is negative, it is clearly more so than with the control {control}."
+            )
     return sentences
 
 
@@ -475,8 +498,8 @@ def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: st
     if n // size < FEWEST_BINS:
         more = "more segments" if n == settings["segments"] else "more text"
         raise UsageError(
-            f"expected {FEWEST_BINS} bins of {size} segments at least, {FEWEST_BINS * size} segments, to say "
-            f"anything about r, got {n} of {settings['segment']} tokens from {drawn.source}; "
+            f"expected at least {FEWEST_BINS * size} segments ({FEWEST_BINS} bins of {size}) to "
+            f"determine r, got {n} of {settings['segment']} tokens from {drawn.source}; "
             f"pass {more}, or make bins or segments smaller"
         )
     after = [

@@ -322,7 +322,7 @@ def studied(
 def _check_different(what: str, names: Sequence[str]) -> None:
     """Raise UsageError for two equal names, or none."""
     if len(set(names)) < len(names) or not names:
-        raise UsageError(f"expected different {what}, got {', '.join(names) or 'none'}")
+        raise UsageError(f"expected one or more different {what}, got {', '.join(names) or 'none'}")
 
 
 def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:

@@ -53,7 +53,9 @@ _RECOMMENDED = {
     "segments": Col("Segments", "d"),
     "difference": Col("Difference", "+.4f"),
     "margin": Col(
-        "Margin (SD)", ".2f", hint="difference over the SD of one draw of new text; 2 recommends"
+        "Margin (SD)",
+        ".2f",
+        hint="difference in standard deviations of one draw; at least 2 for a recommendation",
     ),
     "draws_won": Col("Draws won", "d"),
     "draws": Col("Draws", "d"),
@@ -65,9 +67,9 @@ _KNN = {
     **bounded(
         "change", "Change, %", "+.2f", ("change_low", "change_high"), hint="paired over documents"
     ),
-    "weight": Col("Weight", ".2f", drop=2, hint="of the neighbours, as chosen on the tune part"),
+    "weight": Col("Weight", ".2f", drop=2, hint="of the neighbours, chosen on the tuning part"),
     "temperature": Col("Temperature", ".4g", drop=3, hint="over the keys' variance"),
-    "documents": Col("Documents", "d", drop=4, hint="or segments of a running text"),
+    "documents": Col("Documents", "d", drop=4, hint="in a running text each segment counts as one"),
 }
 _AGAINST = {
     "layer": Col("Key"),
@@ -115,13 +117,15 @@ class SublayersResult(StudyResult):
         recommended key with each other one.
         """
         tables = {
-            "draws": table(self.summary, "Dispersion of draws, mean ± standard deviation", _DRAWS),
+            "draws": table(
+                self.summary, "Mean dispersion of the draws ± standard deviation", _DRAWS
+            ),
             "recommendation": table(self.recommendation, "Margin", _RECOMMENDED),
         }
         if self.knn is not None:
-            caption = "Perplexity of a kNN-LM by its key, on the test part"
+            caption = "Perplexity of a kNN-LM on the test part, for each key"
             tables["knn"] = table(self.knn, caption, _KNN)
-            caption = "The recommended key against the others"
+            caption = "The most dispersed key compared with each other key"
             tables["against"] = table(self._judged(), caption, _AGAINST)
         return tables
 
@@ -129,7 +133,9 @@ class SublayersResult(StudyResult):
         """Return one chart, ``draws``: the dispersion of every draw."""
         draw = partial(charts.sublayer_draws, self.draws)
         return {
-            "draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")
+            "draws": Chart(
+                draw, "Dispersion of every draw", "Each tick is a draw, each row a candidate."
+            )
         }
 
     def context(self) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
     if best["change_high"] < 0:
         return f"A kNN-LM keyed by {best['layer']} lowers perplexity {ends}: {moved} {over}."
     return (
-        f"No key of a kNN-LM clearly lowers perplexity: with {best['layer']} it goes {ends}, "
+        f"No key of a kNN-LM clearly lowers perplexity: with {best['layer']} it changes {ends}, "
         f"{moved} {over}."
     )
 
@@ -188,7 +194,7 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
             worse.append(row)
         else:
             alike.append(row["other"])
-    what = f"{key}, the key of highest dispersion,"
+    what = f"{key}, the most dispersed key,"
     if worse:
         row = max(worse, key=lambda row: float(row["change"]))
         verdict = "The recommendation does not hold here" if recommended else "By perplexity"
@@ -259,7 +265,11 @@ def sublayers(
     settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes)), "knn": knn}
     parts = {"datastore": datastore, "tune": tune, "test": test}
     if not knn and (parts != PARTS or neighbours != NEIGHBOURS):
-        raise UsageError("expected knn with the parts and neighbours of a kNN-LM", argument="knn")
+        raise UsageError(
+            "expected knn with the parts and neighbours of a kNN-LM, got these without it; add knn "
+            "(--knn), or leave them out",
+            argument="knn",
+        )
     texts: dict[str, DataLike] = {}
     if knn:
         _check_parts(parts, neighbours)
@@ -279,10 +289,12 @@ def _check_parts(parts: Mapping[str, float | DataLike], neighbours: int) -> None
     shares = {name: part for name, part in parts.items() if isinstance(part, float)}
     for name, share in shares.items():
         if not 0 < share <= 1:
-            raise UsageError(f"expected a share from 0 to 1, or a text, got {share}", argument=name)
+            raise UsageError(
+                f"expected a share above 0 and at most 1, or a text, got {share}", argument=name
+            )
     if sum(shares.values()) > 1 + 1e-9:
         raise UsageError(
-            f"expected shares of one text that add up to 1 at most, got {sum(shares.values()):g}",
+            f"expected shares of the text that add up to at most 1, got {sum(shares.values()):g}",
             argument=next(iter(shares)),
         )
     if neighbours < 1:
@@ -294,7 +306,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
     causal, names = study.loaded(losses=settings["knn"])
     if len(names) < 2:
         raise UsageError(
-            f"expected at least two candidates to choose from, got {', '.join(names)}; name them as layers"
+            f"expected at least two candidates to choose from, got {', '.join(names)}; name more of "
+            "them as layers (--layer)"
         )
     drawn = study.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)
@@ -304,8 +317,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
         (sizes if size <= pool else left_out).append(size)
     if not sizes:
         raise UsageError(
-            f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got {pool}; "
-            "pass more text or shorter segments"
+            f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got "
+            f"{pool}; pass more text or shorter segments"
         )
     study.facts |= {"pool": pool, "left_out_sizes": left_out}
     vectors = study.states("pool", causal, drawn, names, last_vectors)

@@ -61,7 +61,11 @@ _CONTROL = Col("Control", hint="random weights, or the tokens of each text in ra
 _DEPTHS = {
     "model": Col("Model"),
     "control": _CONTROL,
-    "depth": Col("Depth", "d", hint="0 enters the first block; the last is after the final norm"),
+    "depth": Col(
+        "Depth",
+        "d",
+        hint="0 is the input of the first block; the last depth is after the final norm",
+    ),
     "fraction": Col("Layer fraction", ".2f", short="Fraction", drop=2),
     "layer": Col("Layer"),
     **bounded("mean", "Mean", ".4f"),
@@ -78,7 +82,7 @@ _PAIRS = {
     **bounded("difference", "Difference", "+.4f", ("difference_low", "difference_high")),
     "texts": Col("Texts", "d", drop=3),
 }
-_HINT = "of each text's own similarity and depth, averaged"
+_HINT = "of similarity and depth in each text, averaged over texts"
 _TRENDS = {
     "model": Col("Model"),
     "control": _CONTROL,
@@ -140,24 +144,26 @@ class CondensationResult(StudyResult):
         ``some``, at most 12 depths; otherwise ``trends`` and ``every_trend`` have the correlations
         with depth.
         """
-        caption = "Mean cosine similarity of two tokens"
+        caption = "Mean cosine similarity of two tokens of a text"
         wide = self.last.pivot(index=["model", "control"], columns="last", values="mean")
         order = self.summary[["model", "control"]]
         tables = {
             "layers": table(self.layers, caption, _DEPTHS),
             "last": table(
-                order.merge(wide.reset_index()), "Mean similarity of the last depths", _LAST
+                order.merge(wide.reset_index()),
+                "Mean similarity of tokens in the last layers",
+                _LAST,
             ),
         }
         if len(self.pairs):
-            about = "Similarity of the last depths, model minus the other, paired over texts"
+            about = "Similarity of tokens in the last layers: the model minus the other, paired over texts"
             tables["pairs"] = table(self.pairs, about, _PAIRS)
         if len(self.summary) == 1:
             columns = {name: column for name, column in _DEPTHS.items() if name != "model"}
             return {**tables, "some": table(self.layers, caption, columns, most=_SHOWN)}
         curves = {trend["model"]: trend["curve"] for trend in self._trends()}
         curve = self.summary["model"].map(curves).where(self.summary["control"] == "", "")
-        caption = "Spearman of similarity and depth"
+        caption = "Spearman correlation of similarity and depth"
         return {
             **tables,
             "trends": table(self.summary, caption, _TRENDS, most=_SHOWN),
@@ -213,12 +219,12 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
     """
     models = family["models"].split(", ")
     change = family["change"]
-    what = f"similarity of the last {last} depths"
-    of = f"Of {listed(models)} on these texts"
+    what = f"similarity of tokens in the last {last} layers"
+    of = f"Among {listed(models)}, on these texts"
     if family["change_low"] <= 0 <= family["change_high"]:
         ends = f"{family['change_low']:+.3f} to {family['change_high']:+.3f}"
         return (
-            f"{of}, larger models do not clearly condense less or more: {what} moves by "
+            f"{of}, larger models do not clearly condense less or more: {what} changes by "
             f"{change:+.3f} ({ends}) from the smallest to the largest."
         )
     steps = 0
@@ -236,7 +242,7 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
     if against:
         more = f", but not {listed(against)}"
     elif along == steps > 1:
-        more = ", at each step of size"
+        more = ", at each step in size"
     word, way = ("less", "falls") if change < 0 else ("more", "rises")
     low, high = sorted(abs(family[name]) for name in ("change_low", "change_high"))
     return (
@@ -437,7 +443,7 @@ def condensation(
             text.
     """
     if last < 1:
-        raise UsageError(f"expected at least 1 last layer, got {last}")
+        raise UsageError(f"expected at least 1, got {last}", argument="last")
     settings: dict[str, Any] = {
         "segment": segment,
         "segments": segments,
@@ -507,7 +513,7 @@ def comparisons(
         if tokens[model] != tokens[teacher]:
             raise UsageError(
                 f"expected a teacher that reads the tokens of {model}, got {teacher}, whose "
-                "tokenizer cuts other segments; compare models of one tokenizer",
+                "tokenizer cuts the text differently; choose models that share a tokenizer",
                 argument="teacher",
             )
         wanted.append((model, teacher, "teacher"))

@@ -264,24 +264,25 @@ class LiveRace:
         error = self.standings.contest.error
         difference = shown_difference(self.questions, self.available, error)
         if self.questions == self.available:
-            asked = f"all {self.questions:,} questions, which compare saves without an error"
+            asked = f"all {self.questions:,} questions, so saves are compared without an error"
         else:
             asked = (
-                f"{self.questions:,} of {self.available:,} questions, which show differences of "
-                f"about {difference:.2f} between two saves"
+                f"{self.questions:,} of {self.available:,} questions, enough to show a "
+                f"difference of about {difference:.2f} between two saves"
             )
         cost = ""
         if pace:
-            cost = f"; about {_duration(self.questions * pace)} a save"
+            cost = f"; this takes about {_duration(self.questions * pace)} for each save"
             planned = self.standings.planned
             if planned:
-                cost += f", {_duration(planned * self.questions * pace)} for {planned}"
+                cost += f", {_duration(planned * self.questions * pace)} for all {planned} saves"
         tasks = self.folder.tasks
         command = shlex.join(
             ["dispersion", "race", str(self.run), "--tasks", tasks, *self._options]
         )
         return (
-            f"race of {tasks}: each save answers {asked}{cost}. `{command}` goes on to the proof."
+            f"race of {tasks}: each save answers {asked}{cost}. `{command}` continues the race "
+            "until the best save is proved."
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:

@@ -108,7 +108,7 @@ def push_away(
     -1.0
     """
     if across_ranks and pairs != "batch":
-        raise UsageError(f"expected pairs of batch with across_ranks, got {pairs!r}")
+        raise UsageError(f"expected pairs='batch' with across_ranks, got {pairs!r}")
     if across_ranks and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
             "expected a process group with across_ranks, got none; launch with torchrun"
@@ -269,7 +269,7 @@ def l2_repel(
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
     if released and tau == "median":
         raise UsageError(
-            "expected a number as tau with released, got 'median'; the code has tau=1.0"
+            "expected a number as tau with released, got 'median'; LD's released code has tau=1.0"
         )
     p = points(z, pairs=pairs, **selection)
     if tau == "median":
@@ -318,23 +318,56 @@ def decorrelation(
         UsageError: An option cannot be used.
     """
     if axis not in get_args(Axis):
-        raise UsageError(f"expected an axis of {', '.join(get_args(Axis))}, got {axis!r}")
+        raise UsageError(f"expected an axis among {', '.join(get_args(Axis))}, got {axis!r}")
     p = points(z, pairs=pairs, **selection)
     of_tokens = axis == "tokens" or released
     return _by_layer(z, p, *squared_correlations(p, of_tokens=of_tokens))
 
 
-#: Loss -> its value | range | pairs | source, in Markdown.
+#: Loss -> its value, its range, its pairs and its source, in Markdown.
 LOSS_TABLE = {
-    "push_away": "−mean of 1 − cos | −1 orthogonal on average, 0 parallel | batch | RD 3.4",
-    "cross_domain_push_away": "the same over tokens of different domains | −2 … 0 | between domains | RD 3.4",
-    "squeeze": "+ mean of 1 − cos: the ablation | 0 … 1 | batch | RD B.4.2",
-    "angular_spread": "log mean exp(−D/τ), D = arccos(cos)/π | −1/(2τ) orthogonal, 0 parallel "
-    "| sequence | LD",
-    "orthogonalization": "mean of max(0, ½ − D)² | 0 nothing below a right angle, ¼ parallel | sequence | LD",
-    "l2_repel": r"log mean exp(−\|z_i − z_j\|²/τ) + `norm_weight` · mean of z² | ≤ 0 before the norm term "
-    "| sequence | LD",
-    "decorrelation": "mean squared correlation of two features | 0 … 1 | over each sequence's tokens | LD",
+    "push_away": (
+        "−mean(1 − cos)",
+        "−1 orthogonal on average, 0 parallel",
+        "batch",
+        "RD 3.4",
+    ),
+    "cross_domain_push_away": (
+        "−mean(1 − cos)",
+        "−2 … 0",
+        "between domains",
+        "RD 3.4",
+    ),
+    "squeeze": (
+        "mean(1 − cos), the ablation",
+        "0 … 1",
+        "batch",
+        "RD B.4.2",
+    ),
+    "angular_spread": (
+        "log mean(exp(−D/τ)), D = arccos(cos)/π",
+        "−1/(2τ) orthogonal, 0 parallel",
+        "sequence",
+        "LD",
+    ),
+    "orthogonalization": (
+        "mean(max(0, ½ − D)²)",
+        "0 right angles, ¼ parallel",
+        "sequence",
+        "LD",
+    ),
+    "l2_repel": (
+        r"log mean(exp(−\|z_i − z_j\|²/τ)) + `norm_weight` · mean(z²)",
+        "≤ 0 before the norm term",
+        "sequence",
+        "LD",
+    ),
+    "decorrelation": (
+        "mean squared correlation of features",
+        "0 … 1",
+        "tokens of a sequence",
+        "LD",
+    ),
 }
 LOSSES: dict[str, Callable[..., Tensor]] = {name: globals()[name] for name in LOSS_TABLE}
 
@@ -372,7 +405,7 @@ class DispersionLoss(nn.Module):
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise UsageError(
-                    f"expected a loss of {', '.join(LOSSES)}, got {loss!r}{nearest(loss, LOSSES)}"
+                    f"expected a loss among {', '.join(LOSSES)}, got {loss!r}{nearest(loss, LOSSES)}"
                 )
             self.function = LOSSES[loss]
             self.name = loss
@@ -414,7 +447,8 @@ class DispersionLoss(nn.Module):
         if self.needs_domains:
             if domains is None:
                 raise UsageError(
-                    "expected `domains` of shape (b,), one number a sequence, got none"
+                    "expected `domains` of shape (b,), one for each sequence, got none; pass them with "
+                    "each call"
                 )
             given["domains"] = domains
         if self._draws and self.options.get("max_tokens") is not None:
@@ -426,7 +460,8 @@ class DispersionLoss(nn.Module):
         values = [self.function(layer, **given) for layer in z]
         if values[0].shape != ():
             raise GeometryError(
-                f"expected a scalar from {self.name}, got the shape {tuple(values[0].shape)}"
+                f"expected a scalar from {self.name}, got a tensor of shape {tuple(values[0].shape)}; "
+                "average over the tokens"
             )
         return torch.stack(values)
 
@@ -464,7 +499,9 @@ def _check_options(loss: str, names: Sequence[str], options: Mapping[str, Any]) 
     known = [name for name in names if name not in each_call]
     for option in options:
         if option not in known:
-            raise UsageError(f"expected options of {loss} among {', '.join(known)}, got {option!r}")
+            raise UsageError(
+                f"expected an option of {loss} among {', '.join(known)}, got {option!r}"
+            )
 
 
 def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:
@@ -481,7 +518,8 @@ def _released_clamp(released: bool | float) -> float | None:
         return released_code.CLAMP
     if not 0.0 < released < 1.0:
         raise UsageError(
-            f"expected released to be True or a cut in (0, 1), got {released!r}; LD has 0.25 and 0.1"
+            f"expected released to be True or a cut between 0 and 1, got {released!r}; LD's code has "
+            "0.25 and 0.1"
         )
     return float(released)
 

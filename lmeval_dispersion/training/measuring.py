@@ -83,7 +83,7 @@ class Measuring:
                 self._batch.append(ids[:_TOKENS])
         if texts and len(self._batch) < 2:
             raise UsageError(
-                f"expected at least 2 texts of 2 tokens to measure, got {len(self._batch)}"
+                f"expected at least 2 texts of 2 or more tokens each to measure, got {len(self._batch)}"
             )
 
     def measure(self, model: nn.Module) -> dict[str, float]:
@@ -179,7 +179,8 @@ class Measuring:
             if not all(np.isfinite(state).all() for state in states[layer]):
                 raise GeometryError(
                     f"expected finite states of the texts at {layer}, got NaN or infinity; the "
-                    "training has diverged, lower its rate or go back to an earlier checkpoint"
+                    "training has diverged: lower its learning rate, or go back to an earlier "
+                    "checkpoint"
                 )
         return states
 
@@ -191,13 +192,13 @@ def _rows(model: nn.Module, ids: Sequence[int]) -> NDArray[np.float64]:
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise UsageError(
             "expected a model with an output projection of shape (vocabulary, width) in this "
-            f"process, got {type(model).__name__} without one; measure a causal language model "
-            "that is not sharded as flat parameters"
+            f"process, got {type(model).__name__} without one; measure a causal language model whose "
+            "parameters are whole or sharded by FSDP2"
         )
     if ids[-1] >= weight.shape[0]:
         raise UsageError(
-            f"the tokenizer names row {ids[-1]} and the output projection has {weight.shape[0]}; "
-            "pass the tokenizer of this model"
+            f"expected token ids below {weight.shape[0]}, the number of rows of the output "
+            f"projection, got {ids[-1]}; pass the tokenizer of this model"
         )
     weight = weight.detach()
     if hasattr(weight, "full_tensor"):  # a DTensor: gathered by all processes

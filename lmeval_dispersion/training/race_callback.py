@@ -86,7 +86,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         _check(questions=questions, every=every, stop_after=stop_after)
         if share is not None and not 0 < share < 1:
-            raise UsageError(f"expected above 0 and below 1, got {share}", argument="share")
+            raise UsageError(f"expected a share above 0 and below 1, got {share}", argument="share")
         self.tasks = tasks
         self.questions = questions
         self.every = every
@@ -100,7 +100,9 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._geometry = {name: options.pop(name) for name in of_geometry if name in options}
         self._error = options.pop("error", ERROR)
         if not 0 < self._error < 1:
-            raise UsageError(f"expected above 0 and below 1, got {self._error}", argument="error")
+            raise UsageError(
+                f"expected a chance above 0 and below 1, got {self._error}", argument="error"
+            )
         self._asking = _asking(tasks, options)
         self._measuring: Measuring | None = None
         self._race: LiveRace | None = None
@@ -121,7 +123,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         """
         if not isinstance(trainer, Trainer):
             raise UsageError(
-                f"expected a Trainer, got {type(trainer).__name__}; a loop of your own calls ask()"
+                f"expected a Trainer, got {type(trainer).__name__}; in a loop of your own call ask()"
             )
         self.trainer = trainer
         if self not in trainer.callback_handler.callbacks:
@@ -145,7 +147,9 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         """
         if not self._is_begun:
             if self.run is None:
-                raise UsageError("expected the folder of the saves, got none", argument="run")
+                raise UsageError(
+                    "expected the folder of the saves, got none; pass it as run", argument="run"
+                )
             self._begin(_bare(model), self.tokenizer, planned=None, step=step)
             self._first_step = 0
         model = _bare(model)
@@ -238,7 +242,10 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._is_begun = True
         self.should_stop = False
         if tokenizer is None:
-            raise UsageError("expected the model's tokenizer, got none", argument="tokenizer")
+            raise UsageError(
+                "expected the model's tokenizer, got none; pass it as tokenizer",
+                argument="tokenizer",
+            )
         self.tokenizer = tokenizer
         try:
             self._measuring = Measuring(tokenizer, **self._geometry)
@@ -285,7 +292,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             try:
                 self._pace = race.timed(model, self.tokenizer)
             except Exception as error:
-                _warn("the questions that were to show their cost failed", step, error)
+                _warn("the questions that measure the speed failed", step, error)
         _say(race.forecast(self._pace))
 
     def _asked(self, model: Any, step: int) -> Place | None:
@@ -303,11 +310,13 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             return None
         if self.stop_after is not None and place.worse >= self.stop_after:
             self.should_stop = True
-            saves = "save" if place.worse == 1 else f"{place.worse} saves in a row"
+            saves = "the save"
+            if place.worse > 1:
+                saves = f"each of the last {place.worse} saves, up to that"
             _say(
-                f"race: the last {saves}, up to step {step}, are shown to be worse than step "
-                f"{place.best} (error at most {100 * self._error:g} %); the training ends. It says "
-                "nothing of later saves."
+                f"race: {saves} of step {step} is shown to be worse than that of step "
+                f"{place.best} (error at most {100 * self._error:g} %), so the training ends. "
+                "Later saves might have been better."
             )
         return place
 
@@ -316,7 +325,9 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         elapsed = time.perf_counter() - self._began - self._spent
         if self._pace > 0 and step > self._first_step:
             race.lower(max(_LEAST, int(share * elapsed / self._pace)))
-            _say(f"race: {race.questions} questions a save, for {100 * share:g} % of the time")
+            _say(
+                f"race: each save is asked {race.questions} questions, for {100 * share:g} % of the time"
+            )
 
     def _planned(self, args: Any, state: Any) -> int | None:
         """The number of times that the run will be asked; None where it is not known."""
@@ -358,7 +369,9 @@ def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:
     names = [field.name for field in fields(Asking) if field.name not in _NOT_HERE]
     for name in options:
         if name not in names:
-            raise UsageError(f"expected one of {', '.join(names)}, got {name}", argument=name)
+            raise UsageError(
+                f"expected an option among {', '.join(names)}, got {name}", argument=name
+            )
     if options.get("include_path") is not None:
         options["include_path"] = str(options["include_path"])
     return Asking(tasks=tasks, **options)
@@ -373,4 +386,4 @@ def _say(text: str) -> None:
 
 def _warn(what: str, step: int, error: Exception) -> None:
     reason = str(error) or type(error).__name__
-    _log.warning("race at step %s: %s (%s); the training goes on", step, what, reason)
+    _log.warning("race at step %s: %s (%s); the training continues", step, what, reason)

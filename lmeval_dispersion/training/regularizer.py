@@ -123,10 +123,11 @@ class DispersionRegularizer:
             raise UsageError(f"expected a model (torch.nn.Module), got {type(model).__name__}")
         if not weight >= 0:
             raise UsageError(
-                f"expected a weight of at least 0, got {weight}; `squeeze` is the opposite loss"
+                f"expected a weight of at least 0, got {weight}; the loss squeeze has the opposite "
+                "effect"
             )
         if mode not in ("add", "inject"):
-            raise UsageError(f"expected a mode of add, inject, got {mode!r}")
+            raise UsageError(f"expected mode add or inject, got {mode!r}")
         decoder = Decoder.of(model)
         if not isinstance(loss, DispersionLoss):
             loss = DispersionLoss(loss, seed=seed, **options)
@@ -183,13 +184,13 @@ class DispersionRegularizer:
             return torch.zeros(())
         if forward == "evaluation":
             raise CaptureError(
-                "expected a forward pass in training mode, got one in evaluation mode, as from_pretrained "
-                "leaves a model; call model.train() before you train"
+                "expected a forward pass in training mode, got one in evaluation mode, in which "
+                "from_pretrained leaves a model; call model.train() before you train"
             )
         missing = [name for name in self.layers if name not in states]
         if missing:
             raise CaptureError(
-                f"expected states of {', '.join(self.layers)} since the last pop(), got none of "
+                f"expected states of {', '.join(self.layers)} since the last pop(), got none from "
                 f"{', '.join(missing)}; run the model once in training mode before each pop(), and attach "
                 "before torch.compile runs"
             )
