@@ -17,7 +17,7 @@ _NUMBERS = 16_384  # numbers scaled to length one at a time: 128 kB
 
 
 def valid_rows(x: ArrayLike) -> NDArray[np.bool_]:
-    """Return which rows have a direction, that is, are finite and not all zero; shape (n,), bool."""
+    """Return which rows have a direction, being finite and not all zero; shape (n,), bool."""
     rows = matrix(x)
     return np.asarray(np.isfinite(rows).all(axis=1) & (rows != 0).any(axis=1))
 

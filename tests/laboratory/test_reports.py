@@ -181,8 +181,8 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
         ),
         (
             {"shuffled": -1.5},
-            "It is not clearly more negative than with the control shuffled in a on wiki, a on news, b on wiki and "
-            "b on news.",
+            "It is not clearly more negative than with the control shuffled in a on wiki, a on "
+            "news, b on wiki and b on news.",
         ),
     ],
 )
@@ -345,7 +345,7 @@ def family(levels, noise=0.02, seed=0):
             "similarity of tokens in the last 3 layers falls by 0.3",
         ),
         ({"s": 0.9, "m": 0.5, "l": 0.6}, "larger models condense less, but not l after m: "),
-        ({"s": 0.5, "m": 0.7, "l": 0.9}, "larger models condense more, at each step of size: "),
+        ({"s": 0.5, "m": 0.7, "l": 0.9}, "larger models condense more, at each step in size: "),
         ({"s": 0.7, "m": 0.7, "l": 0.7}, "larger models do not clearly condense less or more: "),
         ({"s": 0.9, "l": 0.5}, "Among s and l, on these texts, larger models condense less: "),
     ],
