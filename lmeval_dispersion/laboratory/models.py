@@ -109,7 +109,7 @@ class CausalModel:
             "device": self.loaded.device.type,
             "layers": self.blocks,
             "width": self.width,
-            "parameters": int(sum(p.numel() for p in model.parameters())),
+            "parameters": _count(model),
         }
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
@@ -123,7 +123,8 @@ class CausalModel:
             UsageError: A name is not a layer of this model, or no name is given.
         """
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
-        every = [*(f"layer.{block}" for block in range(self.blocks - 1)), "last"]
+        every = [f"layer.{block}" for block in range(self.blocks - 1)]
+        every.append("last")
         if names == ["all"]:
             return every
         if names == ["depths"]:
@@ -249,17 +250,21 @@ class CausalModel:
         def sink(name: str, state: Tensor) -> None:
             arrays[name] = reduce(state[:, -length:])  # prompt tuning puts virtual tokens in front
 
+        head: nn.Module = nn.Identity()
+        if self.decoder.head is not None and not losses:
+            head = self.decoder.head
         with capture(self.loaded.model, layers, sink):
-            # The output projection gets no token if none is scored; capture's hooks run before this one.
-            head = nn.Identity() if losses or self.decoder.head is None else self.decoder.head
+            # The output projection gets no token if none is scored; capture's hooks run first.
             idle = head.register_forward_pre_hook(lambda _head, states: (states[0][:, :0],))
             try:
                 logits = self.loaded.model(input_ids=ids, use_cache=False).logits
             finally:
                 idle.remove()
         if losses:
-            rows = zip(logits[:, -length:], ids, strict=True)
-            arrays["nll"] = np.stack([_nll(row_logits, row_ids) for row_logits, row_ids in rows])
+            texts = []
+            for of_text, tokens_of_text in zip(logits[:, -length:], ids, strict=True):
+                texts.append(_nll(of_text, tokens_of_text))
+            arrays["nll"] = np.stack(texts)
         return arrays
 
     def _on_device(self, tokens: NDArray[Any]) -> Tensor:
@@ -276,7 +281,8 @@ class CausalModel:
     def _check_finite(
         self, values: NDArray[Any], name: str, origins: NDArray[np.int64], source: str
     ) -> None:
-        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        is_finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        bad = np.flatnonzero(~is_finite)
         if bad.size:
             text, start = origins[int(bad[0])]
             advice = "use model_args dtype=bfloat16 or dtype=float32"
@@ -358,7 +364,8 @@ class CausalModel:
         for row, number in zip(mixed, numbers, strict=True):
             rng = np.random.default_rng([self._shuffled_by, int(number)])
             order = rng.permutation(end - start)
-            row[start:end] = row[start:end][order]
+            middle = row[start:end]
+            row[start:end] = middle[order]
         return mixed
 
 
@@ -391,9 +398,12 @@ class EncoderModel(CausalModel):
     ) -> Unit:
         """Every layer's reduced states of one batch, by one forward pass."""
         ids = self._on_device(tokens)
-        states = self.loaded.model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True
-        ).hidden_states
+        output = self.loaded.model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            output_hidden_states=True,
+        )
+        states = output.hidden_states
         if states is None or len(states) != len(layers):
             raise CaptureError(
                 f"expected {len(layers)} hidden states from {self.loaded.name}, got "
@@ -442,9 +452,12 @@ def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
 def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
     """Negative log-probability of every token of a text after its first, float64."""
     losses = nn.functional.cross_entropy(
-        logits[:-1].float(), ids[1:].to(logits.device), reduction="none"
+        logits[:-1].float(),
+        ids[1:].to(logits.device),
+        reduction="none",
     )
-    return np.asarray(losses.to("cpu", torch.float64).numpy())
+    losses = losses.to("cpu", torch.float64)
+    return np.asarray(losses.numpy())
 
 
 def last_vectors(states: Tensor) -> NDArray[np.float32]:
@@ -470,7 +483,8 @@ def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
         state is zero and so has no direction.
     """
     x = states.float()
-    x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    x = x / largest.clamp_min(torch.finfo(torch.float32).tiny)
     norms = x.norm(dim=-1, keepdim=True)
     return x / norms.clamp_min(0.5), norms[..., 0] > 0
 
@@ -487,9 +501,11 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
     units, valid = unit_tokens(states)
     count = valid.sum(dim=1).double()
     mean = units.sum(dim=1, keepdim=True) / count[:, None, None]
-    squares = ((units - mean) ** 2).sum(dim=-1).double() * valid
+    differences = units - mean
+    squares = (differences**2).sum(dim=-1).double() * valid
     spread = squares.sum(dim=1) / (count - 1)
-    return np.asarray(spread.masked_fill(count < 2, float("nan")).cpu().numpy())
+    defined = spread.masked_fill(count < 2, float("nan"))
+    return np.asarray(defined.cpu().numpy())
 
 
 def in_float32(model: ModelLike) -> ModelLike:
@@ -544,7 +560,12 @@ def weights_count(model: ModelLike) -> int | None:
             )
     except Exception:  # a checkpoint's own code may raise any exception; loading tells it
         return None
-    return int(sum(parameter.numel() for parameter in built.parameters()))
+    return _count(built)
+
+
+def _count(model: Any) -> int:
+    """Number of a model's parameters."""
+    return int(sum(parameter.numel() for parameter in model.parameters()))
 
 
 def free_bytes(device: str) -> int:

@@ -42,7 +42,12 @@ class StudyResult(Report):
             if isinstance(value, pd.DataFrame):
                 tables[name] = records(value)
         content = json_value({"manifest": self.manifest, "tables": tables})
-        return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
+        return {
+            "schema": self.schema,
+            "answer": self.answer(),
+            "kind": self.kind,
+            **content,
+        }
 
     def context(self) -> dict[str, Any]:
         """Return the values that every measure's template needs.
@@ -61,12 +66,18 @@ class StudyResult(Report):
                 if not isinstance(value, (dict, list)):
                     flat[key] = value
             facts.append(flat)
-        return {"models": list(labels), "run": [names, *facts, settings]}
+        return {
+            "models": list(labels),
+            "run": [names, *facts, settings],
+        }
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a frame as dictionaries by column."""
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+    rows = []
+    for row in frame.to_dict("records"):
+        rows.append({str(key): value for key, value in row.items()})
+    return rows
 
 
 def table(
@@ -88,7 +99,8 @@ def table(
     """
     if 0 < most < len(frame):
         more = f"{most} of {len(frame)} rows; the details show all."
-        frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
+        places = np.linspace(0, len(frame) - 1, most).round()
+        frame = frame.iloc[places.astype(int)]
     return Table.of(records(frame), caption, columns=columns, more=more)
 
 
@@ -106,7 +118,13 @@ def bounded(
     """
     low, high = ends
     return {
-        key: Col(heading, format, dots="both", reach=f"{low} {high}", **options),
+        key: Col(
+            heading,
+            format,
+            dots="both",
+            reach=f"{low} {high}",
+            **options,
+        ),
         low: Col("95 % from", format, short="from", drop=1),
         high: Col("to", format, drop=1),
     }
@@ -114,4 +132,9 @@ def bounded(
 
 def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
     """Return a value and the ends of its interval under ``key``, ``key_low`` and ``key_high``."""
-    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
+    value, low, high = interval
+    return {
+        key: value,
+        f"{key}_low": low,
+        f"{key}_high": high,
+    }

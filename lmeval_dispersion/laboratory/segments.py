@@ -88,10 +88,12 @@ def draw_segments(
         if offered >= _OVERSAMPLE * most:
             break
     if not offered:
+        is_joined = pack or texts.continuous
+        advice = "more text" if is_joined else "join texts (pack)"
         raise UsageError(
             f"expected text for at least one segment of {length} tokens, got none: "
             f"{report(texts.source, counts(texts, 0))}; use shorter segments, "
-            + ("or more text" if pack or texts.continuous else "or join texts (pack)")
+            f"or {advice}"
         )
     order = rng.permutation(min(most, offered))
     return {"tokens": tokens[order], "origins": origins[order]}
@@ -114,12 +116,16 @@ def report(source: str, counted: Mapping[str, int]) -> str:
     >>> report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
     'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
     """
-    skipped = {
-        key.replace("_", " "): n for key, n in counted.items() if key not in ("texts", "kept")
-    }
-    left_out = [f"{n} {reason}" for reason, n in skipped.items() if n]
-    what = f"{count(counted['kept'], 'segment')} from {count(counted['texts'], 'text')}"
-    return f"{source}: {what}" + (f" ({', '.join(left_out)})" if left_out else "")
+    left_out = []
+    for reason, number in counted.items():
+        if number and reason not in ("texts", "kept"):
+            left_out.append(f"{number} {reason.replace('_', ' ')}")
+    segments = count(counted["kept"], "segment")
+    texts = count(counted["texts"], "text")
+    sentence = f"{source}: {segments} from {texts}"
+    if left_out:
+        sentence += f" ({', '.join(left_out)})"
+    return sentence
 
 
 def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
@@ -156,7 +162,8 @@ def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 def blocks(rows: int, size: int) -> list[NDArray[np.int64]]:
     """Return the numbers 0 to ``rows`` - 1 in blocks of ``size``; the last block may be shorter."""
-    return [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
+    starts = range(0, rows, size)
+    return [np.arange(start, min(start + size, rows)) for start in starts]
 
 
 def _cuts(
@@ -166,7 +173,8 @@ def _cuts(
     gap = gap_of(texts, tokenizer, pack)
     start = 0
     buffer: list[int] = []
-    spans: list[tuple[int, int]] = []  # (end of the text in the document, its number)
+    # For each text in the buffer its end in the document and its number.
+    spans: list[tuple[int, int]] = []
     for number, ids in tokenised(texts, tokenizer):
         if gap is None:
             start = 0

@@ -189,11 +189,11 @@ class Study:
 
         (arrays,) = self.kept(f"segments {name}", [self.texts[source]], counted)
         tokens = np.ascontiguousarray(arrays["tokens"])
-        about = {
+        draws = self.facts.setdefault("segments", {})
+        draws[name] = {
             "counts": json.loads(arrays["counts"].item()),
             "sha256": sha256(tokens.data).hexdigest(),
         }
-        self.facts.setdefault("segments", {})[name] = about
         return Segments(tokens, arrays["origins"], self.texts[source].source), arrays
 
     def segments(
@@ -219,7 +219,8 @@ class Study:
             pack=self.settings["pack"],
             suffix=causal.suffix,
         )
-        return self.drawn(name, source, draw)[0]
+        segments, _ = self.drawn(name, source, draw)
+        return segments
 
     def states(
         self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
@@ -237,8 +238,12 @@ class Study:
             An array with n rows for each layer.
         """
         batches = blocks(len(drawn.tokens), causal.batch)
-        units = list(self.kept(name, batches, lambda rows: causal.run(drawn, rows, layers, reduce)))
-        return {layer: np.concatenate([unit[layer] for unit in units]) for layer in layers}
+        parts: dict[str, list[NDArray[Any]]] = {layer: [] for layer in layers}
+        run = functools.partial(causal.run, drawn, layers=layers, reduce=reduce)
+        for unit in self.kept(name, batches, run):
+            for layer in layers:
+                parts[layer].append(unit[layer])
+        return {layer: np.concatenate(states) for layer, states in parts.items()}
 
 
 def studied(
@@ -279,11 +284,16 @@ def studied(
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
     chosen = as_models(models)
     names = [str(model_choice(model)) for model in chosen]
-    sources = [_texts(source) for source in ([data] if isinstance(data, DataLike) else data)]
+    given = [data] if isinstance(data, DataLike) else data
+    sources = [_texts(source) for source in given]
     source_names = [texts.source for texts in sources]
     _check_different("models", names)
     _check_different("texts", source_names)
-    settings = {**settings, "pack": run.get("pack", False), "seed": run.get("seed", 0)}
+    settings = {
+        **settings,
+        "pack": run.get("pack", False),
+        "seed": run.get("seed", 0),
+    }
     contents = [data_settings(texts) for texts in sources]
     more_texts = {name: _texts(source) for name, source in further.items()}
     others = {name: data_settings(texts) for name, texts in more_texts.items()}
@@ -302,8 +312,15 @@ def studied(
                 study = Study(place, load, read_texts, settings, batch, quiet, label, facts)
                 about = {"model": label, "data": name}
                 for table, row in study.finished(measure):
-                    tables.setdefault(table, []).append({**about, **row})
-                facts.append({**about, "study": place.name, **study.facts, "inputs": inputs})
+                    rows = tables.setdefault(table, [])
+                    rows.append({**about, **row})
+                fact = {
+                    **about,
+                    "study": place.name,
+                    **study.facts,
+                    "inputs": inputs,
+                }
+                facts.append(fact)
             del study, load  # the next model is loaded after this one is freed
     if folder is not None and not quiet:
         say_above_progress(f"rows are kept in {root}: {', '.join(each['study'] for each in facts)}")
@@ -336,8 +353,9 @@ def _texts(source: DataLike) -> Texts:
 
 def _key(kind: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """A study's name: equal for equal content."""
-    identity = [_LAYOUT, kind, inputs, settings]
-    return sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    identity = json.dumps([_LAYOUT, kind, inputs, settings], sort_keys=True)
+    digest = sha256(identity.encode())
+    return digest.hexdigest()[:10]
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:
@@ -353,11 +371,11 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
     if isinstance(model, LoadedModel):
         weights = _parameters_digest(model.model)
     else:
-        weights = weights_identity(
-            choice.name, _commit(choice.name, choice.revision, "config.json")
-        )
-        if name := choice.adapter:
-            adapter = adapter_identity(name, _commit(name, None, "adapter_config.json"))
+        commit = _commit(choice.name, choice.revision, "config.json")
+        weights = weights_identity(choice.name, commit)
+        if choice.adapter:
+            commit = _commit(choice.adapter, None, "adapter_config.json")
+            adapter = adapter_identity(choice.adapter, commit)
     return {
         "dtype": choice.dtype,
         "quantize": choice.quantize,
@@ -373,16 +391,19 @@ def _commit(name: str, revision: str | None, file: str) -> str | None:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, file, revision=revision)).parent.name
+        path = hf_hub_download(name, file, revision=revision)
     except (OSError, ValueError):  # loading reports the problem
         return None
+    return Path(path).parent.name
 
 
 def _parameters_digest(model: Any) -> str:
     digest = sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        about = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
+        digest.update(about.encode())
+        values = tensor.detach().cpu().contiguous()
+        raw = values.reshape(-1).view(torch.uint8)
         digest.update(raw.numpy().data)
     return f"sha256:{digest.hexdigest()}"
 
@@ -396,16 +417,19 @@ def labels(models: Sequence[ModelLike]) -> list[str]:
     choices = [model_choice(model) for model in models]
     names = short_names([_path(choice.name) for choice in choices])
     adapters = short_names([_path(choice.adapter or "") for choice in choices])
-    parts = zip(choices, names, adapters, strict=True)
-    return [
-        str(replace(choice, name=name, adapter=adapter or None)) for choice, name, adapter in parts
-    ]
+    shortened = []
+    for choice, name, adapter in zip(choices, names, adapters, strict=True):
+        short = replace(choice, name=name, adapter=adapter or None)
+        shortened.append(str(short))
+    return shortened
 
 
 def _path(name: str) -> str:
     """The whole path of a folder, so that ``.`` has a name too; a Hub id unchanged."""
     folder = Path(name).expanduser()
-    return folder.resolve().as_posix() if name and folder.is_dir() else name
+    if name and folder.is_dir():
+        return folder.resolve().as_posix()
+    return name
 
 
 def data_settings(texts: Texts) -> dict[str, Any]:
@@ -421,9 +445,14 @@ def data_settings(texts: Texts) -> dict[str, Any]:
         }
     from huggingface_hub import HfApi
 
-    with suppress(
-        Exception
-    ):  # huggingface_hub passes on errors of its HTTP library; reading explains more
-        texts.revision = HfApi().dataset_info(texts.name, revision=texts.revision).sha
-    known = {"source": texts.name, "commit": texts.revision}
-    return {**known, "config": texts.config, "split": texts.split, "column": texts.column}
+    # huggingface_hub passes on errors of its HTTP library; reading explains more.
+    with suppress(Exception):
+        info = HfApi().dataset_info(texts.name, revision=texts.revision)
+        texts.revision = info.sha
+    return {
+        "source": texts.name,
+        "commit": texts.revision,
+        "config": texts.config,
+        "split": texts.split,
+        "column": texts.column,
+    }

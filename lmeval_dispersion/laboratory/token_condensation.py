@@ -147,30 +147,30 @@ class CondensationResult(StudyResult):
         caption = "Mean cosine similarity of two tokens of a text"
         wide = self.last.pivot(index=["model", "control"], columns="last", values="mean")
         order = self.summary[["model", "control"]]
+        last = order.merge(wide.reset_index())
         tables = {
             "layers": table(self.layers, caption, _DEPTHS),
-            "last": table(
-                order.merge(wide.reset_index()),
-                "Mean similarity of tokens in the last layers",
-                _LAST,
-            ),
+            "last": table(last, "Mean similarity of tokens in the last layers", _LAST),
         }
         if len(self.pairs):
-            about = "Similarity of tokens in the last layers: the model minus the other, paired over texts"
+            about = (
+                "Similarity of tokens in the last layers: the model minus the other, paired over "
+                "texts"
+            )
             tables["pairs"] = table(self.pairs, about, _PAIRS)
         if len(self.summary) == 1:
-            columns = {name: column for name, column in _DEPTHS.items() if name != "model"}
-            return {**tables, "some": table(self.layers, caption, columns, most=_SHOWN)}
+            columns = dict(_DEPTHS)
+            del columns["model"]
+            tables["some"] = table(self.layers, caption, columns, most=_SHOWN)
+            return tables
         curves = {trend["model"]: trend["curve"] for trend in self._trends()}
-        curve = self.summary["model"].map(curves).where(self.summary["control"] == "", "")
+        is_control = self.summary["control"] != ""
+        curve = self.summary["model"].map(curves).mask(is_control, "")
+        with_curve = self.summary.assign(curve=curve)
         caption = "Spearman correlation of similarity and depth"
-        return {
-            **tables,
-            "trends": table(self.summary, caption, _TRENDS, most=_SHOWN),
-            "every_trend": table(
-                self.summary.assign(curve=curve), f"{caption}, and the curve", _EVERY_TREND
-            ),
-        }
+        tables["trends"] = table(self.summary, caption, _TRENDS, most=_SHOWN)
+        tables["every_trend"] = table(with_curve, f"{caption}, and the curve", _EVERY_TREND)
+        return tables
 
     def charts(self) -> dict[str, Chart]:
         """Return two charts: ``lines``, the mean similarity by depth, and ``heat``, its spread."""
@@ -203,10 +203,11 @@ class CondensationResult(StudyResult):
 
     def _trends(self) -> list[dict[str, Any]]:
         models = list(dict.fromkeys(self.texts["model"]))
-        return [
-            shape_of_curve(name, self.texts[self.texts["model"] == name], len(models))
-            for name in models
-        ]
+        trends = []
+        for name in models:
+            of_model = self.texts[self.texts["model"] == name]
+            trends.append(shape_of_curve(name, of_model, len(models)))
+        return trends
 
 
 def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
@@ -243,7 +244,8 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
         more = f", but not {listed(against)}"
     elif along == steps > 1:
         more = ", at each step in size"
-    word, way = ("less", "falls") if change < 0 else ("more", "rises")
+    word = "less" if change < 0 else "more"
+    way = "falls" if change < 0 else "rises"
     low, high = sorted(abs(family[name]) for name in ("change_low", "change_high"))
     return (
         f"{of}, larger models condense {word}{more}: {what} {way} by {abs(change):.3f} "
@@ -292,17 +294,16 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
             control, and ``value``, ``low`` and ``high`` that of the model with its bounds. Models
             that share a sentence have the same ``key``.
     """
-    similarities = {
-        str(control): frame.pivot(index="text", columns="depth", values="mean").to_numpy()
-        for control, frame in texts.groupby("control", sort=False)
-    }
+    similarities = {}
+    for control, frame in texts.groupby("control", sort=False):
+        wide = frame.pivot(index="text", columns="depth", values="mean")
+        similarities[str(control)] = wide.to_numpy()
     trends = {control: text_trends(values) for control, values in similarities.items()}
     mine = trends.pop("")
-    value, low, high = _student(mine, claims)
+    interval = _student(mine, claims)
     sign, ends = moves(similarities[""], claims)
     word = "none"
     like: list[str] = []
-    beyond: list[str] = []
     if np.isfinite(mine).sum() < 2:
         word = "undefined"
     elif len(ends) > 2:
@@ -311,13 +312,23 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
         word = "alike" if sign > 0 else "apart"
         for control, values in trends.items():
             difference = _student(sign * (mine - values), claims * len(trends))
-            (beyond if difference.low > 0 else like).append(control)
-    beyond = [] if like else beyond
-    curve = _curve(sign, ends, similarities[""]) if sign else ""
-    about = {"model": model, "verdict": word, "curve": curve, "like": like, "beyond": beyond}
-    about["key"] = " ".join([word, *like, "/", *beyond])
-    controls = {control: _student(values).value for control, values in trends.items()}
-    return {**about, "controls": controls, "value": value, "low": low, "high": high}
+            if not difference.low > 0:
+                like.append(control)
+    beyond = []
+    if word in ("alike", "apart") and not like:
+        beyond = list(trends)
+    return {
+        "model": model,
+        "verdict": word,
+        "curve": _curve(sign, ends, similarities[""]) if sign else "",
+        "like": like,
+        "beyond": beyond,
+        "key": " ".join([word, *like, "/", *beyond]),
+        "controls": {control: _student(values).value for control, values in trends.items()},
+        "value": interval.value,
+        "low": interval.low,
+        "high": interval.high,
+    }
 
 
 def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
@@ -335,24 +346,32 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
         end. 0 and an empty list if no change is clear, or if the mean curve reverses by a quarter
         of its range without being clear.
     """
-    values = values[np.isfinite(values).all(axis=1)]
+    is_finite = np.isfinite(values).all(axis=1)
+    values = values[is_finite]
     if not len(values):
         return 0, []
     mean = values.mean(axis=0)
     depths = values.shape[1]
+    comparisons = claims * depths * (depths - 1) // 2
 
     def large(start: int, end: int, share: float = 0.25) -> int:
         change = float(mean[end] - mean[start])
-        return (change > 0) - (change < 0) if abs(change) >= share * np.ptp(mean) else 0
+        if abs(change) < share * np.ptp(mean):
+            return 0
+        return (change > 0) - (change < 0)
 
     def sure(start: int, end: int) -> int:
-        _, low, high = _student(
-            values[:, end] - values[:, start], claims * depths * (depths - 1) // 2
-        )
-        return large(start, end, _TURN) if low > 0 or high < 0 else 0
+        changes = values[:, end] - values[:, start]
+        interval = _student(changes, comparisons)
+        if interval.low > 0 or interval.high < 0:
+            return large(start, end, _TURN)
+        return 0
 
     first, ends = _zigzag(mean, sure)
-    return (first, ends) if len(_zigzag(mean, large)[1]) <= len(ends) else (0, [])
+    _, large_ends = _zigzag(mean, large)
+    if len(large_ends) > len(ends):
+        return 0, []
+    return first, ends
 
 
 def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int]]:
@@ -366,13 +385,18 @@ def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int
         top = max(top, place, key=curve.__getitem__)
         bottom = min(bottom, place, key=curve.__getitem__)
         step = (sign >= 0 and way(top, place)) or (sign <= 0 and way(bottom, place))
-        if step:
-            turns += [top if sign > 0 else bottom] if sign else []
-            first = first or step
-            sign = step
-            top = place
-            bottom = place
-    return first, [0, *turns, len(curve) - 1] if first else []
+        if not step:
+            continue
+        if sign:
+            turns.append(top if sign > 0 else bottom)
+        else:
+            first = step
+        sign = step
+        top = place
+        bottom = place
+    if not first:
+        return 0, []
+    return first, [0, *turns, len(curve) - 1]
 
 
 def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
@@ -381,18 +405,19 @@ def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
     words = []
     for number, depth in enumerate(ends[1:]):
         way = "rises" if sign * (-1) ** number > 0 else "falls"
-        place = f" at depth {depth} of {ends[-1]}" if depth != ends[-1] else ""
-        words.append(
-            f"{way} {f'from {mean[0]:.2f} ' if not number else ''}to {mean[depth]:.2f}{place}"
-        )
+        start = "" if number else f" from {mean[0]:.2f}"
+        place = "" if depth == ends[-1] else f" at depth {depth} of {ends[-1]}"
+        words.append(f"{way}{start} to {mean[depth]:.2f}{place}")
     return ", then ".join(words)
 
 
 def _student(values: Array, claims: int = 1) -> statistics.Interval:
     """Mean of the finite values, with Student bounds that hold for ``claims`` such means (Bonferroni)."""
     finite = values[np.isfinite(values)]
-    bounds = statistics.student_interval(finite, 1 - (1 - statistics.LEVEL) / claims)
-    return statistics.Interval(float(finite.mean()) if len(finite) else float("nan"), *bounds)
+    level = 1 - (1 - statistics.LEVEL) / claims
+    low, high = statistics.student_interval(finite, level)
+    mean = float(finite.mean()) if len(finite) else float("nan")
+    return statistics.Interval(mean, low, high)
 
 
 def text_trends(per_text: Array) -> Array:
@@ -407,7 +432,8 @@ def text_trends(per_text: Array) -> Array:
     Returns:
         Shape (n,); NaN for a text whose similarity is the same at all depths.
     """
-    return statistics.rank_correlations(np.arange(per_text.shape[1]), per_text)
+    depths = np.arange(per_text.shape[1])
+    return statistics.rank_correlations(depths, per_text)
 
 
 def condensation(
@@ -452,12 +478,17 @@ def condensation(
         "control": as_controls(control),
     }
     chosen = as_models(models)
-    if teacher is not None and str(model_choice(teacher)) not in map(
-        str, map(model_choice, chosen)
-    ):
+    names = [str(model_choice(model)) for model in chosen]
+    if teacher is not None and str(model_choice(teacher)) not in names:
         chosen.append(teacher)
     manifest, tables = studied(
-        "condensation", _measure, chosen, data, settings, run, read=read_either_way
+        "condensation",
+        _measure,
+        chosen,
+        data,
+        settings,
+        run,
+        read=read_either_way,
     )
     of_teacher = ""
     if teacher is not None:
@@ -522,23 +553,31 @@ def comparisons(
     for names in families:
         scale = np.log([float(parameters[name]) for name in names])
         scale = (scale - scale.mean()) / np.ptp(scale)
-        changes = scale @ np.array([means[name] for name in names]) / (scale @ scale)
-        about = {"models": ", ".join(names), "texts": len(changes)}
-        sizes.append({**about, **with_ends("change", _student(changes, claims))})
+        of_family = np.array([means[name] for name in names])
+        changes = scale @ of_family / (scale @ scale)
+        size = {
+            "models": ", ".join(names),
+            "texts": len(changes),
+            **with_ends("change", _student(changes, claims)),
+        }
+        sizes.append(size)
     pairs = []
     for model, other, relation in wanted:
-        difference = _student(means[model] - means[other], claims)
-        row = {"model": model, "other": other, "relation": relation, "texts": len(means[model])}
-        pairs.append({**row, **with_ends("difference", difference)})
-    ends = ("", "_low", "_high")
+        differences = means[model] - means[other]
+        pair = {
+            "model": model,
+            "other": other,
+            "relation": relation,
+            "texts": len(differences),
+            **with_ends("difference", _student(differences, claims)),
+        }
+        pairs.append(pair)
+    nothing = (float("nan"),) * 3
+    of_sizes = ["models", "texts", *with_ends("change", nothing)]
+    of_pairs = ["model", "other", "relation", "texts", *with_ends("difference", nothing)]
     return {
-        "sizes": pd.DataFrame(
-            sizes, columns=["models", "texts", *(f"change{end}" for end in ends)]
-        ),
-        "pairs": pd.DataFrame(
-            pairs,
-            columns=["model", "other", "relation", "texts", *(f"difference{end}" for end in ends)],
-        ),
+        "sizes": pd.DataFrame(sizes, columns=of_sizes),
+        "pairs": pd.DataFrame(pairs, columns=of_pairs),
     }
 
 
@@ -552,7 +591,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
         of_texts = np.stack([states[name] for name in names], axis=1)
         means = of_texts[..., 0]
         counts = of_texts[..., 1:].sum(axis=0)
-        for name, row in rows_of(names, means, counts, settings["seed"], settings["last"]):
+        rows = rows_of(names, means, counts, settings["seed"], settings["last"])
+        for name, row in rows:
             if name == "summary":
                 row["parameters"] = study.facts["parameters"]
             yield name, {"control": control, **row}
@@ -560,9 +600,9 @@ def _measure(study: Study) -> Iterator[TableRow]:
 
 def _mean_and_histogram(states: Tensor) -> Array:
     """For each text the mean similarity, then the histogram."""
-    return np.column_stack(
-        [1 - token_dispersions(states), [similarity_counts(text) for text in states]]
-    )
+    means = 1 - token_dispersions(states)
+    histograms = [similarity_counts(text) for text in states]
+    return np.column_stack([means, histograms])
 
 
 def similarity_counts(states: Tensor) -> NDArray[np.int64]:
@@ -578,7 +618,8 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
     unit = units[0][valid[0]]
     similarity = (unit @ unit.T).clamp(-1, 1)
     similarity.fill_diagonal_(1.0)
-    counts = torch.histc(similarity, BINS, -1, 1).cpu().numpy().astype(np.int64)
+    histogram = torch.histc(similarity, BINS, -1, 1)
+    counts = histogram.cpu().numpy().astype(np.int64)
     counts[-1] -= len(unit)  # the diagonal
     return np.asarray(counts // 2)
 
@@ -608,32 +649,46 @@ def rows_of(
         rho = float("nan")
         tau = float("nan")
         reason = str(error)
-    row: dict[str, Any] = {
+    of_last = means[:, -last:].mean(axis=1)
+    summary = {
         "texts": len(means),
         "depths": len(names),
         **with_ends("trend", _student(text_trends(means))),
+        "spearman": rho,
+        "kendall": tau,
+        **with_ends("last_mean", statistics.mean_interval(of_last, seed)),
+        "last": min(last, len(names)),
+        "reason": reason,
     }
-    row |= {"spearman": rho, "kendall": tau}
-    row |= with_ends("last_mean", statistics.mean_interval(means[:, -last:].mean(axis=1), seed))
-    yield "summary", {**row, "last": min(last, len(names)), "reason": reason}
-    half = max(1, (len(names) - 1) // 2)  # of the blocks
-    for word, count in (*((str(count), count) for count in LAST), ("half", half)):
-        if count <= len(names):
-            interval = statistics.mean_interval(means[:, -count:].mean(axis=1), seed)
-            mean, low, high = interval
-            row = {"last": word, "depths": count, "mean": mean, "low": low, "high": high}
-            yield "last", row
+    yield "summary", summary
+    numbers = {str(number): number for number in LAST}
+    numbers["half"] = max(1, (len(names) - 1) // 2)  # of the blocks
+    for word, number in numbers.items():
+        if number > len(names):
+            continue
+        of_last = means[:, -number:].mean(axis=1)
+        interval = statistics.mean_interval(of_last, seed)
+        yield "last", {"last": word, "depths": number, **_mean_row(interval)}
     edges = np.linspace(-1, 1, bins + 1)
     with np.errstate(invalid="ignore"):
-        density = (
-            counts / counts.sum(axis=1, keepdims=True) * bins / 2
-        )  # NaN if a layer has no similarity
+        # NaN if a layer has no similarity.
+        density = counts / counts.sum(axis=1, keepdims=True) * bins / 2
     for depth, name in enumerate(names):
-        mean, low, high = statistics.mean_interval(means[:, depth], seed)
-        row = {"depth": depth, "fraction": depth / max(1, len(names) - 1), "layer": name}
-        yield "layers", {**row, "mean": mean, "low": low, "high": high}
+        interval = statistics.mean_interval(means[:, depth], seed)
+        layer = {
+            "depth": depth,
+            "fraction": depth / max(1, len(names) - 1),
+            "layer": name,
+            **_mean_row(interval),
+        }
+        yield "layers", layer
         for low, high, value in zip(edges, edges[1:], density[depth], strict=False):
             yield "histogram", {"depth": depth, "low": low, "high": high, "density": value}
     for text, values in enumerate(means):
         for depth, name in enumerate(names):
             yield "texts", {"depth": depth, "layer": name, "text": text, "mean": values[depth]}
+
+
+def _mean_row(interval: statistics.Interval) -> dict[str, Any]:
+    """A mean and its bounds as entries of a row."""
+    return {"mean": interval.value, "low": interval.low, "high": interval.high}
