@@ -125,7 +125,7 @@ class ClustersResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Return the values that the report's template needs.
 
-        Beside those of `StudyResult`: ``rows``, the models at one layer (``last``, or the last that
+        In addition to those of `StudyResult`: ``rows``, the models at one layer (``last``, or the last that
         was measured); ``defined``, whether all their ratios are defined; and ``against``, which
         models' clusters lie further apart than the first model's, which closer, and which neither
         clearly.

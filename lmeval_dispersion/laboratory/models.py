@@ -230,7 +230,7 @@ class CausalModel:
             if len(tokens) == 1:
                 raise DispersionError(
                     f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
-                    "use shorter segments, model_args load_in_8bit=True or device auto"
+                    "use shorter segments, model_args load_in_8bit=True or --device auto"
                 ) from error
         # Outside the handler, which would keep the failed pass's tensors alive.
         if torch.cuda.is_available():
@@ -383,7 +383,8 @@ class EncoderModel(CausalModel):
         """
         if wanted != "depths":
             raise UsageError(
-                f"expected all depths of an encoder, got layers {wanted}; measure them in a decoder"
+                f"expected layers='depths' for an encoder, got {wanted!r}; single layers can be measured "
+                "in decoders only"
             )
         return super().layers(wanted)
 

@@ -80,12 +80,14 @@ _CORRELATIONS = {
     ),
     "layer": Col("Layer"),
     "measure": Col("Measure"),
-    "control": Col("Control", hint="random weights, or the tokens of each text in random order"),
+    "control": Col(
+        "Control", hint="untrained: random weights; shuffled: each text's tokens in random order"
+    ),
     **bounded(
         "pearson",
         "r",
         "+.2f",
-        hint="over bins; -1: bins of lower perplexity are more dispersed, 0: no linear relation",
+        hint="correlation over bins; below 0: bins of lower perplexity are more dispersed",
     ),
     "line_r2": Col(
         "R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"
@@ -113,7 +115,7 @@ _OVERALL = {
     ),
     "texts": Col("Texts", "d"),
     "token_dispersion": Col(
-        "Token dispersion", ".4f", hint="over the tokens of a text, averaged over texts"
+        "Token dispersion", ".4f", hint="dispersion of the tokens of one text, averaged over texts"
     ),
     "perplexity": Col("Perplexity", ".2f"),
 }
@@ -210,7 +212,7 @@ class LawResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Return the values that the report's template needs.
 
-        Beside those of `StudyResult`: for one model and text ``kinds``, one entry for each kind of
+        In addition to those of `StudyResult`: for one model and text ``kinds``, one entry for each kind of
         perplexity, with the layers where r clearly differs from 0 and from its controls; for
         several ``grid``, sentences; ``tests``, the number of correlations that the intervals count;
         and ``rounded``, the models that ran in bfloat16.

@@ -323,7 +323,9 @@ def studied(
                 facts.append(fact)
             del study, load  # the next model is loaded after this one is freed
     if folder is not None and not quiet:
-        say_above_progress(f"rows are kept in {root}: {', '.join(each['study'] for each in facts)}")
+        say_above_progress(
+            f"finished rows are kept in {root}: {', '.join(each['study'] for each in facts)}"
+        )
     manifest = {
         "kind": kind,
         "names": {
@@ -339,7 +341,9 @@ def studied(
 def _check_different(what: str, names: Sequence[str]) -> None:
     """Raise UsageError for two equal names, or none."""
     if len(set(names)) < len(names) or not names:
-        raise UsageError(f"expected one or more different {what}, got {', '.join(names) or 'none'}")
+        raise UsageError(
+            f"expected one or more different {what}, got {', '.join(names) or 'none'}; give each once"
+        )
 
 
 def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:

@@ -67,9 +67,13 @@ _KNN = {
     **bounded(
         "change", "Change, %", "+.2f", ("change_low", "change_high"), hint="paired over documents"
     ),
-    "weight": Col("Weight", ".2f", drop=2, hint="of the neighbours, chosen on the tuning part"),
+    "weight": Col(
+        "Weight", ".2f", drop=2, hint="weight of the neighbours, chosen on the tuning part"
+    ),
     "temperature": Col("Temperature", ".4g", drop=3, hint="over the keys' variance"),
-    "documents": Col("Documents", "d", drop=4, hint="in a running text each segment counts as one"),
+    "documents": Col(
+        "Documents", "d", drop=4, hint="each segment of a running text counts as a document"
+    ),
 }
 _AGAINST = {
     "layer": Col("Key"),
@@ -141,7 +145,7 @@ class SublayersResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Return the values that the report's template needs.
 
-        Beside those of `StudyResult`: ``best``, the row of ``recommendation``, and ``judged``,
+        In addition to those of `StudyResult`: ``best``, the row of ``recommendation``, and ``judged``,
         sentences on the kNN-LM (empty without one).
         """
         best = records(self.recommendation)[0]
@@ -204,8 +208,11 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
         verdict = "The recommendation holds here" if recommended else "By perplexity"
         than = row["other"] if len(rows) == 1 else f"the next best key, {row['other']}"
         return f"{verdict}: {what} gives {_moved(row)} than {than}."
-    verdict = "Whether the recommendation holds is not shown here: by" if recommended else "By"
-    return f"{verdict} perplexity {what} is not clearly better or worse than {listed(alike)}."
+    verdict = "The perplexities do not decide"
+    if recommended:
+        verdict = "It is unclear whether the recommendation holds here"
+    than = listed(alike)
+    return f"{verdict}: the perplexity of {what} is not clearly higher or lower than of {than}."
 
 
 def _moved(row: Mapping[str, Any]) -> str:

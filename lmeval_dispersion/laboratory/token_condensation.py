@@ -57,7 +57,9 @@ _SHOWN = 12  # depths in a table without details
 _STEP = 1.1  # times the parameters: a model is larger
 _TURN = 0.1  # share of a curve's range: a smaller reversal is not a turn
 
-_CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
+_CONTROL = Col(
+    "Control", hint="untrained: random weights; shuffled: each text's tokens in random order"
+)
 _DEPTHS = {
     "model": Col("Model"),
     "control": _CONTROL,
@@ -78,11 +80,11 @@ _LAST = {
 }
 _PAIRS = {
     "model": Col("Model"),
-    "other": Col("Against", hint="the next smaller model, or the teacher"),
+    "other": Col("Against", hint="the next smaller model, or the teacher model"),
     **bounded("difference", "Difference", "+.4f", ("difference_low", "difference_high")),
     "texts": Col("Texts", "d", drop=3),
 }
-_HINT = "of similarity and depth in each text, averaged over texts"
+_HINT = "correlation of similarity and depth in each text, averaged over texts"
 _TRENDS = {
     "model": Col("Model"),
     "control": _CONTROL,
@@ -186,7 +188,7 @@ class CondensationResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Return the values that the report's template needs.
 
-        Beside those of `StudyResult`: ``trends``, whether tokens grow more similar with depth, for
+        In addition to those of `StudyResult`: ``trends``, whether tokens grow more similar with depth, for
         each model; ``controls``, the names of those that were run; and ``families``, sentences that
         compare models.
         """

@@ -94,10 +94,11 @@ class Standings:
         self.asked.append(step)
         self.contest.hold(str(step), scores)
         self._worse[step] = False
-        if before:
-            error = self._share(len(self.asked)) / len(before)
-            bets = self._bets(step, self.best(before))
-            self._worse[step] = error > 0 and bets.refutes(0.0, error)
+        if not before:
+            return
+        error = self._share(len(self.asked)) / len(before)
+        bets = self._bets(step, self.best(before))
+        self._worse[step] = error > 0 and bets.refutes(0.0, error)
 
     def score(self, step: int) -> float:
         """Return the mean score of a save."""
@@ -134,7 +135,8 @@ class Standings:
     def worse_in_a_row(self, step: int) -> int:
         """Return how many saves in a row, up to ``step``, are shown to be worse than the best."""
         count = 0
-        for other in reversed(self.asked[: self.asked.index(step) + 1]):
+        end = self.asked.index(step) + 1
+        for other in reversed(self.asked[:end]):
             if not self._worse[other]:
                 break
             count += 1
@@ -145,7 +147,9 @@ class Standings:
         error = self.contest.error
         if self.planned is None:
             return 6 * error / (math.pi * number) ** 2
-        return error / self.planned if number <= self.planned else 0.0
+        if number > self.planned:
+            return 0.0
+        return error / self.planned
 
     def _bets(self, step: int, other: int) -> Bets:
         """Bets that a save's mean score is not so much higher than another's."""
@@ -154,7 +158,9 @@ class Standings:
             weights = weights[self.contest.order(str(step))]
         bets = Bets(self.contest.questions, weights=weights)
         answered = self.contest.answered
-        bets.take(answered[str(step)].score - answered[str(other)].score)
+        mine = answered[str(step)].score
+        theirs = answered[str(other)].score
+        bets.take(mine - theirs)
         return bets
 
 
@@ -233,10 +239,12 @@ class LiveRace:
         shared = self.folder.kept.get("shared", {})
         for entry in sorted(self.folder.lineup.entries, key=lambda entry: step_of(entry.label)):
             number = step_of(entry.label)
-            if entry.label in shared and 0 <= number <= step:
-                known = self.folder.entrant(entry, self.standings.contest).known
-                if len(known.score) >= self.questions:
-                    self.standings.take(number, known.first(self.questions))
+            is_earlier = 0 <= number <= step
+            if entry.label not in shared or not is_earlier:
+                continue
+            entrant = self.folder.entrant(entry, self.standings.contest)
+            if len(entrant.known.score) >= self.questions:
+                self.standings.take(number, entrant.known.first(self.questions))
 
     def agree(self) -> None:
         """Take over the first process's number of questions; other nodes may not see its folder."""
@@ -264,7 +272,7 @@ class LiveRace:
         error = self.standings.contest.error
         difference = shown_difference(self.questions, self.available, error)
         if self.questions == self.available:
-            asked = f"all {self.questions:,} questions, so saves are compared without an error"
+            asked = f"all {self.questions:,} questions, so that the comparison of saves is exact"
         else:
             asked = (
                 f"{self.questions:,} of {self.available:,} questions, enough to show a "
@@ -430,12 +438,16 @@ def step_of(label: str) -> int:
 
 def process_number() -> int:
     """Return the rank of this process in a distributed training; 0 without one."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _is_distributed() else 0
 
 
 def _processes() -> int:
     """Number of processes of a distributed training, 1 without one."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _is_distributed() else 1
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def from_first(value: T) -> T:

@@ -101,7 +101,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._error = options.pop("error", ERROR)
         if not 0 < self._error < 1:
             raise UsageError(
-                f"expected a chance above 0 and below 1, got {self._error}", argument="error"
+                f"expected an error above 0 and below 1, got {self._error}", argument="error"
             )
         self._asking = _asking(tasks, options)
         self._measuring: Measuring | None = None
@@ -310,11 +310,11 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             return None
         if self.stop_after is not None and place.worse >= self.stop_after:
             self.should_stop = True
-            saves = "the save"
+            saves = f"the save of step {step}"
             if place.worse > 1:
-                saves = f"each of the last {place.worse} saves, up to that"
+                saves = f"each of the last {place.worse} saves up to step {step}"
             _say(
-                f"race: {saves} of step {step} is shown to be worse than that of step "
+                f"race: {saves} is shown to be worse than the save of step "
                 f"{place.best} (error at most {100 * self._error:g} %), so the training ends. "
                 "Later saves might have been better."
             )

@@ -194,10 +194,12 @@ class DispersionRegularizer:
                 f"{', '.join(missing)}; run the model once in training mode before each pop(), and attach "
                 "before torch.compile runs"
             )
-        shape = self._layout(states[self.layers[-1]])
+        last = states[self.layers[-1]]
+        shape = self._layout(last)
         values = self._losses([states[name] for name in self.layers], shape)
-        self._note(dict(zip(self.layers, values.detach().unbind(), strict=True)))
-        self._latest = (states[self.layers[-1]].detach(), shape.mask)
+        of_layers = values.detach().unbind()
+        self._note(dict(zip(self.layers, of_layers, strict=True)))
+        self._latest = (last.detach(), shape.mask)
         self.step += 1
         return values.mean() * self.weight
 
@@ -221,7 +223,9 @@ class DispersionRegularizer:
     @property
     def value(self) -> Tensor | None:
         """The latest pass's loss, averaged over layers, without the weight; None before one."""
-        return torch.stack(list(self.values.values())).mean() if self.values else None
+        if not self.values:
+            return None
+        return torch.stack(list(self.values.values())).mean()
 
     @contextmanager
     def measured(self) -> Iterator[dict[str, TokenDispersion]]:
@@ -286,9 +290,12 @@ class DispersionRegularizer:
 
     def _enter(self, root: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._idle = not (root.training and torch.is_grad_enabled())
-        given = dict(zip(self._names, args, strict=False)) | kwargs
-        layout_names = ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q")
-        arguments = {name: given[name] for name in layout_names if given.get(name) is not None}
+        given = dict(zip(self._names, args, strict=False))
+        given.update(kwargs)
+        arguments = {}
+        for name in ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q"):
+            if given.get(name) is not None:
+                arguments[name] = given[name]
         if self._idle:
             if self._measured is not None:
                 self._idle_arguments = arguments
@@ -306,8 +313,8 @@ class DispersionRegularizer:
         self._arguments = arguments
 
     def _leave(self, _root: nn.Module, _args: Any, _output: Any) -> None:
-        # With `inject` a checkpointed block needs the hooks again in the backward pass, even if other passes
-        # without gradients ran in between.
+        # With `inject` a checkpointed block needs the hooks again in the backward pass, even if other
+        # passes without gradients ran in between.
         self._idle = False
         if self.mode == "add":
             self._armed = False
@@ -321,16 +328,21 @@ class DispersionRegularizer:
                 return None
             if self.mode == "add":
                 self._states[name] = state
-            elif torch.is_grad_enabled() and state.requires_grad:
-                pushed = self._with_gradient(name, state)
-                return pushed if isinstance(output, Tensor) else (pushed, *output[1:])
-            return None
+                return None
+            if not (torch.is_grad_enabled() and state.requires_grad):
+                return None
+            pushed = self._with_gradient(name, state)
+            if isinstance(output, Tensor):
+                return pushed
+            return (pushed, *output[1:])
 
         return hook
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _measure(self, measured: TokenDispersion, state: Tensor) -> None:
-        measured.add(state, layout(self._idle_arguments, state.shape[0], state.shape[1]).mask)
+        b, t = state.shape[:2]
+        mask, _ = layout(self._idle_arguments, b, t)
+        measured.add(state, mask)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _with_gradient(self, name: str, state: Tensor) -> Tensor:
@@ -356,27 +368,32 @@ class DispersionRegularizer:
         if states[0].device.type == "cpu":
             most = _STACKED_NUMBERS_CPU
         size = max(1, most // states[0].numel())
-        if any(z.shape != states[0].shape or z.device != states[0].device for z in states):
-            size = 1
+        for state in states:
+            if state.shape != states[0].shape or state.device != states[0].device:
+                size = 1
         for start in range(0, len(states), size):
             group = states[start : start + size]
             self.loss.calls = self.step * len(self.layers) + first + start
-            stack = torch.stack(group) if group[1:] else group[0].unsqueeze(0)
+            # A single layer is not copied.
+            stack = torch.stack(group) if len(group) > 1 else group[0].unsqueeze(0)
             values.append(self.loss(stack, **given))
-        return torch.cat([value.to(values[-1].device) for value in values])
+        device = values[-1].device
+        return torch.cat([value.to(device) for value in values])
 
     def _layout(self, state: Tensor) -> Layout:
         mask = self._described.get("mask")
         segments = self._described.get("segments")
         if mask is None and segments is None:
-            return layout(self._arguments, state.shape[0], state.shape[1])
+            b, t = state.shape[:2]
+            return layout(self._arguments, b, t)
         return Layout(mask, segments)
 
     def _note(self, values: dict[str, Tensor]) -> None:
         """Keep the losses of layers, and raise for a non-finite one: on a GPU after it was copied."""
         self.values.update(values)
         layers = list(values)
-        losses = torch.stack([value.to(values[layers[-1]].device) for value in values.values()])
+        device = values[layers[-1]].device
+        losses = torch.stack([value.to(device) for value in values.values()])
         if losses.device.type != "cuda":
             _check_finite(losses, layers, self.step)
             return
@@ -414,7 +431,9 @@ class TokenDispersion:
         """
         p = points(states.detach(), mask=mask, pairs="batch")
         scale = unit_scale(p.z)
-        sums = torch.cat([unit_sums(p, scale)[0], p.counts(scale != 0).double()])
+        (vectors,) = unit_sums(p, scale)
+        number = p.counts(scale != 0).double()
+        sums = torch.cat([vectors, number])
         self.sums = sums if self.sums is None else self.sums + sums
 
     def mean(self) -> float:
@@ -427,7 +446,8 @@ class TokenDispersion:
         number = int(self.sums[-1])
         if number < 2:
             return math.nan
-        return mean_distance(self.sums[:-1].cpu().double().numpy(), number)
+        total = self.sums[:-1].cpu().double()
+        return mean_distance(total.numpy(), number)
 
 
 def _check_finite(losses: Tensor, layers: list[str], step: int) -> None:
@@ -443,7 +463,9 @@ def _documents(arguments: dict[str, Any], b: int, t: int) -> Tensor | None:
     bounds = arguments.get("cu_seq_lens_q")
     if isinstance(bounds, Tensor) and b == 1:
         place = torch.arange(t, device=bounds.device)
-        return torch.bucketize(place, bounds[1:].to(place.dtype), right=True).unsqueeze(0)
+        ends = bounds[1:].to(place.dtype)
+        documents = torch.bucketize(place, ends, right=True)
+        return documents.unsqueeze(0)
     positions = arguments.get("position_ids")
     if not isinstance(positions, Tensor):
         return None

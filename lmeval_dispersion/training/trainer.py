@@ -124,24 +124,33 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         reg = self.regularizer if model.training else None
         if reg is not None and domains is not None:
             reg.describe(domains=domains)
-        options = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
-        result = super().compute_loss(model, inputs, **options)
+        result = super().compute_loss(
+            model,
+            inputs,
+            return_outputs=return_outputs,
+            num_items_in_batch=num_items_in_batch,
+        )
         if not model.training:
             return result
-        loss, outputs = result if return_outputs else (result, None)
-        # A loss summed over the whole accumulated batch is no longer divided by the steps; ours is always a
-        # mean over micro-batches.
+        loss = result
+        outputs = None
+        if return_outputs:
+            loss, outputs = result
+        # A loss summed over the whole accumulated batch is no longer divided by the steps; ours is
+        # always a mean over micro-batches.
         steps = getattr(self, "current_gradient_accumulation_steps", None)
         share = 1.0 / (steps or self.args.gradient_accumulation_steps)
-        whole = self._is_scaled(num_items_in_batch)
-        of_loss, of_ours = (1.0, share) if whole else (share, 1.0)
-        self._add("ce_loss", loss.detach() * of_loss)
+        is_whole = self._is_scaled(num_items_in_batch)
+        self._add("ce_loss", loss.detach() if is_whole else loss.detach() * share)
         if reg is not None:
-            extra = reg.pop()
+            extra = reg.pop().to(loss.device)
             if reg.value is not None:
-                self._add("dispersion_loss", reg.value.to(loss.device) * share)
-            loss = loss + extra.to(loss.device) * of_ours
-        return (loss, outputs) if return_outputs else loss
+                value = reg.value.to(loss.device)
+                self._add("dispersion_loss", value * share)
+            loss = loss + (extra * share if is_whole else extra)
+        if return_outputs:
+            return loss, outputs
+        return loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as the trainer does, and add each chosen layer's dispersion to the metrics."""
@@ -151,10 +160,13 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         with self.regularizer.measured() as layers:
             result = super().evaluation_loop(*args, **kwargs)
         for layer, measured in layers.items():
-            if measured.sums is not None:
-                here = measured.sums.to(self.accelerator.device)
-                measured.sums = self.accelerator.reduce(here, "sum")
-                result.metrics[f"{name}/{layer}"] = result.metrics[name] = measured.mean()
+            if measured.sums is None:
+                continue
+            here = measured.sums.to(self.accelerator.device)
+            measured.sums = self.accelerator.reduce(here, "sum")
+            mean = measured.mean()
+            result.metrics[f"{name}/{layer}"] = mean
+            result.metrics[name] = mean  # the last layer's remains
         return result
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -171,19 +183,27 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         super().log(logs, *args, **kwargs)
 
     def _mean_of_processes(self, value: Tensor) -> float:
-        return float(self.accelerator.gather(value.reshape(1).to(self.accelerator.device)).mean())
+        here = value.reshape(1).to(self.accelerator.device)
+        values = self.accelerator.gather(here)
+        return float(values.mean())
 
     def _regularize(self, model: Any, chosen: DispersionConfig) -> None:
         if self.regularizer is not None:
             self.regularizer.detach()
         self.regularizer = DispersionRegularizer(
-            model, chosen.loss, chosen.layers, chosen.weight, seed=chosen.seed, **chosen.options
+            model,
+            chosen.loss,
+            chosen.layers,
+            chosen.weight,
+            seed=chosen.seed,
+            **chosen.options,
         )
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        if self._signature_columns is not None and DOMAINS not in self._signature_columns:
-            self._signature_columns.append(DOMAINS)
+        columns = self._signature_columns
+        if columns is not None and DOMAINS not in columns:
+            columns.append(DOMAINS)
 
     def _is_scaled(self, num_items_in_batch: Any) -> bool:
         """Whether the parent's loss is already divided by the whole accumulated batch's tokens."""
@@ -194,8 +214,10 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return bool(accepts or self.compute_loss_func is not None)
 
     def _add(self, name: str, value: Tensor) -> None:
-        before = self._sums.get(name)
-        self._sums[name] = value.float() if before is None else before + value.float()
+        value = value.float()
+        if name in self._sums:
+            value = self._sums[name] + value
+        self._sums[name] = value
 
 
 class DispersionTrainer(DispersionTrainerMixin, Trainer):  # type: ignore[misc]

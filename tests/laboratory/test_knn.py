@@ -169,9 +169,13 @@ def losses(rng, better, noise=0.05, documents=40):
     [
         (0.1, True, "The recommendation holds here: attn, the most dispersed key, gives "),
         (-0.1, True, "The recommendation does not hold here: attn, "),
-        (0.0, True, "Whether the recommendation holds is not shown here: by perplexity attn, "),
+        (
+            0.0,
+            True,
+            "It is unclear whether the recommendation holds here: the perplexity of attn, ",
+        ),
         (0.1, False, "By perplexity: attn, the most dispersed key, gives "),
-        (0.0, False, "By perplexity attn, the most dispersed key, is not clearly better or"),
+        (0.0, False, "The perplexities do not decide: the perplexity of attn, "),
     ],
 )
 def test_the_recommendation_is_judged_by_planted_losses(better, recommended, words):
