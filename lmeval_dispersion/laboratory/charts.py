@@ -262,7 +262,10 @@ def cluster_lines(summary: pd.DataFrame) -> Spec:
 
 
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with ", CONTROL" appended to the model's name where a control was run."""
+    """Return the rows with the control's name appended to that of the model.
+
+    The rows of the model itself, whose ``control`` is empty, stay unchanged.
+    """
     is_control = frame["control"] != ""
     with_name = frame["model"] + ", " + frame["control"]
     return frame.assign(model=frame["model"].mask(is_control, with_name))

@@ -70,8 +70,8 @@ _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
     },
     ("law", "condensation", "sublayers"): {
         "--segments": _number(
-            "number of segments to draw, at most (default: 100000; for condensation 100; for a kNN-LM "
-            "1000)"
+            "number of segments to draw, at most (default: 100000; for condensation 100; for a "
+            "kNN-LM 1000)"
         ),
     },
     ("law", "condensation"): {
@@ -120,7 +120,8 @@ _OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
     ("clusters",): {
         "--ngram": _number("number of tokens in an n-gram (default: 10)"),
         "--occurrences": _number(
-            "how often an n-gram must occur; also the number of contexts in its cluster (default: 100)"
+            "how often an n-gram must occur; also the number of contexts in its cluster (default: "
+            "100)"
         ),
         "--clusters": _number("number of clusters, at most (default: 500)"),
     },

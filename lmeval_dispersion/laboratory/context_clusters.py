@@ -1,13 +1,14 @@
-"""Semantic clusters: do contexts with the same continuation stay together while all contexts spread?
+"""Semantic clusters: do contexts with one continuation stay together while all contexts spread?
 
-Each cluster holds the contexts before one recurring n-gram; a context's vector is the state of its last
-token, which predicts the n-gram's first. ``within``: mean cosine distance of members to their cluster's
-centroid; ``between``: mean pair distance of the centroids.
+A cluster holds the contexts before one recurring n-gram. The vector of a context is the state of
+its last token, which predicts the first token of the n-gram. ``within`` is the mean cosine distance
+of the members to the centroid of their cluster; ``between`` is the mean distance over the pairs of
+centroids.
 
 Source: RD section 2.3.
 
-N-grams are found by their hashes, then compared token by token. Occurrences never overlap: if one frequent
-n-gram is a shifted copy of another, the more frequent one counts.
+N-grams are found by their hashes, then compared token by token. Occurrences never overlap: if one
+frequent n-gram is a shifted copy of another, the more frequent one counts.
 """
 
 from __future__ import annotations
@@ -125,10 +126,12 @@ class ClustersResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Return the values that the report's template needs.
 
-        In addition to those of `StudyResult`: ``rows``, the models at one layer (``last``, or the last that
-        was measured); ``defined``, whether all their ratios are defined; and ``against``, which
-        models' clusters lie further apart than the first model's, which closer, and which neither
-        clearly.
+        In addition to those of `StudyResult` these are:
+
+        - ``rows``: the models' rows at one layer (``last``, or the last that was measured);
+        - ``defined``: whether all their ratios are defined;
+        - ``against``: names of models whose clusters lie further apart than the first model's,
+          closer together, or not clearly differently.
         """
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
@@ -390,14 +393,28 @@ def recurring_contexts(
 ) -> Unit:
     """Cut the contexts that stand before the most frequent n-grams of a text.
 
-    For each n-gram ``occurrences`` of its places are drawn by ``seed``, among those with a whole
+    For each n-gram, ``occurrences`` of its places are drawn at random, among those with a whole
     context before them.
 
+    Args:
+        texts: The texts, which are read whole.
+        tokenizer: A tokenizer of transformers.
+        ngram: Number of tokens in an n-gram.
+        occurrences: How often an n-gram must occur; also the number of contexts in its cluster.
+        segment: Number of tokens in a context, special tokens included.
+        clusters: Number of clusters at most.
+        seed: Seed of the draw.
+        pack: Whether to join all texts into one.
+
     Returns:
-        ``tokens``, shape (clusters * occurrences, segment), uint32, and ``origins``, shape
-        (clusters * occurrences, 2), both ordered by cluster; ``ngrams``, shape (clusters, ngram),
-        the tokens of each n-gram; ``occurrences``, shape (clusters,), how often it occurs with a
-        whole context before it.
+        These arrays by name; the first two are ordered by cluster.
+
+        - ``tokens``: Shape (clusters * occurrences, segment), uint32, the contexts.
+        - ``origins``: Shape (clusters * occurrences, 2), int64: the number of the text in its
+            source, and the place of the context's first token in its document.
+        - ``ngrams``: Shape (clusters, ngram), uint32, the tokens of each n-gram.
+        - ``occurrences``: Shape (clusters,), int64, how often each n-gram occurs with a whole
+            context before it.
 
     Raises:
         UsageError: Fewer than two n-grams occur ``occurrences`` times, a length is too small, or
@@ -407,8 +424,8 @@ def recurring_contexts(
     body = segment - len(prefix)
     if body < 1 or ngram < 1 or occurrences < 2:
         raise UsageError(
-            f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1 token, and "
-            f"at least 2 occurrences, got {segment}, {ngram} and {occurrences}"
+            f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1 token, "
+            f"and at least 2 occurrences, got {segment}, {ngram} and {occurrences}"
         )
     corpus = _corpus(texts, tokenizer, pack)
     frequent, most = _frequent(corpus, ngram, body, occurrences)
@@ -477,8 +494,8 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
         place = end
     if not any(map(np.size, parts)):
         raise UsageError(
-            f"expected text in {texts.source}, got none in {texts.read} records; check the file and "
-            "the column"
+            f"expected text in {texts.source}, got none in {texts.read} records; check the file "
+            "and the column"
         )
     tokens, documents, places = np.concatenate(parts, axis=1)
     return _Corpus(tokens.astype(np.uint32), documents, places)

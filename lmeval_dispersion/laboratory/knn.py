@@ -396,13 +396,13 @@ def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
     """Return the table ``knn`` with the perplexity of every layer's kNN-LM.
 
     Args:
-        losses: The table ``losses`` of `knn_rows`.
-        settings: The table ``knn`` of `knn_rows`: one row for each layer.
+        losses: The table ``losses``, from the rows of `knn_rows`.
+        settings: The table ``knn``, from the rows of `knn_rows`: one row for each layer.
 
     Returns:
-        ``settings`` with further columns: the perplexity ``without`` neighbours, the ``perplexity``
-        with them, the ``change`` in per cent with 95 % bounds, and the numbers of ``documents`` and
-        ``tokens``.
+        ``settings`` with further columns: ``without``, the perplexity of the model without
+        neighbours; ``perplexity``, that of the kNN-LM; ``change`` from the first to the second in
+        per cent, with 95 % bounds; ``documents`` and ``tokens``, their numbers in the test part.
     """
     rows = []
     keys = settings["layer"].tolist()

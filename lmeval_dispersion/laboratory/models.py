@@ -229,8 +229,9 @@ class CausalModel:
                 raise
             if len(tokens) == 1:
                 raise DispersionError(
-                    f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
-                    "use shorter segments, model_args load_in_8bit=True or --device auto"
+                    f"one segment of {tokens.shape[1]} tokens does not fit on "
+                    f"{self.loaded.device}; use shorter segments, model_args load_in_8bit=True or "
+                    "--device auto"
                 ) from error
         # Outside the handler, which would keep the failed pass's tensors alive.
         if torch.cuda.is_available():
@@ -273,8 +274,8 @@ class CausalModel:
         known = self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
             raise UsageError(
-                f"expected token ids below {known}, the number of the model's embeddings, got {highest}; "
-                "load the tokenizer that belongs to this model"
+                f"expected token ids below {known}, the number of the model's embeddings, got "
+                f"{highest}; load the tokenizer that belongs to this model"
             )
         return torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
 
@@ -290,8 +291,8 @@ class CausalModel:
                 advice = "check the checkpoint's weights"
             layer = "the output" if name == "nll" else name
             raise NonFiniteStateError(
-                f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source}, "
-                f"in the segment that begins at token {start}; {advice}"
+                f"expected finite numbers, got NaN or infinity at {layer} in text {text} of "
+                f"{source}, in the segment that begins at token {start}; {advice}"
             )
 
     @torch.no_grad()
@@ -309,8 +310,8 @@ class CausalModel:
         largest = (before - after).abs().max()
         if largest > 1e-2 * before.std().clamp_min(1e-6):
             raise UsageError(
-                f"expected a left-to-right language model, got {self.loaded.name}, whose predictions "
-                "depend on later tokens; choose a causal model"
+                f"expected a left-to-right language model, got {self.loaded.name}, whose "
+                "predictions depend on later tokens; choose a causal model"
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
@@ -337,8 +338,8 @@ class CausalModel:
                 built = self._at_random(model)
             except (ValueError, TypeError) as error:
                 raise DispersionError(
-                    f"{self.loaded.name} cannot be built with random weights ({error}); leave out the "
-                    "control untrained"
+                    f"{self.loaded.name} cannot be built with random weights ({error}); leave out "
+                    "the control untrained"
                 ) from error
         if getattr(model.config, "quantization_config", None) is None:
             built = built.to(model.dtype)  # so that rounding is equal
@@ -383,8 +384,8 @@ class EncoderModel(CausalModel):
         """
         if wanted != "depths":
             raise UsageError(
-                f"expected layers='depths' for an encoder, got {wanted!r}; single layers can be measured "
-                "in decoders only"
+                f"expected layers='depths' for an encoder, got {wanted!r}; single layers can be "
+                "measured in decoders only"
             )
         return super().layers(wanted)
 

@@ -1,11 +1,11 @@
 """The perplexity law: do texts that a model finds easier lie further apart?
 
-Two passes. The first runs every segment once: its perplexity, its token dispersion, and sums for the
-dispersion of all texts. Perplexities determine the bins; the second pass runs the segments of the chosen bins
-again, bin by bin, so that no states are kept.
+There are two passes. The first runs every segment once, for its perplexity, its token dispersion,
+and the sums of which the dispersion of all texts is made. The perplexities determine the bins. The
+second pass runs the segments of the chosen bins again, bin by bin, so that no states are kept.
 
-A single token's perplexity spans many powers of ten, so its logarithm is used: in the choice of bins and in
-r. Controls keep the model's bins and perplexities and change only the states.
+A single token's perplexity spans many powers of ten, so its logarithm is used, in the choice of
+bins and in r. Controls keep the model's bins and perplexities and change only the states.
 
 Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (Vendi score).
 """
@@ -212,10 +212,13 @@ class LawResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Return the values that the report's template needs.
 
-        In addition to those of `StudyResult`: for one model and text ``kinds``, one entry for each kind of
-        perplexity, with the layers where r clearly differs from 0 and from its controls; for
-        several ``grid``, sentences; ``tests``, the number of correlations that the intervals count;
-        and ``rounded``, the models that ran in bfloat16.
+        In addition to those of `StudyResult` these are:
+
+        - ``kinds``: for each kind of perplexity the layers where r clearly differs from 0 and from
+          its controls; empty for several models or texts;
+        - ``grid``: sentences on several models or texts; empty for one;
+        - ``tests``: number of correlations for which the intervals hold at once;
+        - ``rounded``: names of the models that ran in bfloat16.
         """
         rows = _of_dispersion(self.correlations)
         if self.controls is None:
@@ -272,10 +275,10 @@ class LawResult(StudyResult):
 def grid_sentences(
     rows: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], tests: int
 ) -> list[str]:
-    """Return sentences on several models and texts.
+    """Return sentences that sum up the correlations of several models and texts.
 
-    They say in how many cases r is clearly negative or positive, where it is neither or undefined,
-    and where it does not clearly differ from a control.
+    They say for how many models and texts r is clearly negative or positive, for which it is
+    neither or undefined, and where it does not clearly differ from a control.
 
     Args:
         rows: One row of ``correlations`` for each model and text, of whole segments at one layer.
@@ -316,7 +319,8 @@ def grid_sentences(
         alike = [row for row in negative if not _is_beyond(row, control, controls)]
         if alike:
             sentences.append(
-                f"It is not clearly more negative than with the control {control} in {_named(alike)}."
+                f"It is not clearly more negative than with the control {control} in "
+                f"{_named(alike)}."
             )
         elif negative:
             sentences.append(
@@ -782,10 +786,14 @@ def correlations(
         seed: Seed of the bootstrap over bins.
 
     Returns:
-        ``correlations``, the table of the models, and with controls also ``controls``: their r, and
-        the model's r minus theirs over the same samples of bins. Where the measure is dispersion,
-        ``all_low`` and ``all_high`` (for controls ``apart_low`` and ``apart_high``) are bounds that
-        hold for all models, texts, layers and kinds of perplexity at once.
+        These tables by name.
+
+        - ``correlations``: r of the models. Where the measure is dispersion, ``all_low`` and
+            ``all_high`` are bounds that hold for all models, texts, layers and kinds of perplexity
+            at once.
+        - ``controls``, if any was run: r of the controls, and the model's r minus theirs over the
+            same bootstrap samples, with bounds ``apart_low`` and ``apart_high`` that hold for all
+            of them at once.
     """
     models: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []

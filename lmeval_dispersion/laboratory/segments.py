@@ -1,9 +1,9 @@
 """Segments of texts: equal length, no padding, drawn in one pass by reservoir sampling.
 
-A document is cut from its start into segments that do not overlap; the rest is dropped. Where the
-tokenizer begins a text with a special token (BOS), every segment begins with it, inside the length; those of
-an encoder end as its tokenizer ends a text, too. Texts of
-one running document (a text file), or all texts with ``pack``, are first joined by a blank line.
+A document is cut from its start into segments that do not overlap; the rest is dropped. If the
+tokenizer begins a text with a special token (BOS), every segment begins with it, and its length
+includes it; the segments of an encoder also end as its tokenizer ends a text. The texts of a
+running document (a text file), or all texts with ``pack``, are first joined by a blank line.
 """
 
 from __future__ import annotations
@@ -100,10 +100,15 @@ def draw_segments(
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Return the counts of the latest pass over texts.
+    """Count what the latest pass over texts has read.
 
-    They are ``texts``, the number that was read; a number of texts left out for each reason, such
-    as ``too_short``; and ``kept``, the number of segments, which is given.
+    Args:
+        texts: The texts.
+        kept: Number of segments that were kept.
+
+    Returns:
+        ``texts``, the number of texts read; for each reason, such as ``too_short``, the number of
+        texts left out; and ``kept``.
     """
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
@@ -150,7 +155,7 @@ def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
 
 
 def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the special tokens that a tokenizer puts before a text, and those it puts after."""
+    """Return the special tokens that a tokenizer puts before a text and after a text."""
     bare = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
     for start in range(len(full) - len(bare) + 1):

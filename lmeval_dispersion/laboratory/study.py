@@ -342,7 +342,8 @@ def _check_different(what: str, names: Sequence[str]) -> None:
     """Raise UsageError for two equal names, or none."""
     if len(set(names)) < len(names) or not names:
         raise UsageError(
-            f"expected one or more different {what}, got {', '.join(names) or 'none'}; give each once"
+            f"expected one or more different {what}, got {', '.join(names) or 'none'}; give each "
+            "once"
         )
 
 
@@ -365,9 +366,13 @@ def _key(kind: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> s
 def model_settings(model: ModelLike) -> dict[str, Any]:
     """Return what identifies a model's content, whatever its name and path are.
 
-    ``weights`` and ``adapter`` are the commit of a Hub repository, the digest of all files of a
-    folder, or that of a loaded model's parameters; None if the Hub cannot be reached, or there is
-    no adapter. ``dtype`` and ``quantize`` are those the model is loaded in.
+    Returns:
+        A mapping with these entries.
+
+        - ``dtype`` and ``quantize``: how the model is loaded;
+        - ``weights``: the commit of a Hub repository, a digest of all files of a folder, or a
+            digest of a loaded model's parameters; None if the Hub cannot be reached;
+        - ``adapter``: the same of the adapter; None if there is none.
     """
     choice = model_choice(model)
     weights: str | None

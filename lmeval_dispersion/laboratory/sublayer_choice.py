@@ -1,10 +1,10 @@
-"""Which sub-layer of a block should key a kNN-LM datastore: the one whose states lie further apart.
+"""Which layer should key a kNN-LM: the one whose states are the most dispersed.
 
-Every candidate gets the same draws of N segments, over several seeds: mean and standard deviation of the
-dispersion of their last-token states. The candidates' difference is taken seed by seed, since a draw moves
-both.
+Every candidate gets the same draws of segments, over several seeds. The mean and standard deviation
+of the dispersion of their last tokens' states are reported. Candidates are compared seed by seed,
+since a draw moves all of them alike.
 
-With ``knn`` a kNN-LM is keyed by every candidate, and its perplexity judges the recommendation.
+With ``knn``, the perplexity of a kNN-LM keyed by each candidate checks the recommendation.
 
 Source: RD section 3.3, table 1, B.3.
 """
@@ -145,8 +145,8 @@ class SublayersResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Return the values that the report's template needs.
 
-        In addition to those of `StudyResult`: ``best``, the row of ``recommendation``, and ``judged``,
-        sentences on the kNN-LM (empty without one).
+        In addition to those of `StudyResult` these are ``best``, the row of ``recommendation``, and
+        ``judged``, sentences on the kNN-LM (empty without one).
         """
         best = records(self.recommendation)[0]
         judged: list[str] = []
@@ -212,7 +212,9 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
     if recommended:
         verdict = "It is unclear whether the recommendation holds here"
     than = listed(alike)
-    return f"{verdict}: the perplexity of {what} is not clearly higher or lower than of {than}."
+    return (
+        f"{verdict}: the perplexity of {what} is not clearly higher or lower than that of {than}."
+    )
 
 
 def _moved(row: Mapping[str, Any]) -> str:
@@ -313,8 +315,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
     causal, names = study.loaded(losses=settings["knn"])
     if len(names) < 2:
         raise UsageError(
-            f"expected at least two candidates to choose from, got {', '.join(names)}; name more of "
-            "them as layers (--layer)"
+            f"expected at least two candidates to choose from, got {', '.join(names)}; name more "
+            "of them as layers (--layer)"
         )
     drawn = study.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)
@@ -324,8 +326,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
         (sizes if size <= pool else left_out).append(size)
     if not sizes:
         raise UsageError(
-            f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got "
-            f"{pool}; pass more text or shorter segments"
+            f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, "
+            f"got {pool}; pass more text or shorter segments"
         )
     study.facts |= {"pool": pool, "left_out_sizes": left_out}
     vectors = study.states("pool", causal, drawn, names, last_vectors)

@@ -1,12 +1,13 @@
-"""Condensation: do a text's tokens grow more similar from layer to layer?
+"""Condensation: do the tokens of a text grow more similar from layer to layer?
 
-Per text and layer: the mean cosine similarity over pairs of different tokens, and their histogram. Depth 0
-is the input of the first block, depth k the output of block k, the last depth the final layer after its norm:
-the ``hidden_states`` of transformers, of decoders and encoders alike. Similarity is 1 - dispersion over the
-tokens of one text. Models of several sizes are compared text by text, where they read the same tokens.
+For each text and layer the mean cosine similarity over pairs of different tokens is measured, and
+their histogram. Depth 0 is the input of the first block, depth k the output of block k, and the
+last depth the final layer after its norm: the ``hidden_states`` of transformers, for decoders and
+encoders alike. Similarity is 1 - dispersion over the tokens of one text. Models of several sizes
+are compared text by text if they read the same tokens.
 
-Source: LD section 2. The released code counts every token's similarity with itself, divides by max(norm,
-1e-3), averages the matrices of all texts and takes the histogram of that average.
+Source: LD section 2. The released code counts every token's similarity with itself, divides by
+max(norm, 1e-3), averages the matrices of all texts and takes the histogram of that average.
 """
 
 from __future__ import annotations
@@ -188,9 +189,11 @@ class CondensationResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """Return the values that the report's template needs.
 
-        In addition to those of `StudyResult`: ``trends``, whether tokens grow more similar with depth, for
-        each model; ``controls``, the names of those that were run; and ``families``, sentences that
-        compare models.
+        In addition to those of `StudyResult` these are:
+
+        - ``trends``: for each model, how its tokens' similarity changes with depth;
+        - ``controls``: names of the controls that were run;
+        - ``families``: sentences that compare models.
         """
         controls = [name for name in dict.fromkeys(self.summary["control"]) if name]
         last = int(self.summary["last"].max())
@@ -289,12 +292,17 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
         claims: Number of models whose 95 % bounds shall hold at once (Bonferroni).
 
     Returns:
-        ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns`` if it
-            does both, ``none`` if no change is clear, ``undefined`` with fewer than two texts.
-            ``curve`` describes the curve. ``like`` lists the controls with the same trend;
-            ``beyond`` lists all controls if none has it. ``controls`` has the trend of each
-            control, and ``value``, ``low`` and ``high`` that of the model with its bounds. Models
-            that share a sentence have the same ``key``.
+        A mapping with these entries.
+
+        - ``model``: the name of the model;
+        - ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns`` if
+            it does both, ``none`` if no change is clear, ``undefined`` with fewer than two texts;
+        - ``curve``: the curve in words;
+        - ``like``: names of the controls that show the same trend;
+        - ``beyond``: names of all controls, if none shows it;
+        - ``key``: equal for models about which the same sentence can be said;
+        - ``controls``: the trend of each control, by name;
+        - ``value``, ``low`` and ``high``: the trend of the model and its bounds.
     """
     similarities = {}
     for control, frame in texts.groupby("control", sort=False):
@@ -337,16 +345,16 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
     """Find where the mean curve of similarity begins, turns and ends.
 
     A rise or fall counts if it is at least a tenth of the curve's range, and if its Student bounds
-    over texts leave out 0 for all pairs of depths and ``claims`` curves at once.
+    over texts exclude 0 for all pairs of depths and ``claims`` curves at once.
 
     Args:
         values: Shape (texts, depths), the similarity of each text at each depth.
         claims: Number of curves whose 95 % bounds shall hold at once.
 
     Returns:
-        1 if the curve rises first, -1 if it falls first, and the depths of its start, turns and
-        end. 0 and an empty list if no change is clear, or if the mean curve reverses by a quarter
-        of its range without being clear.
+        The first direction (1 for a rise, -1 for a fall), and the depths at which the curve begins,
+        turns and ends. If no change is clear, or if the mean curve has a reversal by a quarter of
+        its range that is not clear, these are 0 and an empty list.
     """
     is_finite = np.isfinite(values).all(axis=1)
     values = values[is_finite]

@@ -1,30 +1,31 @@
 """Dispersion losses: add a positive multiple of one to the training loss.
 
-All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar; arithmetic is in float32 at
-least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d) gives one loss a layer,
-(l,). Their common arguments, by keyword:
+All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar. They compute in
+float32 at least (float64 stays float64), under autocast too. A stack of layers, shape (l, b, t, d),
+gives one loss for each layer, shape (l,). Their common arguments are keywords:
 
-- ``mask`` (b, t): true on real tokens. Without a mask, all are. The content of padding never matters.
-- ``segments`` (b, t): document ids in packed rows; pairs never cross documents. Ignored with
-  ``pairs="batch"``, whose pairs deliberately span texts.
-- ``pairs``: ``sequence`` forms pairs inside each sequence (or document) and averages over those with a pair;
-  ``batch`` forms them among all tokens of the batch.
-- ``max_tokens``: draw at most that many tokens of a row, anew each call from ``generator`` (without one:
-  always the same draw), never from the global generator.
+- ``mask`` (b, t): true on real tokens; without a mask all are. Padding never matters.
+- ``segments`` (b, t): the document of each token in packed rows; pairs never cross documents. It is
+  ignored with ``pairs="batch"``, whose pairs span texts on purpose.
+- ``pairs``: ``sequence`` forms pairs inside each sequence (or document) and averages over those
+  that have a pair; ``batch`` forms them among all tokens of the batch.
+- ``max_tokens``: draw at most so many tokens of each row, anew in each call, from ``generator``
+  (without one the draw is always the same), never from the global generator.
 
-They raise GeometryError where a shape does not fit, and UsageError for an option that cannot be used.
+They raise GeometryError if a shape does not fit, and UsageError for an option that cannot be used.
 
-Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with fewer than
-two points drops out; without groups the loss is 0 with a zero gradient. Non-finite states give NaN.
+Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with
+fewer than two points drops out; without groups the loss is 0 with a zero gradient. Non-finite
+states give NaN.
 
 :class:`DispersionLoss` is a loss as a module with its options and its own draws of tokens.
 
-``released`` of the losses of LD takes the constants of its released code, which differ from its formulas
-(:mod:`lmeval_dispersion.training.released`): its tables were made with them.
+``released`` makes the losses of LD use the constants of its released code, with which its tables
+were made and which differ from its formulas (:mod:`lmeval_dispersion.training.released`).
 
-Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), sections
-3.4 and B.4.2 (push-away, cross-domain push-away, squeeze); LD is "Dispersion Loss Counteracts Embedding
-Condensation" (ICML 2026; the others), by its published formulas.
+Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR
+2026), sections 3.4 and B.4.2 (push-away, cross-domain push-away, squeeze). LD is "Dispersion Loss
+Counteracts Embedding Condensation" (ICML 2026); its losses follow the published formulas.
 """
 
 from __future__ import annotations
@@ -405,7 +406,8 @@ class DispersionLoss(nn.Module):
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise UsageError(
-                    f"expected a loss among {', '.join(LOSSES)}, got {loss!r}{nearest(loss, LOSSES)}"
+                    f"expected a loss among {', '.join(LOSSES)}, got "
+                    f"{loss!r}{nearest(loss, LOSSES)}"
                 )
             self.function = LOSSES[loss]
             self.name = loss
@@ -447,8 +449,8 @@ class DispersionLoss(nn.Module):
         if self.needs_domains:
             if domains is None:
                 raise UsageError(
-                    "expected `domains` of shape (b,), one for each sequence, got none; pass them with "
-                    "each call"
+                    "expected `domains` of shape (b,), one for each sequence, got none; pass them "
+                    "with each call"
                 )
             given["domains"] = domains
         if self._draws and self.options.get("max_tokens") is not None:
@@ -460,8 +462,8 @@ class DispersionLoss(nn.Module):
         values = [self.function(layer, **given) for layer in z]
         if values[0].shape != ():
             raise GeometryError(
-                f"expected a scalar from {self.name}, got a tensor of shape {tuple(values[0].shape)}; "
-                "average over the tokens"
+                f"expected a scalar from {self.name}, got a tensor of shape "
+                f"{tuple(values[0].shape)}; average over the tokens"
             )
         return torch.stack(values)
 
@@ -518,8 +520,8 @@ def _released_clamp(released: bool | float) -> float | None:
         return released_code.CLAMP
     if not 0.0 < released < 1.0:
         raise UsageError(
-            f"expected released to be True or a cut between 0 and 1, got {released!r}; LD's code has "
-            "0.25 and 0.1"
+            f"expected released to be True or a cut between 0 and 1, got {released!r}; LD's code "
+            "has 0.25 and 0.1"
         )
     return float(released)
 

@@ -83,7 +83,8 @@ class Measuring:
                 self._batch.append(ids[:_TOKENS])
         if texts and len(self._batch) < 2:
             raise UsageError(
-                f"expected at least 2 texts of 2 or more tokens each to measure, got {len(self._batch)}"
+                "expected at least 2 texts of 2 or more tokens each to measure, got "
+                f"{len(self._batch)}"
             )
 
     def measure(self, model: nn.Module) -> dict[str, float]:
@@ -132,11 +133,12 @@ class Measuring:
         return gaps
 
     def spread(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        """Return three figures of the fixed texts' states, by layer and name.
+        """Return three figures of the fixed texts' states, for each layer.
 
-        ``dispersion`` is that of the texts' last tokens; ``condensation`` is the mean cosine
-        similarity of the tokens inside a text, averaged over the texts; ``effective_rank`` is that
-        of all tokens of all texts.
+        - ``dispersion``: that of the texts' last tokens;
+        - ``condensation``: the mean cosine similarity of the tokens inside a text, averaged over
+          texts;
+        - ``effective_rank``: that of all tokens of all texts.
 
         Raises:
             GeometryError: A state is zero, NaN or infinite.
@@ -192,8 +194,8 @@ def _rows(model: nn.Module, ids: Sequence[int]) -> NDArray[np.float64]:
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise UsageError(
             "expected a model with an output projection of shape (vocabulary, width) in this "
-            f"process, got {type(model).__name__} without one; measure a causal language model whose "
-            "parameters are whole or sharded by FSDP2"
+            f"process, got {type(model).__name__} without one; measure a causal language model "
+            "whose parameters are whole or sharded by FSDP2"
         )
     if ids[-1] >= weight.shape[0]:
         raise UsageError(

@@ -123,7 +123,8 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         """
         if not isinstance(trainer, Trainer):
             raise UsageError(
-                f"expected a Trainer, got {type(trainer).__name__}; in a loop of your own call ask()"
+                f"expected a Trainer, got {type(trainer).__name__}; in a loop of your own call "
+                "ask()"
             )
         self.trainer = trainer
         if self not in trainer.callback_handler.callbacks:
@@ -326,7 +327,8 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         if self._pace > 0 and step > self._first_step:
             race.lower(max(_LEAST, int(share * elapsed / self._pace)))
             _say(
-                f"race: each save is asked {race.questions} questions, for {100 * share:g} % of the time"
+                f"race: each save is asked {race.questions} questions, for {100 * share:g} % of "
+                "the time"
             )
 
     def _planned(self, args: Any, state: Any) -> int | None:

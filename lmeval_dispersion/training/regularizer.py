@@ -1,13 +1,14 @@
-"""A dispersion loss on the hidden states of any decoder, in any training loop, through forward hooks.
+"""A dispersion loss on the hidden states of any decoder, in any training loop, by forward hooks.
 
     reg = DispersionRegularizer(model, "angular_spread", layers="all", weight=0.1)
     model.train()  # from_pretrained leaves it in evaluation mode
     loss = model(**batch).loss + reg.pop()
 
-The decoder's own pre-hook arms the layers' hooks, in training and with gradients on only, and its post-hook
-disarms them: they ignore evaluation, generation and the second run of a checkpointed block. States are
-collected by layer during the forward pass; the loss is formed in :meth:`DispersionRegularizer.pop`, outside
-any checkpoint or compiled graph. :meth:`DispersionRegularizer.measured` watches evaluation on the same hooks.
+A hook before the decoder arms the hooks of the layers, only in training and with gradients, and a
+hook after it disarms them: they ignore evaluation, generation and the second run of a checkpointed
+block. States are collected by layer during the forward pass. The loss is formed in
+:meth:`DispersionRegularizer.pop`, outside any checkpoint or compiled graph.
+:meth:`DispersionRegularizer.measured` watches evaluation with the same hooks.
 """
 
 from __future__ import annotations
@@ -191,8 +192,8 @@ class DispersionRegularizer:
         if missing:
             raise CaptureError(
                 f"expected states of {', '.join(self.layers)} since the last pop(), got none from "
-                f"{', '.join(missing)}; run the model once in training mode before each pop(), and attach "
-                "before torch.compile runs"
+                f"{', '.join(missing)}; run the model once in training mode before each pop(), and "
+                "attach before torch.compile runs"
             )
         last = states[self.layers[-1]]
         shape = self._layout(last)

@@ -50,11 +50,15 @@ class DispersionConfig:
 class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
     """Adds a dispersion loss to a trainer of transformers or one derived from it.
 
-    The training log gets, as means over the steps of ``loss``: ``ce_loss``, the trainer's own loss;
-    ``dispersion_loss``, the mean over layers without the weight; and ``dispersion``, the mean
-    cosine distance of the tokens in the latest batch at the last chosen layer. Evaluation adds
-    ``eval_dispersion/LAYER`` over all token pairs of the evaluation data for every chosen layer,
-    and that of the last one as ``eval_dispersion``.
+    The training log gets, as means over the same steps as ``loss``:
+
+    - ``ce_loss``: the trainer's own loss;
+    - ``dispersion_loss``: the dispersion loss without its weight, averaged over layers;
+    - ``dispersion``: the mean cosine distance of the tokens in the latest batch, at the last chosen
+      layer.
+
+    Evaluation adds ``eval_dispersion/LAYER``, the dispersion of all tokens of the evaluation data,
+    for every chosen layer, and that of the last one as ``eval_dispersion``.
 
     The gradient is that of the mean over micro-batches, for any number of accumulation steps; pairs
     are formed inside a micro-batch. If ``compute_loss`` runs the model more than once, the latest
