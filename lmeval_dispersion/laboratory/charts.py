@@ -43,8 +43,9 @@ def in_words(perplexity: str) -> str:
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
     """Draw the correlation of perplexity and dispersion by layer.
 
-    One panel for each kind of perplexity. Each layer has a dot at its Pearson r, with a 95 %
-    interval for the models themselves. Controls and the held-out text are further lines.
+    There is a panel for each kind of perplexity, and in it a dot for each layer at its Pearson r.
+    The dots of the models themselves have a 95 % interval. Controls and the held-out text are
+    further lines.
 
     Args:
         correlations: The table ``correlations`` of a `LawResult`.
@@ -95,8 +96,10 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 def law_bins(points: pd.DataFrame) -> Spec:
     """Draw dispersion against mean perplexity, one panel for each kind of perplexity and layer.
 
-    Every bin is a dot; the axis of perplexity is logarithmic. ``points`` is the table of that name
-    of a `LawResult`.
+    Every bin is a dot; the axis of perplexity is logarithmic.
+
+    Args:
+        points: The table ``points`` of a `LawResult`.
     """
     panels = points["perplexity"].map(in_words) + ", " + points["layer"]
     return _bins(points, panels, columns=3)
@@ -105,8 +108,8 @@ def law_bins(points: pd.DataFrame) -> Spec:
 def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
     """Draw dispersion against mean perplexity, one panel for each model and text.
 
-    Every bin of whole segments is a dot. With several texts the panels of one model are a row, and
-    those of one text a column. The title of a panel gives r.
+    Every bin of whole segments is a dot. With several texts, each row of panels is a model and each
+    column a text. The title of a panel gives r.
 
     Args:
         points: The table ``points`` of a `LawResult`.
@@ -167,8 +170,10 @@ def _bins(points: pd.DataFrame, panels: pd.Series[str], columns: int) -> Spec:
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
     """Draw the dispersion of every draw as a tick, one row of ticks for each candidate layer.
 
-    One panel for each number of segments in a draw. ``draws`` is the table of that name of a
-    `SublayersResult`.
+    There is a panel for each number of segments in a draw.
+
+    Args:
+        draws: The table ``draws`` of a `SublayersResult`.
     """
     rows = records(draws)
     layers = values_of(rows, "layer")
@@ -192,7 +197,10 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
     """Draw the mean similarity of tokens by depth, one line with a 95 % band for each model.
 
     The axis of depth runs from 0 to 1, so that models with different numbers of layers can be
-    compared. ``layers`` is the table of that name of a `CondensationResult`.
+    compared.
+
+    Args:
+        layers: The table ``layers`` of a `CondensationResult`.
     """
     fields = ["model", "fraction", "depth", "layer", "mean", "low", "high"]
     rows = records(with_control(layers)[fields])
@@ -216,7 +224,8 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
 def condensation_heat(histogram: pd.DataFrame) -> Spec:
     """Draw how the similarity of tokens is distributed at each depth, one heat map for each model.
 
-    ``histogram`` is the table of that name of a `CondensationResult`.
+    Args:
+        histogram: The table ``histogram`` of a `CondensationResult`.
     """
     is_filled = histogram["density"] > 0
     frame = with_control(histogram[is_filled])
@@ -242,7 +251,10 @@ def condensation_heat(histogram: pd.DataFrame) -> Spec:
 def cluster_lines(summary: pd.DataFrame) -> Spec:
     """Draw the mean distances within and between clusters, model by model in the order given.
 
-    One panel for each layer. ``summary`` is the table of that name of a `ClustersResult`.
+    There is a panel for each layer.
+
+    Args:
+        summary: The table ``summary`` of a `ClustersResult`.
     """
     long = summary.melt(
         id_vars=["model", "layer"],
@@ -264,7 +276,11 @@ def cluster_lines(summary: pd.DataFrame) -> Spec:
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with the control's name appended to that of the model.
 
-    The rows of the model itself, whose ``control`` is empty, stay unchanged.
+    A control is the same measurement with random weights or on shuffled tokens. The rows of the
+    model itself, whose ``control`` is empty, stay unchanged.
+
+    Args:
+        frame: Rows with the columns ``model`` and ``control``.
     """
     is_control = frame["control"] != ""
     with_name = frame["model"] + ", " + frame["control"]

@@ -99,8 +99,9 @@ class ClustersResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        ``some`` has the ratios of at most 12 models and layers, ``summary`` all distances, and
-        ``ngrams`` the most frequent n-grams of the first model.
+        - ``some``: the ratios at no more than 12 models and layers;
+        - ``summary``: all distances;
+        - ``ngrams``: the most frequent n-grams of the first model.
         """
         first = self.ngrams["model"].iloc[0]
         ngrams = self.ngrams[self.ngrams["model"] == first]

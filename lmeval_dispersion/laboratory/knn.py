@@ -286,6 +286,9 @@ def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
     A part is a share of the study's text, in its order and cut between documents, or a text of its
     own.
 
+    Returns:
+        A `Part` for each of ``datastore``, ``tune`` and ``test``.
+
     Raises:
         UsageError: A part has too few documents.
     """

@@ -154,7 +154,7 @@ class CausalModel:
         return limit if isinstance(limit, int) else None
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
-        """Return how many segments to run at once, from 1 to 64, by the free memory.
+        """Return how many segments fit into the free memory at once, from 1 to 64.
 
         Args:
             length: Number of tokens in a segment.
@@ -438,6 +438,9 @@ def read_either_way(model: ModelLike) -> CausalModel:
 def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
     """Return the wanted controls as a list, each once, in the order of ``CONTROLS``.
 
+    The control ``untrained`` is the model with random weights; ``shuffled`` is the model on texts
+    whose tokens are in random order.
+
     Args:
         wanted: One name, several, or None for no control.
 
@@ -511,7 +514,7 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
 
 
 def in_float32(model: ModelLike) -> ModelLike:
-    """Return the choice of a model with float32 as its dtype.
+    """Return the choice of a model, changed to load it in float32.
 
     A model that is already loaded, quantised, or asked for in another dtype is returned unchanged.
     """
@@ -527,8 +530,8 @@ def in_float32(model: ModelLike) -> ModelLike:
 def check_memory(model: ModelLike) -> None:
     """Raise UsageError if a model in float32 does not fit into its device's free memory.
 
-    The model is not loaded: its weights are counted by its configuration. A model that is not to be
-    run in float32, or whose weights cannot be counted, passes.
+    The model is not loaded: its weights are counted from its configuration. A model that is not to
+    be run in float32, or whose weights cannot be counted, passes.
     """
     choice = model_choice(model)
     if isinstance(model, LoadedModel) or choice.dtype != "float32" or choice.device == "auto":
@@ -548,7 +551,7 @@ def check_memory(model: ModelLike) -> None:
 
 
 def weights_count(model: ModelLike) -> int | None:
-    """Return the number of a model's weights by its configuration, without loading it.
+    """Return the number of a model's weights, counted from its configuration without loading it.
 
     None if the configuration cannot be read, or no model can be built from it.
     """

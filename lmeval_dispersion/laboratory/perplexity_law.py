@@ -152,8 +152,11 @@ class LawResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        ``layers`` has r of perplexity and dispersion for whole segments; ``correlations``,
-        ``controls`` (if any was run) and ``overall`` have all rows.
+        - ``layers``: r of dispersion and the perplexity of whole segments, at no more than 12
+          layers;
+        - ``correlations``: all correlations of the models;
+        - ``controls``: all correlations of the controls, if any was run;
+        - ``overall``: dispersion and perplexity over all texts.
         """
         names = _NAMES if self._is_grid else {}
         full = {**names, **_CORRELATIONS}

@@ -116,9 +116,10 @@ class SublayersResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        ``draws`` has the mean and the spread of each candidate, and ``recommendation`` the margin.
-        With a kNN-LM, ``knn`` has the perplexity of each key, and ``against`` compares the
-        recommended key with each other one.
+        - ``draws``: the mean and the spread of each candidate;
+        - ``recommendation``: the two most dispersed candidates and their margin;
+        - ``knn``: the perplexity of a kNN-LM with each key, if it was measured;
+        - ``against``: the most dispersed key compared with each other key, likewise.
         """
         tables = {
             "draws": table(

@@ -142,10 +142,11 @@ class CondensationResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        ``layers`` has every depth, ``last`` the means over the last depths, and ``pairs`` the
-        differences between models (if any are compared). One model without controls also has
-        ``some``, at most 12 depths; otherwise ``trends`` and ``every_trend`` have the correlations
-        with depth.
+        - ``layers``: every depth;
+        - ``last``: the means over the last depths;
+        - ``pairs``: the differences between models, if any are compared;
+        - ``some``: at most 12 depths, for one model without controls;
+        - ``trends`` and ``every_trend``: the correlations with depth, otherwise.
         """
         caption = "Mean cosine similarity of two tokens of a text"
         wide = self.last.pivot(index=["model", "control"], columns="last", values="mean")
