@@ -126,7 +126,8 @@ class LawResult(StudyResult):
     """How dispersion rises or falls with perplexity, for one or several models and texts.
 
     Segments of text are sorted by perplexity and cut into bins; each bin has a mean perplexity and
-    a dispersion. docs/reference/laboratory.md lists every column of the tables.
+    a dispersion. docs/reference/laboratory.md lists every column of the tables. The column
+    ``split`` is ``data`` or, for the held-out text, ``held-out``.
 
     Attributes:
         correlations: One row for each model, text, split, kind of perplexity, layer and measure:
@@ -182,9 +183,10 @@ class LawResult(StudyResult):
     def charts(self) -> dict[str, Chart]:
         """Return the charts of the report by name.
 
-        With several models or texts this is ``grid``, one panel for each of them. Otherwise it is
-        ``layers``, r by layer, where there are several, and ``bins``, the bins of at most six
-        layers.
+        - ``grid``: dispersion against perplexity, one panel for each pair of a model and a text;
+          only with several models or texts, and then alone;
+        - ``layers``: r by layer, if several layers were measured;
+        - ``bins``: dispersion against perplexity at no more than six layers.
         """
         if self._is_grid:
             draw = partial(charts.law_grid, self.points, self._shown_rows())

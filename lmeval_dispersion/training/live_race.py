@@ -52,11 +52,11 @@ _WHICH = {"family": None, "domain": None, "base": None, "all": False, "audit_sam
 
 
 class Place(NamedTuple):
-    """How a run stands after a save.
+    """How a training run stands after a save, that is, a checkpoint that it wrote.
 
     Attributes:
-        score: The mean score of the save.
-        margin: The smallest margin by which no other save is shown to be better than the best.
+        score: The mean score of this save.
+        margin: The answers show that no other save is better than the best by more than this.
         best: The step of the best save.
         best_kept: The step of the best save whose files still exist; None if none exists.
         worse: How many saves in a row, up to this one, are shown to be worse than the best.
@@ -70,7 +70,9 @@ class Place(NamedTuple):
 
 
 class Standings:
-    """The saves of a run, compared by their answers to the shared questions.
+    """The saves of a training run, compared by their answers to the same questions.
+
+    A save is a checkpoint that was written while the model trained.
 
     Args:
         contest: The contest of all questions. The saves are asked in its common order.
@@ -87,7 +89,7 @@ class Standings:
         self._worse: dict[int, bool] = {}
 
     def take(self, step: int, scores: Scores) -> None:
-        """Add the answers of a save to the first questions of the common order."""
+        """Add the answers that a save gave to the first questions of the common order."""
         if step in self.asked:
             self.asked.remove(step)
         before = list(self.asked)
@@ -119,7 +121,10 @@ class Standings:
         return max(steps, key=height)
 
     def margin(self) -> float:
-        """Return the smallest margin by which no other save is shown to be better than the best."""
+        """Return the smallest margin for which the answers show the best save to be good enough.
+
+        They show that no other save is better than the best by more than this margin.
+        """
         best = self.best(self.asked)
         others = [step for step in self.asked if step != best]
         margin = 0.0
@@ -133,7 +138,10 @@ class Standings:
         return margin
 
     def worse_in_a_row(self, step: int) -> int:
-        """Return how many saves in a row, up to ``step``, are shown to be worse than the best."""
+        """Return how many saves in a row are shown to be worse than the best.
+
+        The save of ``step`` is the last that counts.
+        """
         count = 0
         end = self.asked.index(step) + 1
         for other in reversed(self.asked[:end]):
@@ -178,10 +186,11 @@ def command_options(asking: Asking) -> list[str]:
 
 
 class LiveRace:
-    """A race of a run's saves, which are asked while they are in memory.
+    """A race between the saves of a training run, which are asked while they are in memory.
 
-    Their answers are kept in a folder. In a distributed training every process makes a `LiveRace`
-    and calls the same methods; only the first process writes.
+    A save is a checkpoint that the run writes. The answers are kept in a folder. In a distributed
+    training every process makes a `LiveRace` and calls the same methods; only the first process
+    writes.
 
     Args:
         asking: The tasks and lm-eval's options.
@@ -192,8 +201,8 @@ class LiveRace:
         may_stop: Whether the answers may end the run.
 
     Attributes:
-        folder: The folder of the race, in that of the run.
-        standings: The saves that were asked.
+        folder: The folder of the race, inside that of the run.
+        standings: The saves that were asked, and how they compare.
         questions: Number of questions for each save: the number wanted, but not more than earlier
             saves in the folder were asked or the tasks have.
         available: Number of questions in the tasks.
@@ -247,24 +256,27 @@ class LiveRace:
                 self.standings.take(number, entrant.known.first(self.questions))
 
     def agree(self) -> None:
-        """Take over the first process's number of questions; other nodes may not see its folder."""
+        """Take over the number of questions of the first process.
+
+        The other processes may be on nodes that do not see the folder of the race.
+        """
         self.questions = from_first(self.questions)
         self.has_answers = from_first(self.has_answers)
 
     def is_saved(self, step: int) -> bool:
-        """Whether the first process finds the files of a save."""
+        """Whether the files of the save of ``step`` exist, as the first process sees them."""
         return from_first(self._place(step).is_dir())
 
     def lower(self, questions: int) -> None:
-        """Ask fewer questions of each save; every process takes the first one's number."""
+        """Lower the number of questions for each save, to that given by the first process."""
         self.questions = min(self.questions, from_first(questions))
         self.has_answers = True
 
     def forecast(self, pace: float) -> str:
-        """Return the sentence that is printed at the start.
+        """Return the sentence that is printed before the training.
 
-        It says how many questions each save answers, which differences these show, and how long
-        they take.
+        It says how many questions each save answers, which differences between two saves they show,
+        and how long they take.
 
         Args:
             pace: Seconds for one question; 0 if it is not known.
@@ -294,7 +306,7 @@ class LiveRace:
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:
-        """Return how many seconds one question takes, from a few whose answers are not kept.
+        """Ask a few questions, and return how many seconds one takes; their answers are not kept.
 
         Raises:
             DispersionError: The model could not be asked.
@@ -316,7 +328,7 @@ class LiveRace:
 
         Args:
             model: The model in memory.
-            tokenizer: Its tokenizer.
+            tokenizer: The model's tokenizer.
             step: The step of the save.
 
         Returns:
@@ -375,7 +387,7 @@ class LiveRace:
         return together(answers)
 
     def standing(self, step: int) -> Place:
-        """Return how the run stands after the save of ``step``, which was asked before."""
+        """Return how the run stands after the save of ``step``, which must have been asked."""
         standings = self.standings
         kept = [other for other in standings.asked if self._place(other).is_dir()]
         place = Place(
@@ -416,10 +428,9 @@ class LiveRace:
 
 
 def shown_difference(questions: int, available: int, error: float) -> float:
-    """Return which difference between two saves is shown about four times in five.
+    """Return the difference between two saves that is shown about four times in five.
 
-    It assumes that the two answer one question in five differently; the formula was fitted to
-    simulations.
+    It assumes that the two saves answer one question in five differently.
 
     Args:
         questions: Number of questions that both are asked.
@@ -463,7 +474,7 @@ def together(compute: Callable[[], T]) -> T:
     """Call ``compute`` in every process, and return the first process's result in all of them.
 
     Raises:
-        DispersionError: It failed in the first process; raised in all of them.
+        DispersionError: ``compute`` failed in the first process. All processes raise it.
     """
     value: T | None = None
     problem: str | None = None

@@ -38,6 +38,9 @@ _TOKENS = 32  # most tokens of a text
 class Measuring:
     """Measures a model in memory: G of token sets, and how spread the states of fixed texts are.
 
+    G, the gap of the paper RD, is the mean distance within a domain's rows of the output projection
+    plus that between these rows and the rows of everyday words.
+
     Args:
         tokenizer: The model's tokenizer, from transformers.
         domains: Token sets, by a name or a file as in the screener's ``--domain``. If empty, G is

@@ -199,7 +199,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the model that was saved."""
+        """Ask the model that was just saved."""
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
