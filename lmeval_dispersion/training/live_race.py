@@ -438,6 +438,7 @@ def shown_difference(questions: int, available: int, error: float) -> float:
         error: How likely it may be, at most, that a statement is wrong.
     """
     variance = _DISAGREEMENT * (1 - questions / available) / questions
+    # The factor was found by simulation.
     return math.sqrt(4 * math.log(1 / error) * variance)
 
 
