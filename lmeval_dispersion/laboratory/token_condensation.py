@@ -562,10 +562,8 @@ def comparisons(
     claims = len(families) + len(wanted)
     sizes = []
     for names in families:
-        scale = np.log([float(parameters[name]) for name in names])
-        scale = (scale - scale.mean()) / np.ptp(scale)
-        of_family = np.array([means[name] for name in names])
-        changes = scale @ of_family / (scale @ scale)
+        numbers = [float(parameters[name]) for name in names]
+        changes = _fitted_changes(numbers, np.array([means[name] for name in names]))
         size = {
             "models": ", ".join(names),
             "texts": len(changes),
@@ -590,6 +588,16 @@ def comparisons(
         "sizes": pd.DataFrame(sizes, columns=of_sizes),
         "pairs": pd.DataFrame(pairs, columns=of_pairs),
     }
+
+
+def _fitted_changes(parameters: Sequence[float], means: Array) -> Array:
+    """For each text the change from the smallest to the largest model, (models, texts) -> (texts,).
+
+    It is that of a line fitted to the log of the models' sizes.
+    """
+    sizes = np.log(parameters)
+    scale = (sizes - sizes.mean()) / np.ptp(sizes)
+    return np.asarray(scale @ means / (scale @ scale))
 
 
 def _measure(study: Study) -> Iterator[TableRow]:
