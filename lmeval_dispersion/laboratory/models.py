@@ -231,7 +231,7 @@ class CausalModel:
                 raise DispersionError(
                     f"one segment of {tokens.shape[1]} tokens does not fit on "
                     f"{self.loaded.device}; use shorter segments, model_args load_in_8bit=True or "
-                    "--device auto"
+                    "device auto"
                 ) from error
         # Outside the handler, which would keep the failed pass's tensors alive.
         if torch.cuda.is_available():

@@ -360,7 +360,7 @@ def _of_segments(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shown_layer(layers: pd.Series[str]) -> str:
-    """The layer that stands for all: ``last``, or the latest that was measured."""
+    """The layer that is shown: ``last``, or the latest that was measured."""
     names = layers.tolist()
     return "last" if "last" in names else names[-1]
 

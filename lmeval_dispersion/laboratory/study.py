@@ -418,7 +418,7 @@ def _parameters_digest(model: Any) -> str:
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """Return the shortest names that tell models apart, for reports.
+    """Return the shortest names that differ between models, for reports.
 
     A name has as many last parts of the path as needed, and the revision, adapter and quantisation
     where one is given.

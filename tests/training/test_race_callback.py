@@ -84,8 +84,8 @@ def test_saves_are_logged_and_the_best_is_named(
     begun = " ".join(capsys.readouterr().err.split())
     assert f"20 of {QUESTIONS} questions" in begun
     assert "a difference of about 0." in begun
-    assert "a save, " in begun
-    assert "for 3." in begun
+    assert "for each save, " in begun
+    assert "for all 3 saves." in begun
     # The entry is in the state of the next save.
     state = json.loads((run / "checkpoint-8" / "trainer_state.json").read_text())
     assert list(raced(state["log_history"])) == [4]
@@ -223,7 +223,7 @@ def test_a_run_ends_after_saves_that_are_shown_to_be_worse(
     }
     shown = " ".join(capsys.readouterr().err.split())
     assert "the last 2 saves" in shown
-    assert "nothing of later saves" in shown
+    assert "Later saves" in shown
     (file,) = run.glob("race-*/race.json")
     assert json.loads(file.read_text())["may_stop"] is True
 
