@@ -27,7 +27,16 @@ _BLOCK = 256  # rows gathered at a time: a temporary that stays in the cache
 
 
 class CentredVectors:
-    """The vectors of a run, unit rows of shape (n, d) without NaN, centred on their mean in place."""
+    """The unit vectors of a run, centred on their mean, for the dispersion of many subsets.
+
+    Args:
+        unit: Shape (n, d), float32, rows of length one. The array is centred in place.
+
+    Attributes:
+        rows: Shape (n, d), float32, the centred vectors.
+        mean: Shape (d,), the mean of the vectors.
+        squares: Shape (n,), the squared length of each centred vector.
+    """
 
     def __init__(self, unit: NDArray[np.float32]) -> None:
         self.rows = unit
@@ -49,7 +58,17 @@ class CentredVectors:
         return len(self.rows)
 
     def dispersions(self, subsets: Sequence[Rows]) -> Array:
-        """Dispersion of each subset, shape (subsets,), in [0, 2]; TooFewVectorsError for one of below two."""
+        """Return the dispersion of each subset.
+
+        Args:
+            subsets: For each subset the row numbers of its vectors.
+
+        Returns:
+            Shape (subsets,), in [0, 2].
+
+        Raises:
+            TooFewVectorsError: A subset has fewer than two vectors.
+        """
         values = np.empty(len(subsets))
         for i, subset in enumerate(subsets):
             m = len(subset)
@@ -62,10 +81,16 @@ class CentredVectors:
         return values
 
     def contributions(self, rows: Rows | None = None) -> Array:
-        """Mean distance of each of these rows (default: all) to the others; shape (m,), in [0, 2].
+        """Return the mean cosine distance of each vector to the others.
+
+        Args:
+            rows: Row numbers of the vectors that count; None for all.
+
+        Returns:
+            Shape (m,) for m vectors, in [0, 2].
 
         Raises:
-            TooFewVectorsError: Fewer than two rows.
+            TooFewVectorsError: Fewer than two vectors.
         """
         m = len(self) if rows is None else len(rows)
         if m < 2:
@@ -73,15 +98,26 @@ class CentredVectors:
         return mean_distances(self._squares_around_own_mean(rows))
 
     def estimate(self, rows: Rows | None = None) -> Estimate:
-        """Dispersion of these rows (default: all) with its jackknife error; raises as ``contributions``."""
+        """Return the dispersion of the vectors with its jackknife standard error.
+
+        Args:
+            rows: Row numbers of the vectors that count; None for all.
+
+        Raises:
+            TooFewVectorsError: Fewer than two vectors.
+        """
         return jackknifed(self.contributions(rows))
 
     def composed(self, parts: Sequence[Rows], shares: Array) -> Estimate:
-        """Dispersion with a fixed share for each of two or more parts, of two rows at least, with its error.
+        """Return the dispersion of a mixture of parts in set shares, with its standard error.
 
-        The mean distance of two documents drawn from parts by ``shares`` (which sum to 1), where two of one
-        part are never the same document. Its error is that of the mean of the documents' distances to all
-        the others, part by part, so that a difference between parts does not count as spread.
+        It is the mean distance of two different documents, each drawn from a part with the
+        probability of that part's share. The standard error is computed part by part, so that a
+        difference between the parts does not count as spread.
+
+        Args:
+            parts: For each of two or more parts the row numbers of its two or more vectors.
+            shares: Shape (parts,), the shares, which sum to 1.
         """
         means = np.array([self._total(rows) / len(rows) for rows in parts])
         squares = [self.squares[rows] for rows in parts]

@@ -22,7 +22,13 @@ _CANCELLED = 1e-4  # below, n - |sum of unit rows|^2 / n has lost too many digit
 
 
 class Estimate(NamedTuple):
-    """A mean distance with its jackknife standard error over ``n`` vectors (``se`` NaN when n = 2)."""
+    """A mean distance with its standard error.
+
+    Attributes:
+        mean: The mean distance.
+        se: The jackknife standard error; NaN if it is undefined, as for two vectors.
+        n: The number of vectors.
+    """
 
     mean: float
     se: float
@@ -30,17 +36,21 @@ class Estimate(NamedTuple):
 
 
 def dispersion(x: ArrayLike) -> float:
-    """Mean cosine distance over all pairs of rows of ``x`` (n >= 2, d).
+    """Return the mean cosine distance over all pairs of rows.
 
-    0 all parallel, 1 orthogonal on average, at most n/(n-1). In float64 whatever the dtype, without a copy of
-    ``x``; nearly parallel vectors keep their digits. Compare a model with itself or its siblings only.
+    It is 0 if all rows point the same way, 1 if they are orthogonal on average, and at most n / (n
+    - 1). Compare a model only with itself and with models of its family.
+
+    Args:
+        x: Shape (n, d) with n >= 2, any real dtype; computed in float64.
 
     Raises:
-        TooFewVectorsError: n < 2.
-        NoDirectionError: A zero or non-finite row; another shape is a GeometryError.
+        TooFewVectorsError: There are fewer than two rows.
+        NoDirectionError: A row is zero, or has NaN or infinity.
+        GeometryError: ``x`` has another shape.
 
-    Source: RD eq. 1. Differs from ``torchmetrics.functional.pairwise_cosine_similarity(reduction="mean")``,
-    which counts a zeroed diagonal.
+    Source: RD eq. 1. ``torchmetrics.functional.pairwise_cosine_similarity(reduction="mean")`` gives
+    another figure, since it counts a zeroed diagonal.
 
     >>> dispersion([[1, 0], [0, 1]])
     1.0
@@ -51,11 +61,20 @@ def dispersion(x: ArrayLike) -> float:
 
 
 def contributions(x: ArrayLike) -> Array:
-    """Mean cosine distance of every row to all others; shape (n,), in [0, 2]. Their mean is the dispersion.
+    """Return the mean cosine distance of every row to the others.
+
+    The mean of these contributions is the dispersion.
+
+    Args:
+        x: Shape (n, d) with n >= 2.
+
+    Returns:
+        Shape (n,), in [0, 2].
 
     Raises:
-        TooFewVectorsError: n < 2.
-        NoDirectionError: A zero or non-finite row; another shape is a GeometryError.
+        TooFewVectorsError: There are fewer than two rows.
+        NoDirectionError: A row is zero, or has NaN or infinity.
+        GeometryError: ``x`` has another shape.
     """
     rows = _rows(x)
     centre = _total(rows) / len(rows)
@@ -95,10 +114,16 @@ def _blocks(rows: NDArray[Any]) -> Iterator[tuple[Array, Array]]:
 
 
 def mean_distance(total: Array, n: int) -> float:
-    """Mean cosine distance over the pairs of ``n`` unit vectors, from their sum (d,): RD eq. 1.
+    """Return the mean cosine distance over all pairs of unit vectors, computed from their sum.
+
+    Args:
+        total: Shape (d,), the sum of the vectors.
+        n: Number of vectors.
 
     Raises:
-        TooFewVectorsError: n < 2.
+        TooFewVectorsError: ``n`` is below 2.
+
+    Source: RD eq. 1.
     """
     if n < 2:
         raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
@@ -106,49 +131,77 @@ def mean_distance(total: Array, n: int) -> float:
 
 
 def mean_distances(squares: Array) -> Array:
-    """Mean cosine distance of each of n > 1 unit vectors to the others, shape (n,).
+    """Return the mean cosine distance of each unit vector to the others.
 
-    From the squared distances to their mean m: (n |u_i - m|^2 + sum_j |u_j - m|^2) / (2 (n - 1)), which
-    equals 1 - (u_i.s - 1)/(n - 1) and keeps the digits of nearly parallel vectors.
+    For vectors u_i with mean m it is (n |u_i - m|^2 + sum_j |u_j - m|^2) / (2 (n - 1)). This equals
+    1 - (u_i.s - 1) / (n - 1) with s = n m, but stays exact for nearly parallel vectors.
+
+    Args:
+        squares: Shape (n,) with n > 1, the squared distance of each vector to the mean.
+
+    Returns:
+        Shape (n,).
     """
     n = len(squares)
     return np.asarray((n * squares + squares.sum()) / (2 * (n - 1)))
 
 
 def dispersion_estimate(x: ArrayLike) -> Estimate:
-    """:func:`dispersion` with its jackknife standard error over rows, in O(n d).
+    """Return the dispersion of the rows with its jackknife standard error.
 
-    Leaving text i out changes the mean by (D - c_i) 2/(n - 2), with c_i its contribution.
+    Args:
+        x: Shape (n, d) with n >= 2.
 
     Raises:
-        TooFewVectorsError: n < 2.
-        NoDirectionError: A zero or non-finite row; another shape is a GeometryError.
+        TooFewVectorsError: There are fewer than two rows.
+        NoDirectionError: A row is zero, or has NaN or infinity.
+        GeometryError: ``x`` has another shape.
     """
     return jackknifed(contributions(x))
 
 
 def jackknifed(c: Array) -> Estimate:
-    """The dispersion and its jackknife error (NaN for n = 2), from n > 1 contributions (n,)."""
+    """Return the dispersion and its jackknife standard error, computed from contributions.
+
+    Args:
+        c: Shape (n,) with n > 1, the mean distance of each vector to the others.
+
+    Returns:
+        The estimate; its standard error is NaN for n = 2.
+    """
     n = len(c)
     return Estimate(float(c.mean()), jackknife_se(left_out(c)) if n > 2 else float("nan"), n)
 
 
 def left_out(contributions: Array) -> Array:
-    """The dispersion without each vector, shape (n,), from their contributions (n,), n >= 3."""
+    """Return the dispersion with each vector left out in turn.
+
+    Args:
+        contributions: Shape (n,) with n >= 3, the mean distance of each vector to the others.
+
+    Returns:
+        Shape (n,).
+    """
     mean = float(contributions.mean())
     return np.asarray(mean + (mean - contributions) * 2 / (len(contributions) - 2))
 
 
 def vendi_score(x: ArrayLike) -> float:
-    """Effective number of distinct directions: exp of the entropy of the eigenvalues of K/n, K = u u^T.
+    """Return the Vendi score of the rows: the effective number of distinct directions.
 
-    1 all parallel, n (or d, if smaller) all orthogonal.
+    It is the exponential of the entropy of the eigenvalues of K / n, where K holds the cosines of
+    all pairs: 1 if all rows point the same way, n (or d, if that is smaller) if all are orthogonal.
+
+    Args:
+        x: Shape (n, d) with n >= 1.
 
     Raises:
-        TooFewVectorsError: No rows.
-        NoDirectionError: A zero or non-finite row; another shape is a GeometryError.
+        TooFewVectorsError: There are no rows.
+        NoDirectionError: A row is zero, or has NaN or infinity.
+        GeometryError: ``x`` has another shape.
 
-    Source: RD A.5, after Friedman and Dieng (2023). Equals ``vendi_score.vendi.score_X(u)``.
+    Source: RD A.5, after Friedman and Dieng (2023). Equals ``vendi_score.vendi.score_X(u)`` for the
+    rows ``u`` scaled to length one.
 
     >>> round(vendi_score([[1, 0], [0, 1]]), 6)
     2.0
@@ -159,15 +212,22 @@ def vendi_score(x: ArrayLike) -> float:
 
 
 class Dispersion:
-    """Mergeable accumulator of :func:`dispersion`: two halves, or two ranks, give the figure of the whole.
+    """Accumulates the dispersion of vectors that come in batches or from several processes.
 
-    The state is a count and sums of unit rows in float64, held in ``groups`` groups that rows join in turn;
-    the error is the jackknife over groups, the mean is exact. Memory is ``groups x d`` float64, whatever
-    the number of rows.
+    Only the sums of unit vectors are kept, in ``groups`` groups that rows join in turn. The mean is
+    exact; its standard error is a jackknife over the groups. Merging two accumulators gives the
+    figures of all their rows.
 
     Args:
-        width: Width ``d`` of the vectors.
-        groups: Number of jackknife groups, at least 2; merged accumulators need the same.
+        width: Width d of the vectors.
+        groups: Number of groups, at least 2. Only accumulators with equal numbers can be merged.
+
+    Attributes:
+        sums: Shape (groups, width), float64, the sum of the unit vectors in each group.
+        counts: Shape (groups,), int64, the number of vectors in each group.
+
+    Raises:
+        GeometryError: ``width`` or ``groups`` is too small.
 
     >>> a, b = Dispersion(2), Dispersion(2)
     >>> a.update([[1, 0]]); b.update([[0, 1]])
@@ -184,11 +244,19 @@ class Dispersion:
 
     @property
     def count(self) -> int:
-        """Rows seen."""
+        """The number of rows that were added."""
         return int(self.counts.sum())
 
     def update(self, x: ArrayLike) -> None:
-        """Add rows (n, d), or none: NoDirectionError if one is zero or not finite, else GeometryError."""
+        """Add rows.
+
+        Args:
+            x: Shape (n, d); n may be 0.
+
+        Raises:
+            NoDirectionError: A row is zero, or has NaN or infinity.
+            GeometryError: ``x`` has another shape or width.
+        """
         u = unit_rows(x)
         if not len(u):
             return
@@ -202,7 +270,11 @@ class Dispersion:
         self.counts += np.bincount(order, minlength=groups)
 
     def merge(self, other: Dispersion) -> None:
-        """Add the rows of ``other``. Raises GeometryError if widths or numbers of groups differ."""
+        """Add the rows of another accumulator.
+
+        Raises:
+            GeometryError: Its width or number of groups differs.
+        """
         if self.sums.shape != other.sums.shape:
             raise GeometryError(
                 f"expected an accumulator of shape {self.sums.shape}, got {other.sums.shape}"
@@ -211,11 +283,21 @@ class Dispersion:
         self.counts += other.counts
 
     def mean(self) -> float:
-        """The dispersion of all rows seen. Raises TooFewVectorsError below two rows."""
+        """Return the dispersion of all rows that were added.
+
+        Raises:
+            TooFewVectorsError: There are fewer than two.
+        """
         return mean_distance(self.sums.sum(axis=0), self.count)
 
     def estimate(self) -> Estimate:
-        """The dispersion and its grouped-jackknife error, NaN if a group leaves below two; see `mean`."""
+        """Return the dispersion of all rows that were added, with its standard error.
+
+        The standard error is NaN if there are too few rows or groups to leave one out.
+
+        Raises:
+            TooFewVectorsError: There are fewer than two rows.
+        """
         total, n = self.sums.sum(axis=0), self.count
         mean = mean_distance(total, n)
         used = np.flatnonzero(self.counts)
@@ -225,12 +307,12 @@ class Dispersion:
         return Estimate(mean, jackknife_se(left_out), n)
 
     def state(self) -> dict[str, Any]:
-        """The live arrays to save or send: ``sums`` (groups, width), float64; ``counts`` (groups,), int64."""
+        """Return the arrays ``sums`` and ``counts``, to save or send; they are not copies."""
         return {"sums": self.sums, "counts": self.counts}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Dispersion:
-        """An accumulator that continues from :meth:`state`."""
+        """Make an accumulator that continues from what `state` returned."""
         sums = np.array(state["sums"], dtype=np.float64)
         new = cls(sums.shape[1], sums.shape[0])
         new.sums, new.counts = sums, np.array(state["counts"], dtype=np.int64)
@@ -241,15 +323,18 @@ _NOISE = 1e-12  # share of a row's length: closer to the mean, its direction is 
 
 
 class Spectrum(NamedTuple):
-    """Numbers of directions that vectors spread over; each is 1 for a single direction, NaN if all are 0.
+    """Four measures of how many directions vectors spread over.
+
+    Each is 1 if all vectors lie along one direction, and NaN if all are zero.
 
     Attributes:
-        rankme: Exp of the entropy of the singular values, to min(n, d). Garrido et al., ICML 2023.
-        effective_rank: See :func:`effective_rank`; NaN where all rows are the same.
-        participation_ratio: (Σλ)² / Σλ² of the covariance's eigenvalues, to min(n - 1, d); NaN where all
-            rows are the same. Gao et al., bioRxiv 214262 (2017).
-        stable_rank: Squared Frobenius over squared spectral norm, to min(n, d). Rudelson and Vershynin,
-            JACM 54 (2007).
+        rankme: Exponential of the entropy of the singular values, at most min(n, d). Garrido et
+            al., ICML 2023.
+        effective_rank: See :func:`effective_rank`; NaN if all rows are the same.
+        participation_ratio: (Σλ)² / Σλ² over the eigenvalues λ of the covariance, at most min(n -
+            1, d); NaN if all rows are the same. Gao et al., bioRxiv 214262 (2017).
+        stable_rank: Squared Frobenius norm over squared spectral norm, at most min(n, d). Rudelson
+            and Vershynin, JACM 54 (2007).
     """
 
     rankme: float
@@ -259,7 +344,14 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(x: ArrayLike) -> Spectrum:
-    """The four figures for the rows of ``x`` (n >= 3, d), all finite; else GeometryError.
+    """Return four measures of how many directions the rows spread over.
+
+    Args:
+        x: Shape (n, d) with n >= 3, all finite.
+
+    Raises:
+        TooFewVectorsError: There are fewer than three rows.
+        GeometryError: ``x`` has another shape, or NaN or infinity.
 
     >>> round(spectrum([[1, 0], [-1, 0], [0, 1], [0, -1]]).stable_rank, 6)
     2.0
@@ -282,14 +374,21 @@ def spectrum(x: ArrayLike) -> Spectrum:
 
 
 def effective_rank(x: ArrayLike) -> float:
-    """Effective number of dimensions that the rows of ``x`` (n >= 2, d) spread over, in [1, min(n, d)].
+    """Return the effective number of dimensions that the rows spread over, in [1, min(n, d)].
 
-    Rows are centred, scaled to length one, and the entropy of the normalised eigenvalues of their
-    covariance is exponentiated. Low: the texts (or tokens) lie along few directions around their mean.
-    Differs from the Vendi score by the centring. GeometryError if rows are few, not finite or all the same.
+    The rows are centred and scaled to length one; the result is the exponential of the entropy of
+    their covariance's normalised eigenvalues. It is low if the rows lie along few directions around
+    their mean. The Vendi score differs in that it does not centre the rows.
 
-    Source: "Diff-eRank: A Novel Rank-Based Metric for Evaluating Large Language Models" (NeurIPS 2024),
-    after Roy and Vetterli (2007).
+    Args:
+        x: Shape (n, d) with n >= 2.
+
+    Raises:
+        TooFewVectorsError: There are fewer than two rows.
+        GeometryError: ``x`` has another shape, or NaN or infinity, or all rows are the same.
+
+    Source: "Diff-eRank: A Novel Rank-Based Metric for Evaluating Large Language Models" (NeurIPS
+    2024), after Roy and Vetterli (2007).
 
     >>> round(effective_rank([[1, 0], [-1, 0], [0, 1], [0, -1]]), 6)
     2.0

@@ -17,16 +17,25 @@ _NUMBERS = 16_384  # numbers scaled to length one at a time: 128 kB
 
 
 def valid_rows(x: ArrayLike) -> NDArray[np.bool_]:
-    """Which rows have a direction: all finite, not all zero. Shape (n,), bool."""
+    """Return which rows have a direction, being finite and not all zero; shape (n,), bool."""
     rows = matrix(x)
     return np.asarray(np.isfinite(rows).all(axis=1) & (rows != 0).any(axis=1))
 
 
 def unit_rows(x: ArrayLike) -> Array:
-    """The rows of ``x`` (n, d) at length one, float64.
+    """Scale the rows of ``x`` to length one.
 
-    Rows are first divided by their largest magnitude, so that no value over- or underflows. Raises
-    NoDirectionError for a zero or non-finite row, GeometryError for another shape.
+    Values that are very large or very small do not over- or underflow.
+
+    Args:
+        x: Shape (n, d).
+
+    Returns:
+        Shape (n, d), float64.
+
+    Raises:
+        NoDirectionError: A row is zero, or has NaN or infinity.
+        GeometryError: ``x`` has another shape.
 
     >>> unit_rows([[3.0, 4.0]]).tolist()
     [[0.6, 0.8]]
@@ -61,7 +70,11 @@ def unit_rows(x: ArrayLike) -> Array:
 
 
 def matrix(x: ArrayLike) -> Array:
-    """``x`` as float64 of shape (n, d). Raises GeometryError for any other shape."""
+    """Return ``x`` as an array of shape (n, d), float64.
+
+    Raises:
+        GeometryError: ``x`` has another shape, or d is 0.
+    """
     rows = np.asarray(x, dtype=np.float64)
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise GeometryError(f"expected `x` of shape (n, d), got {rows.shape}")
@@ -69,7 +82,7 @@ def matrix(x: ArrayLike) -> Array:
 
 
 def at_least(rows: NDArray[Any], n: int) -> None:
-    """Raise TooFewVectorsError where there are fewer than ``n`` rows."""
+    """Raise TooFewVectorsError if there are fewer than ``n`` rows."""
     if len(rows) < n:
         raise TooFewVectorsError(
             f"expected `x` of shape (n >= {n}, d), got {rows.shape}; pass more vectors"
@@ -85,15 +98,17 @@ _BLOCK = 2048  # rows a side of one block of pairs: 32 MB in float64
 
 
 class PairMean(NamedTuple):
-    """Mean pair distance with two errors and the leave-one-out means for paired comparisons.
+    """The mean distance over pairs of vectors, with two standard errors.
 
     Attributes:
-        mean: Mean distance over all pairs.
-        se: Jackknife standard error over vectors.
-        se_pairs: sd over pairs / sqrt(pairs), as papers print it; too small, as pairs share vectors.
-        pairs: Number of pairs.
-        left_out: The mean without vector i, one value a vector of ``x``; shape (n,).
-        left_out_other: The same for the vectors of ``y`` in :func:`between`; empty in :func:`within`.
+        mean: The mean distance over all pairs.
+        se: The jackknife standard error over vectors.
+        se_pairs: The standard deviation over pairs divided by sqrt(pairs), as papers print it. It
+            is too small, since pairs share vectors.
+        pairs: The number of pairs.
+        left_out: Shape (n,), the mean with each vector of ``x`` left out in turn.
+        left_out_other: Shape (m,), the mean with each vector of ``y`` left out in turn, from
+            :func:`between`; empty from :func:`within`.
     """
 
     mean: float
@@ -105,11 +120,18 @@ class PairMean(NamedTuple):
 
 
 def within(x: ArrayLike, metric: Metric = "cosine") -> PairMean:
-    """Mean distance over all pairs of rows of ``x`` (n >= 3, d), with errors. Source: RD section 3.2.
+    """Return the mean distance over all pairs of rows, with its standard errors.
+
+    Args:
+        x: Shape (n, d) with n >= 3.
+        metric: ``cosine`` or ``euclidean``.
 
     Raises:
-        GeometryError: Another metric, another shape, or n < 3 (a TooFewVectorsError).
-        NoDirectionError: A non-finite row; by the cosine, also a zero row.
+        TooFewVectorsError: There are fewer than three rows.
+        NoDirectionError: A row has NaN or infinity or, for the cosine, is zero.
+        GeometryError: ``x`` has another shape, or ``metric`` is unknown.
+
+    Source: RD section 3.2.
     """
     rows = _prepared(x, metric)
     at_least(rows, 3)
@@ -136,9 +158,22 @@ def _within(blocks: Iterable[tuple[int, int, Array]], n: int) -> PairMean:
 
 
 def between(x: ArrayLike, y: ArrayLike, metric: Metric = "cosine") -> PairMean:
-    """Mean distance over all pairs with one row of ``x`` (n >= 2, d) and one of ``y`` (m >= 2, d).
+    """Return the mean distance over all pairs of a row of ``x`` and a row of ``y``.
 
-    Raises as :func:`within`, also for two widths. Source: RD section 3.2.
+    Args:
+        x: Shape (n, d) with n >= 2.
+        y: Shape (m, d) with m >= 2.
+        metric: ``cosine`` or ``euclidean``.
+
+    Returns:
+        The mean with its standard errors.
+
+    Raises:
+        TooFewVectorsError: ``x`` or ``y`` has fewer than two rows.
+        NoDirectionError: A row has NaN or infinity or, for the cosine, is zero.
+        GeometryError: A shape does not fit, or ``metric`` is unknown.
+
+    Source: RD section 3.2.
     """
     a, b = _prepared(x, metric), _prepared(y, metric)
     at_least(a, 2)
@@ -149,7 +184,13 @@ def between(x: ArrayLike, y: ArrayLike, metric: Metric = "cosine") -> PairMean:
 
 
 class Contrast(NamedTuple):
-    """:func:`within` of x, :func:`between` x and y, and :func:`within` of y."""
+    """The mean distances within and between two sets of vectors, ``x`` and ``y``.
+
+    Attributes:
+        within: Over the pairs inside ``x``.
+        between: Over the pairs of one vector of ``x`` and one of ``y``.
+        within_other: Over the pairs inside ``y``.
+    """
 
     within: PairMean
     between: PairMean
@@ -157,11 +198,23 @@ class Contrast(NamedTuple):
 
 
 def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
-    """`within` ``x`` (n >= 3, d) and ``y`` (m >= 3, d), and `between` them, by each metric; raises as these.
+    """Return the mean distances within and between two sets of vectors, for each metric.
 
-    For few float32 rows, whose squared lengths neither over- nor underflow in float64, one matrix product
-    serves both metrics. Rows that lie close together far from the origin are centred and multiplied again:
-    their distances would be small differences of large numbers.
+    The results are those of `within` and `between`. Up to 2048 float32 rows take a single matrix
+    product for both metrics. Rows that lie close together but far from the origin are centred
+    first, since their distances would otherwise be small differences of large numbers.
+
+    Args:
+        x: Shape (n, d) with n >= 3.
+        y: Shape (m, d) with m >= 3.
+
+    Returns:
+        A `Contrast` for each metric, ``cosine`` and ``euclidean``.
+
+    Raises:
+        TooFewVectorsError: ``x`` or ``y`` has fewer than three rows.
+        NoDirectionError: A row is zero, or has NaN or infinity.
+        GeometryError: A shape does not fit.
     """
     a, b = np.asarray(x), np.asarray(y)
     plain = (

@@ -1,6 +1,6 @@
-"""The geometry laboratory: a model's states on your own text.
+"""The laboratory: analyses of a model's states on your own text.
 
-Four analyses: ``law``, ``sublayers``, ``condensation`` and ``clusters``.
-Each is a measure that gives rows; ``study.py`` runs it for every model and text, and keeps its work.
-Import them from :mod:`lmeval_dispersion`; the modules are private.
+The four analyses are ``law``, ``sublayers``, ``condensation`` and ``clusters``. Each is a measure
+that yields rows; ``study.py`` runs it for every model and text, and keeps finished work. Import
+them from :mod:`lmeval_dispersion`; the modules are private.
 """

@@ -29,50 +29,91 @@ _HEIGHT = 200
 
 
 def in_words(perplexity: str) -> str:
-    """A perplexity's key, such as ``sequence`` or ``last@64``, as a panel's title."""
+    """Return the title of a panel for a kind of perplexity.
+
+    >>> in_words("sequence")
+    'whole segments'
+    >>> in_words("last@64")
+    'after 64 tokens'
+    """
     kind, _, context = perplexity.partition("@")
     return f"after {context} tokens" if context else f"whole {kind.replace('sequence', 'segment')}s"
 
 
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
-    """Pearson r of perplexity and dispersion by layer with its interval; controls as further lines."""
+    """Draw the correlation of perplexity and dispersion by layer.
+
+    There is a panel for each kind of perplexity, and in it a dot for each layer at its Pearson r.
+    The dots of the models themselves have a 95 % interval. Controls and the held-out text are
+    further lines.
+
+    Args:
+        correlations: The table ``correlations`` of a `LawResult`.
+        controls: The table ``controls`` of the same result; None if no control was run.
+    """
     frame = correlations[correlations["measure"] == "dispersion"]
-    frame = frame.assign(series=frame["split"].replace({"data": "model"}))
-    frame = frame.assign(low=frame["all_low"], high=frame["all_high"])
+    frame = frame.assign(
+        series=frame["split"].replace({"data": "model"}),
+        low=frame["all_low"],
+        high=frame["all_high"],
+    )
     if controls is not None:
         others = controls[controls["measure"] == "dispersion"]
-        names = (others["split"] + ", " + others["control"]).str.removeprefix("data, ")
-        frame = pd.concat([frame, others.assign(series=names)])
-    frame = frame.assign(low=frame["low"].where(frame["series"] == "model"))
-    frame = frame.assign(perplexity=frame["perplexity"].map(in_words))
+        names = others["split"] + ", " + others["control"]
+        others = others.assign(series=names.str.removeprefix("data, "))
+        frame = pd.concat([frame, others])
+    is_model = frame["series"] == "model"
+    frame = frame.assign(
+        low=frame["low"].where(is_model),
+        perplexity=frame["perplexity"].map(in_words),
+    )
     rows = records(frame[["series", "perplexity", "layer", "pearson", "low", "high"]])
     layers = values_of(rows, "layer")
-    angle = {"labelAngle": -60 if len(layers) > 8 else 0, "labelOverlap": len(layers) > 40}
+    angle = {
+        "labelAngle": -60 if len(layers) > 8 else 0,
+        "labelOverlap": len(layers) > 40,
+    }
     y = numeric("pearson", "r with dispersion", domain=[-1, 1])
-    drawn = [
-        {
-            "transform": [{"filter": "isValid(datum.low)"}],
-            **mark("rule", **span("y", {"field": "low", "type": "quantitative"}, "high")),
-        },
+    interval = span("y", {"field": "low", "type": "quantitative"}, "high")
+    has_interval = {"transform": [{"filter": "isValid(datum.low)"}]}
+    marks = [
+        {**has_interval, **mark("rule", **interval)},
         mark({"type": "line", "strokeWidth": 1, "opacity": 0.5}, y=y),
         mark({**FILLED, "size": 45}, y=y, tooltip=tooltip(rows, *rows[0])),
     ]
-    encoding = {"x": name("layer", layers, axis=angle), **colour(rows, "series")}
     zero = mark(DASHED, y={"datum": 0})
-    panel = {"layer": [zero, {"encoding": encoding, "layer": drawn}], "height": _HEIGHT}
+    encoding = {
+        "x": name("layer", layers, axis=angle),
+        **colour(rows, "series"),
+    }
+    panel = {
+        "layer": [zero, {"encoding": encoding, "layer": marks}],
+        "height": _HEIGHT,
+    }
     return facets(rows, "perplexity", panel, columns=1)
 
 
 def law_bins(points: pd.DataFrame) -> Spec:
-    """Dispersion against mean perplexity (log axis): a dot a bin, a panel a perplexity and layer."""
+    """Draw dispersion against mean perplexity, one panel for each kind of perplexity and layer.
+
+    Every bin is a dot; the axis of perplexity is logarithmic.
+
+    Args:
+        points: The table ``points`` of a `LawResult`.
+    """
     panels = points["perplexity"].map(in_words) + ", " + points["layer"]
     return _bins(points, panels, columns=3)
 
 
 def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
-    """The same of whole segments for every model (a row) and text (a column), with r.
+    """Draw dispersion against mean perplexity, one panel for each model and text.
 
-    ``rows`` have each study's ``model``, ``data``, ``layer`` and ``pearson``.
+    Every bin of whole segments is a dot. With several texts, each row of panels is a model and each
+    column a text. The title of a panel gives r.
+
+    Args:
+        points: The table ``points`` of a `LawResult`.
+        rows: One mapping for each panel, with ``model``, ``data``, ``layer`` and ``pearson``.
     """
     studies = []
     panels = []
@@ -84,36 +125,56 @@ def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
         title = f"{row['model']}, {row['data']}: r {shown(row['pearson'], '+.2f')}"
         panels += [title] * int(of_study.sum())
     frame = pd.concat(studies)
-    texts = len({row["data"] for row in rows})
-    return _bins(frame, pd.Series(panels, index=frame.index), columns=texts if texts > 1 else 3)
+    titles = pd.Series(panels, index=frame.index)
+    texts = {row["data"] for row in rows}
+    columns = len(texts) if len(texts) > 1 else 3
+    return _bins(frame, titles, columns)
 
 
 def _bins(points: pd.DataFrame, panels: pd.Series[str], columns: int) -> Spec:
     """A dot for every bin at its mean perplexity and dispersion, in its panel."""
     fields = ["split", "bin", "mean_perplexity", "dispersion"]
-    frame = points[fields].assign(panel=panels, logarithm=np.log10(points["mean_perplexity"]))
+    frame = points[fields].assign(
+        panel=panels,
+        logarithm=np.log10(points["mean_perplexity"]),
+    )
     rows = records(frame.round(4))
     # Vega-Lite's logarithmic axis draws a line for every digit, most of a page's bytes.
     last = math.ceil(max(row["logarithm"] for row in rows))
-    values = [power + math.log10(digit) for power in range(last) for digit in (1, 2, 5)]
+    values = []
+    for power in range(last):
+        for digit in (1, 2, 5):
+            values.append(power + math.log10(digit))
     ticks = {
         "values": values,
         "labelExpr": "format(pow(10, datum.value), '.3~s')",
         "labelOverlap": "greedy",
+        "grid": False,
     }
     spec = mark(
         {"type": "circle", "size": 40, "opacity": 0.8},
-        x=numeric("logarithm", "Mean perplexity of a bin", axis={**ticks, "grid": False}),
+        x=numeric("logarithm", "Mean perplexity of a bin", axis=ticks),
         y=numeric("dispersion", "Dispersion", axis={"tickCount": 5}),
         tooltip=tooltip(rows, *fields),
         **colour(rows, "split"),
     )
-    panel = {**spec, "height": _HEIGHT}
-    return facets(rows, "panel", panel, columns=columns, independent=("x", "y"))
+    return facets(
+        rows,
+        "panel",
+        {**spec, "height": _HEIGHT},
+        columns=columns,
+        independent=("x", "y"),
+    )
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
-    """Every draw's dispersion, one colour per candidate, one panel per size of draw."""
+    """Draw the dispersion of every draw as a tick, one row of ticks for each candidate layer.
+
+    There is a panel for each number of segments in a draw.
+
+    Args:
+        draws: The table ``draws`` of a `SublayersResult`.
+    """
     rows = records(draws)
     layers = values_of(rows, "layer")
     spec = mark(
@@ -124,16 +185,28 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
         **colour(rows, "layer", legend=None),
     )
     return facets(
-        rows, "segments", {**spec, "height": 24 * len(layers)}, columns=1, title="Segments a draw"
+        rows,
+        "segments",
+        {**spec, "height": 24 * len(layers)},
+        columns=1,
+        title="Segments in a draw",
     )
 
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
-    """Mean similarity by layer fraction, one line per model, with its interval."""
+    """Draw the mean similarity of tokens by depth, one line with a 95 % band for each model.
+
+    The axis of depth runs from 0 to 1, so that models with different numbers of layers can be
+    compared.
+
+    Args:
+        layers: The table ``layers`` of a `CondensationResult`.
+    """
     fields = ["model", "fraction", "depth", "layer", "mean", "low", "high"]
     rows = records(with_control(layers)[fields])
     y = numeric("mean", "Mean similarity")
-    band = span("y", {"field": "low", "type": "quantitative", "title": y["title"]}, "high")
+    low = {"field": "low", "type": "quantitative", "title": y["title"]}
+    band = span("y", low, "high")
     return {
         "data": {"values": rows},
         "encoding": {
@@ -149,15 +222,26 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
 
 
 def condensation_heat(histogram: pd.DataFrame) -> Spec:
-    """Density of the similarity by depth, one panel per model."""
-    frame = with_control(histogram[histogram["density"] > 0])[
-        ["model", "depth", "low", "high", "density"]
-    ]
-    rows = records(frame.round(4))
+    """Draw how the similarity of tokens is distributed at each depth, one heat map for each model.
+
+    Args:
+        histogram: The table ``histogram`` of a `CondensationResult`.
+    """
+    is_filled = histogram["density"] > 0
+    frame = with_control(histogram[is_filled])
+    fields = ["model", "depth", "low", "high", "density"]
+    rows = records(frame[fields].round(4))
+    depth = {
+        "field": "depth",
+        "type": "ordinal",
+        "title": "Depth",
+        "axis": {"labelAngle": 0},
+    }
+    low = numeric("low", "Cosine similarity of two tokens", domain=[-1, 1])
     spec = mark(
         "rect",
-        x={"field": "depth", "type": "ordinal", "title": "Depth", "axis": {"labelAngle": 0}},
-        **span("y", numeric("low", "Cosine similarity of two tokens", domain=[-1, 1]), "high"),
+        x=depth,
+        **span("y", low, "high"),
         color=numeric("density", "Density", scheme="viridis", type="sqrt"),
         tooltip=tooltip(rows, "model", "depth", "low", "density"),
     )
@@ -165,12 +249,20 @@ def condensation_heat(histogram: pd.DataFrame) -> Spec:
 
 
 def cluster_lines(summary: pd.DataFrame) -> Spec:
-    """Distances within and between clusters over the models in the order given."""
-    rows = records(
-        summary.melt(
-            ["model", "layer"], ["within", "between"], var_name="distance", value_name="value"
-        )
+    """Draw the mean distances within and between clusters, model by model in the order given.
+
+    There is a panel for each layer.
+
+    Args:
+        summary: The table ``summary`` of a `ClustersResult`.
+    """
+    long = summary.melt(
+        id_vars=["model", "layer"],
+        value_vars=["within", "between"],
+        var_name="distance",
+        value_name="value",
     )
+    rows = records(long)
     spec = mark(
         {"type": "line", "point": True},
         x=name("model", values_of(rows, "model")),
@@ -182,6 +274,14 @@ def cluster_lines(summary: pd.DataFrame) -> Spec:
 
 
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame, with the control's name appended to the model's."""
-    names = frame["model"].where(frame["control"] == "", frame["model"] + ", " + frame["control"])
-    return frame.assign(model=names)
+    """Return the rows with the control's name appended to that of the model.
+
+    A control is the same measurement with random weights or on shuffled tokens. The rows of the
+    model itself, whose ``control`` is empty, stay unchanged.
+
+    Args:
+        frame: Rows with the columns ``model`` and ``control``.
+    """
+    is_control = frame["control"] != ""
+    with_name = frame["model"] + ", " + frame["control"]
+    return frame.assign(model=frame["model"].mask(is_control, with_name))

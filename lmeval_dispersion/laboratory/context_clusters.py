@@ -1,13 +1,14 @@
-"""Semantic clusters: do contexts with the same continuation stay together while all contexts spread?
+"""Semantic clusters: do contexts with one continuation stay together while all contexts spread?
 
-Each cluster holds the contexts before one recurring n-gram; a context's vector is the state of its last
-token, which predicts the n-gram's first. ``within``: mean cosine distance of members to their cluster's
-centroid; ``between``: mean pair distance of the centroids.
+A cluster holds the contexts before one recurring n-gram. The vector of a context is the state of
+its last token, which predicts the first token of the n-gram. ``within`` is the mean cosine distance
+of the members to the centroid of their cluster; ``between`` is the mean distance over the pairs of
+centroids.
 
 Source: RD section 2.3.
 
-N-grams are found by their hashes, then compared token by token. Occurrences never overlap: if one frequent
-n-gram is a shifted copy of another, the more frequent one counts.
+N-grams are found by their hashes, then compared token by token. Occurrences never overlap: if one
+frequent n-gram is a shifted copy of another, the more frequent one counts.
 """
 
 from __future__ import annotations
@@ -69,15 +70,20 @@ _NGRAMS = {
 
 @dataclass(frozen=True, repr=False)
 class ClustersResult(StudyResult):
-    """Distances within and between clusters in one model or several.
+    """The distances within and between clusters of contexts, for one or several models.
+
+    A cluster holds contexts that are followed by the same n-gram.
 
     Attributes:
-        summary: One row per model and layer: ``within`` and ``ratio`` = between / within with 95 % bounds
-            over clusters, ``between`` with its jackknife error, ``perplexity`` of the contexts.
-        clusters: One row per model, layer and cluster: its ``within``, and ``apart``, the mean distance of
-            its centroid to the others.
-        ngrams: One row per model and cluster: its n-gram and how often it occurs.
-        manifest: Settings, counts and the run's models.
+        summary: One row for each model and layer: the mean distances ``within`` and ``between``
+            clusters, ``ratio`` = between / within, and the ``perplexity`` of the contexts.
+            ``within`` and ``ratio`` have 95 % bounds, ``between`` has a jackknife standard error;
+            both are over clusters.
+        clusters: One row for each model, layer and cluster: ``within``, the mean cosine distance of
+            the members to the cluster's centroid, and ``apart``, the mean distance of this centroid
+            to the others.
+        ngrams: One row for each model and cluster: the n-gram, and how often it occurs in the text.
+        manifest: The settings, and for each model its identity, library versions and counts.
     """
 
     summary: pd.DataFrame
@@ -89,42 +95,64 @@ class ClustersResult(StudyResult):
     template = "clusters.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """Tables: ``some`` of the distances, their ``summary``, and the ``ngrams`` of each cluster."""
-        ngrams = self.ngrams[self.ngrams["model"] == self.ngrams["model"].iloc[0]]
-        left = len(ngrams) - _SHOWN_NGRAMS
-        more = f"{left} more; JSON has them." if left > 0 else ""
-        caption = "Distance between clusters over that within them"
+        """Return the tables of the report by name.
+
+        - ``some``: the ratios at no more than 12 models and layers;
+        - ``summary``: all distances;
+        - ``ngrams``: the most frequent n-grams of the first model.
+        """
+        first = self.ngrams["model"].iloc[0]
+        ngrams = self.ngrams[self.ngrams["model"] == first]
+        more = ""
+        if len(ngrams) > _SHOWN_NGRAMS:
+            more = f"{len(ngrams) - _SHOWN_NGRAMS} more; JSON has them."
+        caption = "Ratio of the distances between and within clusters"
         return {
             "some": table(self.summary, caption, _RATIOS, most=12),
             "summary": table(
-                self.summary, "All distances, with the contexts' perplexity", _DISTANCES
+                self.summary, "All distances, and the perplexity of the contexts", _DISTANCES
             ),
             "ngrams": table(ngrams.head(_SHOWN_NGRAMS), "The n-grams", _NGRAMS, more=more),
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``distances``: mean distances within and between clusters."""
+        """Return one chart, ``distances``: the mean distances within and between clusters."""
         draw = partial(charts.cluster_lines, self.summary)
         return {
             "distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")
         }
 
     def context(self) -> dict[str, Any]:
-        """Template values: the rows of one layer (``last``), and the models that differ from the first."""
+        """Return the values that the report's template needs.
+
+        In addition to those of `StudyResult` these are:
+
+        - ``rows``: the models' rows at one layer (``last``, or the last that was measured);
+        - ``defined``: whether all their ratios are defined;
+        - ``against``: names of models whose clusters lie further apart than the first model's,
+          closer together, or not clearly differently.
+        """
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
         summary = self.summary[self.summary["layer"] == layer]
         rows = records(summary)
-        defined = rows[0]["clusters"] >= 3 and bool(np.isfinite(summary["ratio"]).all())
-        against = self._against(rows, layer) if defined else []
-        return {**super().context(), "rows": rows, "defined": defined, "against": against}
+        has_ratios = bool(np.isfinite(summary["ratio"]).all())
+        defined = rows[0]["clusters"] >= 3 and has_ratios
+        return {
+            **super().context(),
+            "rows": rows,
+            "defined": defined,
+            "against": self._against(rows, layer) if defined else [],
+        }
 
     def _against(self, rows: list[dict[str, Any]], layer: str) -> list[tuple[str, list[str]]]:
         """The models whose clusters lie further apart or closer than the first model's."""
-        left_out = {
-            model: log_ratios_left_out(frame["within"].to_numpy(), frame["apart"].to_numpy())
-            for model, frame in self.clusters[self.clusters["layer"] == layer].groupby("model")
-        }
+        left_out = {}
+        at_layer = self.clusters[self.clusters["layer"] == layer]
+        for model, frame in at_layer.groupby("model"):
+            within = frame["within"].to_numpy()
+            apart = frame["apart"].to_numpy()
+            left_out[model] = log_ratios_left_out(within, apart)
         first = rows[0]
         further = "further apart"
         closer = "closer together"
@@ -134,7 +162,12 @@ class ClustersResult(StudyResult):
             value = float(np.log(row["ratio"] / first["ratio"]))
             change = left_out[row["model"]] - left_out[first["model"]]
             low, high = jackknife_bounds(value, change, len(rows) - 1)
-            groups[further if low > 0 else closer if high < 0 else unclear].append(row["model"])
+            words = unclear
+            if low > 0:
+                words = further
+            elif high < 0:
+                words = closer
+            groups[words].append(row["model"])
         return [group for group in groups.items() if group[1]]
 
 
@@ -167,13 +200,14 @@ def _measure(study: Study) -> Iterator[TableRow]:
     settings = study.settings
     causal, layers = study.loaded(losses=True)
     tokenizer = causal.loaded.tokenizer
-    vocabulary = hashed(json.dumps(sorted(tokenizer.get_vocab().items())))
+    tokens = sorted(tokenizer.get_vocab().items())
+    vocabulary = hashed(json.dumps(tokens))
     study.facts["vocabulary"] = vocabulary
     first = study.earlier[0] if study.earlier else {"vocabulary": vocabulary}
     if first["vocabulary"] != vocabulary:
         raise UsageError(
-            f"expected checkpoints with one tokenizer, got that of {study.label}, which differs "
-            f"from {first['model']}'s; run a study for each tokenizer"
+            f"expected checkpoints with one tokenizer, but that of {study.label} differs from that "
+            f"of {first['model']}; run the command once for each tokenizer"
         )
     names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
     options = {name: settings[name] for name in names}
@@ -182,18 +216,34 @@ def _measure(study: Study) -> Iterator[TableRow]:
     count = len(arrays["ngrams"])
     members = len(drawn.tokens) // count
     one_cluster = partial(_measured, causal, layers, drawn)
-    units = list(study.kept("clusters", blocks(len(drawn.tokens), members), one_cluster))
-    perplexity = float(np.exp(np.mean([unit["nll"] for unit in units])))
+    losses = []
+    distances = []
+    centroids = []
+    for unit in study.kept("clusters", blocks(len(drawn.tokens), members), one_cluster):
+        losses.append(unit["nll"])
+        distances.append(unit["within"])
+        centroids.append(unit["centroids"])
+    perplexity = float(np.exp(np.mean(losses)))
+    within = np.stack(distances, axis=1)  # (layers, clusters)
+    centres = np.stack(centroids, axis=1)  # (layers, clusters, d)
     for place, layer in enumerate(layers):
-        within = np.array([unit["within"][place] for unit in units])
-        apart = contributions(np.array([unit["centroids"][place] for unit in units]))
-        yield "summary", {**_summary(layer, within, apart), "perplexity": perplexity}
-        for number, (inside, others) in enumerate(zip(within, apart, strict=True)):
-            row = {"layer": layer, "cluster": number, "within": inside, "apart": others}
+        inside = within[place]
+        apart = contributions(centres[place])
+        yield "summary", {**_summary(layer, inside, apart), "perplexity": perplexity}
+        for number in range(count):
+            row = {
+                "layer": layer,
+                "cluster": number,
+                "within": inside[number],
+                "apart": apart[number],
+            }
             yield "clusters", row
     for number, ids in enumerate(arrays["ngrams"].tolist()):
-        times = arrays["occurrences"][number]
-        row = {"cluster": number, "ngram": tokenizer.decode(ids), "occurrences": times}
+        row = {
+            "cluster": number,
+            "ngram": tokenizer.decode(ids),
+            "occurrences": arrays["occurrences"][number],
+        }
         yield "ngrams", row
 
 
@@ -202,11 +252,21 @@ def _measured(
 ) -> Unit:
     """One cluster, the contexts ``rows``: its spread and its centroid at every layer, and NLL."""
     states = causal.run(drawn, rows, layers, last_vectors, losses=True)
-    centroids = np.array([states[layer].mean(axis=0, dtype=np.float64) for layer in layers])
-    pairs = zip(layers, unit_rows(centroids), strict=True)
-    differences = np.array([unit_rows(states[layer]) - centroid for layer, centroid in pairs])
-    within = np.square(differences).sum(axis=2).mean(axis=1) / 2
-    return {"within": within, "centroids": centroids, "nll": states["nll"].mean(axis=1).mean()}
+    centroids = []
+    within = []
+    for layer in layers:
+        centroid = states[layer].mean(axis=0, dtype=np.float64)
+        (centre,) = unit_rows(centroid[None])
+        differences = unit_rows(states[layer]) - centre
+        squares = np.square(differences).sum(axis=1)
+        centroids.append(centroid)
+        within.append(squares.mean() / 2)
+    means = states["nll"].mean(axis=1)
+    return {
+        "within": np.array(within),
+        "centroids": np.array(centroids),
+        "nll": means.mean(),
+    }
 
 
 def _summary(layer: str, within: Array, apart: Array) -> dict[str, Any]:
@@ -223,38 +283,80 @@ def _summary(layer: str, within: Array, apart: Array) -> dict[str, Any]:
 
 
 def within_interval(within: Array) -> statistics.Interval:
-    """Mean of ``within`` (n,), with 95 % bounds by a jackknife of its logarithm; NaN below three."""
+    """Return the mean distance within clusters and its 95 % bounds.
+
+    The bounds come from a jackknife over clusters, on the logarithm of the mean.
+
+    Args:
+        within: Shape (clusters,), the mean distance within each cluster.
+
+    Returns:
+        The mean and its bounds. The bounds are NaN with fewer than three clusters, or if a distance
+        is 0.
+    """
     mean = float(within.mean())
     n = len(within)
     if n < 3 or within.min() <= 0:
         return statistics.Interval(mean, float("nan"), float("nan"))
-    return _exponential(np.log(mean), np.log((within.sum() - within) / (n - 1)))
+    left_out = (within.sum() - within) / (n - 1)
+    return _exponential(np.log(mean), np.log(left_out))
 
 
 def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
-    """Mean of ``apart`` (n,) over mean of ``within`` (n,), with 95 % bounds alike; NaN below three."""
-    if len(within) < 3 or within.mean() <= 0 or apart.mean() <= 0:
-        return statistics.Interval(*[float("nan")] * 3)
-    return _exponential(
-        np.log(apart.mean()) - np.log(within.mean()), log_ratios_left_out(within, apart)
-    )
+    """Return the ratio of the distances between and within clusters, and its 95 % bounds.
+
+    The bounds come from a jackknife over clusters, on the logarithm of the ratio.
+
+    Args:
+        within: Shape (clusters,), the mean distance within each cluster.
+        apart: Shape (clusters,), the mean distance of each centroid to the others.
+
+    Returns:
+        The ratio and its bounds; all are NaN with fewer than three clusters, or if a mean is 0.
+    """
+    inside = within.mean()
+    between = apart.mean()
+    if len(within) < 3 or inside <= 0 or between <= 0:
+        return statistics.Interval(float("nan"), float("nan"), float("nan"))
+    left_out = log_ratios_left_out(within, apart)
+    return _exponential(np.log(between) - np.log(inside), left_out)
 
 
 def log_ratios_left_out(within: Array, apart: Array) -> Array:
-    """Log of between / within, leaving each cluster out in turn, shape (n,), for a jackknife."""
+    """Return the log of between / within with each cluster left out in turn, for a jackknife.
+
+    Args:
+        within: Shape (clusters,), the mean distance within each cluster.
+        apart: Shape (clusters,), the mean distance of each centroid to the others.
+
+    Returns:
+        Shape (clusters,).
+    """
     inside = (within.sum() - within) / (len(within) - 1)
-    return np.asarray(np.log(dispersions_left_out(apart)) - np.log(inside))
+    between = dispersions_left_out(apart)
+    return np.asarray(np.log(between) - np.log(inside))
 
 
 def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
-    """Student bounds of ``value`` from its leave-one-out values (n,), 95 % for ``claims`` values together."""
-    level = 1 - (1 - statistics.LEVEL) / claims
-    return statistics.student_bounds(value, statistics.jackknife_se(left_out), len(left_out), level)
+    """Return Student's bounds of an estimate from its jackknife.
+
+    Args:
+        value: The estimate.
+        left_out: Shape (n,), the estimate with each of n clusters left out in turn.
+        claims: Number of such estimates whose 95 % bounds shall hold at once (Bonferroni).
+    """
+    return statistics.student_bounds(
+        value,
+        statistics.jackknife_se(left_out),
+        len(left_out),
+        1 - (1 - statistics.LEVEL) / claims,
+    )
 
 
 def _exponential(value: float, left_out: Array) -> statistics.Interval:
     low, high = jackknife_bounds(value, left_out)
-    return statistics.Interval(*np.exp([value, low, high]).tolist())
+    exponentials = np.exp([value, low, high])
+    return statistics.Interval(*exponentials.tolist())
 
 
 def recurring_contexts(
@@ -268,17 +370,41 @@ def recurring_contexts(
     seed: int = 0,
     pack: bool = False,
 ) -> Unit:
-    """Contexts that end where one of the most frequent n-grams begins; UsageError with fewer than two.
+    """Cut the contexts that stand before the most frequent n-grams of a text.
 
-    ``tokens`` (clusters x occurrences, segment) and ``origins`` are ordered by cluster; ``ngrams``
-    (clusters, n) and ``occurrences`` (clusters,) count n-grams with a whole context before them.
+    For each n-gram, ``occurrences`` of its places are drawn at random, among those with a whole
+    context before them.
+
+    Args:
+        texts: The texts, which are read whole.
+        tokenizer: A tokenizer of transformers.
+        ngram: Number of tokens in an n-gram.
+        occurrences: How often an n-gram must occur; also the number of contexts in its cluster.
+        segment: Number of tokens in a context, special tokens included.
+        clusters: Number of clusters at most.
+        seed: Seed of the draw.
+        pack: Whether to join all texts into one.
+
+    Returns:
+        These arrays by name; the first two are ordered by cluster.
+
+        - ``tokens``: Shape (clusters * occurrences, segment), uint32, the contexts.
+        - ``origins``: Shape (clusters * occurrences, 2), int64: the number of the text in its
+            source, and the place of the context's first token in its document.
+        - ``ngrams``: Shape (clusters, ngram), uint32, the tokens of each n-gram.
+        - ``occurrences``: Shape (clusters,), int64, how often each n-gram occurs with a whole
+            context before it.
+
+    Raises:
+        UsageError: Fewer than two n-grams occur ``occurrences`` times, a length is too small, or
+            the source holds no text.
     """
     prefix, _ = affixes_of(tokenizer)
     body = segment - len(prefix)
     if body < 1 or ngram < 1 or occurrences < 2:
         raise UsageError(
-            f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1, and at least 2 "
-            f"occurrences, got {segment}, {ngram} and {occurrences}"
+            f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1 token, "
+            f"and at least 2 occurrences, got {segment}, {ngram} and {occurrences}"
         )
     corpus = _corpus(texts, tokenizer, pack)
     frequent, most = _frequent(corpus, ngram, body, occurrences)
@@ -290,24 +416,32 @@ def recurring_contexts(
         free = _without_overlaps(places, ngram, taken)
         if len(free) < occurrences:
             continue
-        taken[(free[:, None] + np.arange(ngram)).ravel()] = True
-        chosen.append(np.sort(rng.choice(free, occurrences, replace=False)))
+        tokens = free[:, None] + np.arange(ngram)
+        taken[tokens.ravel()] = True
+        places_drawn = rng.choice(free, occurrences, replace=False)
+        chosen.append(np.sort(places_drawn))
         counts.append(len(free))
         if len(chosen) == clusters:
             break
     if len(chosen) < 2:
         raise UsageError(
-            f"expected at least 2 {ngram}-grams that occur {occurrences} times with {body} tokens before "
-            f"them, got {len(chosen)} (the most frequent one occurs {most} times); pass more text, or lower "
-            "ngram, occurrences or segment"
+            f"expected at least 2 {ngram}-grams that occur {occurrences} times with {body} tokens "
+            f"before them, got {len(chosen)} (the most frequent one occurs {most} times); pass "
+            "more text, or lower ngram, occurrences or segment"
         )
     begin = np.concatenate(chosen) - body
+    context = begin[:, None] + np.arange(body)
     drawn = np.empty((len(begin), segment), dtype=np.uint32)
     drawn[:, : len(prefix)] = prefix
-    drawn[:, len(prefix) :] = corpus.tokens[begin[:, None] + np.arange(body)]
-    origins = np.stack([corpus.documents[begin], corpus.places[begin]], axis=1)
-    ngrams = np.stack([corpus.tokens[places[0] + np.arange(ngram)] for places in chosen])
-    return {"tokens": drawn, "origins": origins, "ngrams": ngrams, "occurrences": np.array(counts)}
+    drawn[:, len(prefix) :] = corpus.tokens[context]
+    first_places = np.array([places[0] for places in chosen])
+    in_ngrams = first_places[:, None] + np.arange(ngram)
+    return {
+        "tokens": drawn,
+        "origins": np.stack([corpus.documents[begin], corpus.places[begin]], axis=1),
+        "ngrams": corpus.tokens[in_ngrams],
+        "occurrences": np.array(counts),
+    }
 
 
 class _Corpus(NamedTuple):
@@ -321,7 +455,8 @@ class _Corpus(NamedTuple):
 def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
     gap = gap_of(texts, tokenizer, pack)
     parts: list[NDArray[np.int64]] = []
-    document = place = 0
+    document = 0
+    place = 0
     for number, ids in tokenised(texts, tokenizer):
         if gap is None or not parts:
             document = number
@@ -329,12 +464,17 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
         else:
             ids = [*gap, *ids]
         end = place + len(ids)
-        row = np.array(ids, dtype=np.int64), np.full(len(ids), document), np.arange(place, end)
-        parts.append(np.stack(row))
+        part = [
+            np.array(ids, dtype=np.int64),
+            np.full(len(ids), document),
+            np.arange(place, end),
+        ]
+        parts.append(np.stack(part))
         place = end
     if not any(map(np.size, parts)):
         raise UsageError(
-            f"{texts.source} holds no text ({texts.read} read); check the file and its column"
+            f"expected text in {texts.source}, got none in {texts.read} records; check the file "
+            "and the column"
         )
     tokens, documents, places = np.concatenate(parts, axis=1)
     return _Corpus(tokens.astype(np.uint32), documents, places)
@@ -350,29 +490,32 @@ def _frequent(
     tokens, documents, in_document = corpus
     places = np.arange(max(len(tokens) - n + 1, 0))
     is_whole = documents[places + n - 1] == documents[places]
-    places = places[is_whole & (in_document[places] >= before)]
+    has_context = in_document[places] >= before
+    places = places[is_whole & has_context]
     mixed = tokens.astype(np.uint64) + np.uint64(1)
-    mixed *= mixed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
-        0x632BE59BD9B4E019
-    )  # wraps by intent
-    factors = np.random.default_rng(0).integers(2**63, size=n, dtype=np.uint64) * 2 + 1
+    # The products wrap by intent.
+    mixed *= mixed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
+    rng = np.random.default_rng(0)
+    factors = rng.integers(2**63, size=n, dtype=np.uint64) * 2 + 1
     hashes = np.zeros(len(places), dtype=np.uint64)
     for j, factor in enumerate(factors):
         hashes += mixed[places + j] * factor
     order = np.argsort(hashes, kind="stable")
     places = places[order]
     hashes = hashes[order]
-    begins = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])
+    is_first = np.append(True, hashes[1:] != hashes[:-1])
+    begins = np.flatnonzero(is_first[: len(hashes)])
     sizes = np.diff(np.append(begins, len(hashes)))
+    is_frequent = sizes >= least
     frequent = []
-    for begin, size in zip(begins[sizes >= least], sizes[sizes >= least], strict=True):
+    for begin, size in zip(begins[is_frequent], sizes[is_frequent], strict=True):
         alike = places[begin : begin + size]
         grams = tokens[alike[:, None] + np.arange(n)]
         # Two n-grams with one hash: keep the first.
-        frequent.append(alike[(grams == grams[0]).all(axis=1)])
-    return sorted(frequent, key=lambda places: (-len(places), int(places[0]))), int(
-        sizes.max(initial=0)
-    )
+        is_same = (grams == grams[0]).all(axis=1)
+        frequent.append(alike[is_same])
+    frequent.sort(key=lambda places: (-len(places), int(places[0])))
+    return frequent, int(sizes.max(initial=0))
 
 
 def _without_overlaps(
@@ -382,7 +525,8 @@ def _without_overlaps(
     free: list[int] = []
     last = -n
     for place in places.tolist():
-        if place - last >= n and not taken[place : place + n].any():
+        is_apart = place - last >= n
+        if is_apart and not taken[place : place + n].any():
             free.append(place)
             last = place
     return np.array(free, dtype=np.int64)

@@ -12,7 +12,7 @@ Source: Khandelwal et al. 2020; temperature: Xu et al. 2023. RD section 3.3 reco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -41,9 +41,13 @@ _BLOCK = 2**16  # keys at once
 
 @dataclass(frozen=True)
 class Part:
-    """Segments of one part, and the document of each; in a running text each is its own.
+    """One part of the text of a kNN-LM: the datastore, the tuning part or the test part.
 
-    ``unit``: what the documents are, ``document`` or ``segment``.
+    Attributes:
+        segments: The segments of the part, in the order of the text.
+        documents: Shape (n,), int64: the number of the document from which each segment was cut. In
+            a running text every segment counts as a document.
+        unit: What ``documents`` numbers, in reports: ``document`` or ``segment``.
     """
 
     segments: Segments
@@ -52,7 +56,15 @@ class Part:
 
 
 class Datastore:
-    """The keys (n, d) of one layer on the model's device, and their values (n,)."""
+    """The datastore of a kNN-LM: a layer's states as keys, and the tokens that they predict.
+
+    Attributes:
+        keys: Shape (n, d), float32, on the model's device: the states, less their mean.
+        values: Shape (n,), int64: the token that follows each state.
+        mean: Shape (d,), the mean state.
+        norms: Shape (n,), the squared norm of each key.
+        variance: The mean squared distance of the states to their mean.
+    """
 
     def __init__(self, causal: CausalModel, part: Part, layer: str) -> None:
         drawn = part.segments
@@ -61,49 +73,84 @@ class Datastore:
         device = causal.loaded.device
         self.keys = torch.empty(segments * length, causal.width, device=device)
         for rows in blocks(segments, causal.batch):
-            states = causal.run(drawn, rows, [layer], all_but_last)[layer]
-            place = slice(rows[0] * length, (rows[-1] + 1) * length)
-            self.keys[place] = torch.from_numpy(states).to(device).flatten(0, 1)
-        tokens = drawn.tokens[:, 1:].astype(np.int64)
-        self.values = torch.from_numpy(tokens).to(device).flatten()
+            of_layers = causal.run(drawn, rows, [layer], all_but_last)
+            states = torch.from_numpy(of_layers[layer])
+            begin = rows[0] * length
+            end = (rows[-1] + 1) * length
+            self.keys[begin:end] = states.to(device).flatten(0, 1)
+        self.values = _following(drawn.tokens, device)
         self.mean = self.keys.mean(dim=0)
         self.keys -= self.mean  # smaller numbers: more digits of their distances
         self.norms = self.keys.square().sum(dim=1)
-        self.variance = float(self.norms.cpu().double().mean())
+        norms = self.norms.cpu().double()
+        self.variance = float(norms.mean())
 
     def shares(self, states: Tensor, tokens: Tensor, neighbours: int) -> NDArray[np.float64]:
-        """Probability of ``tokens`` (q,) by the keys nearest to ``states`` (q, d), (q, temperatures)."""
+        """Return the probability that the nearest neighbours give to the right token.
+
+        Args:
+            states: Shape (q, d), the queries.
+            tokens: Shape (q,), the token that follows each query.
+            neighbours: Number of nearest keys that count.
+
+        Returns:
+            Shape (q, len(TEMPERATURES)), float64: the probability at each temperature.
+        """
         queries = states - self.mean
-        nearest = torch.empty(len(queries), 0, device=queries.device)
-        values = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
+        device = queries.device
+        nearest = torch.empty(len(queries), 0, device=device)
+        values = torch.empty(len(queries), 0, dtype=torch.int64, device=device)
         for start in range(0, len(self.keys), _BLOCK):
             end = start + _BLOCK
-            distances = self.norms[start:end] - 2 * (queries @ self.keys[start:end].T)
+            products = queries @ self.keys[start:end].T
+            distances = self.norms[start:end] - 2 * products
             most = min(neighbours, distances.shape[1])
             distances, places = distances.topk(most, dim=1, largest=False)
+            of_block = self.values[places + start]
             nearest = torch.cat([nearest, distances], dim=1)
-            values = torch.cat([values, self.values[places + start]], dim=1)
+            values = torch.cat([values, of_block], dim=1)
             most = min(neighbours, nearest.shape[1])
             nearest, places = nearest.topk(most, dim=1, largest=False)
             values = values.gather(1, places)
         # The squared norm of the query is the same for all of its neighbours, so it cancels.
         scaled = -nearest.cpu().double() / self.variance
-        is_right = (values == tokens[:, None]).cpu()
+        is_right = values == tokens[:, None]
+        is_right = is_right.cpu()
         shares = []
         for temperature in TEMPERATURES:
             weights = (scaled / temperature).softmax(dim=1)
-            shares.append((weights * is_right).sum(dim=1))
-        return np.asarray(torch.stack(shares, dim=1).numpy())
+            of_right = weights * is_right
+            shares.append(of_right.sum(dim=1))
+        by_temperature = torch.stack(shares, dim=1)
+        return np.asarray(by_temperature.numpy())
 
 
 def all_but_last(states: Tensor) -> NDArray[np.float32]:
-    """The states that predict a token of their segment, shape (b, t - 1, d), float32."""
-    return np.asarray(states[:, :-1].float().cpu().numpy())
+    """Return the states that predict a later token of their segment: all but the last position.
+
+    Args:
+        states: Shape (b, t, d).
+
+    Returns:
+        Shape (b, t - 1, d), float32, on the CPU.
+    """
+    predicting = states[:, :-1].float()
+    return np.asarray(predicting.cpu().numpy())
+
+
+def _following(tokens: NDArray[np.uint32], device: torch.device) -> Tensor:
+    """The tokens after the first of every segment, shape (n * (t - 1),), int64, on the device."""
+    after_first = torch.from_numpy(tokens[:, 1:].astype(np.int64))
+    return after_first.to(device).flatten()
 
 
 @dataclass
 class Search:
-    """One key of a kNN-LM, whose datastore is made when the first unit of work needs it."""
+    """The nearest-neighbour search of a kNN-LM whose keys are the states of one layer.
+
+    The datastore is filled at its first use, so a resumed study whose results are kept never fills
+    one.
+    """
 
     study: Study
     causal: CausalModel
@@ -112,40 +159,65 @@ class Search:
 
     @cached_property
     def datastore(self) -> Datastore:
-        """The keys and values of the first part."""
+        """The keys and values from the datastore part of the text."""
         return Datastore(self.causal, self.parts["datastore"], self.layer)
 
     def searched(self, name: str) -> tuple[Array, Array]:
-        """Of every token of a part: its probability by neighbours (n, t, temperatures), and NLL (n, t)."""
+        """Search the neighbours of every token of a part, or read back an earlier search.
+
+        Args:
+            name: ``tune`` or ``test``.
+
+        Returns:
+            For n segments of t + 1 tokens: the probability of each token by its neighbours, shape
+            (n, t, len(TEMPERATURES)), and the model's negative log-probability of it in nats, shape
+            (n, t).
+        """
         drawn = self.parts[name].segments
         works = blocks(len(drawn.tokens), self.causal.batch)
         do = partial(self._unit, drawn)
-        units = list(self.study.kept(f"knn {self.layer} {name}", works, do))
-        shares = np.concatenate([unit["shares"] for unit in units])
-        self.study.facts.setdefault("variance", {})[self.layer] = float(units[0]["variance"])
-        return shares, np.concatenate([unit["nll"] for unit in units])
+        shares = []
+        losses = []
+        variance = float("nan")
+        for unit in self.study.kept(f"knn {self.layer} {name}", works, do):
+            shares.append(unit["shares"])
+            losses.append(unit["nll"])
+            variance = float(unit["variance"])
+        variances = self.study.facts.setdefault("variance", {})
+        variances[self.layer] = variance
+        return np.concatenate(shares), np.concatenate(losses)
 
     def _unit(self, drawn: Segments, rows: NDArray[np.int64]) -> Unit:
         result = self.causal.run(drawn, rows, [self.layer], all_but_last, losses=True)
+        losses = result["nll"]
         device = self.causal.loaded.device
-        states = torch.from_numpy(result[self.layer]).to(device).flatten(0, 1)
-        tokens = torch.from_numpy(drawn.tokens[rows, 1:].astype(np.int64)).to(device).flatten()
+        states = torch.from_numpy(result[self.layer])
+        states = states.to(device).flatten(0, 1)
+        tokens = _following(drawn.tokens[rows], device)
         neighbours = self.study.settings["neighbours"]
-        found = []
+        shares = []
         for start in range(0, len(states), _QUERIES):
-            queries = states[start : start + _QUERIES]
-            right = tokens[start : start + _QUERIES]
-            found.append(self.datastore.shares(queries, right, neighbours))
-        shares = np.concatenate(found).reshape(*result["nll"].shape, len(TEMPERATURES))
+            end = start + _QUERIES
+            queries = states[start:end]
+            right = tokens[start:end]
+            shares.append(self.datastore.shares(queries, right, neighbours))
+        of_tokens = np.concatenate(shares)
         return {
-            "shares": shares,
-            "nll": result["nll"],
+            "shares": of_tokens.reshape(*losses.shape, len(TEMPERATURES)),
+            "nll": losses,
             "variance": np.array(self.datastore.variance),
         }
 
 
 def knn_rows(study: Study, causal: CausalModel, layers: Sequence[str]) -> Iterator[TableRow]:
-    """The table ``knn``, a row a key; ``losses``, a row a key and document of the third part."""
+    """Yield the rows of a study's tables ``knn`` and ``losses``.
+
+    ``knn`` has a row for each layer, with the chosen weight and temperature. ``losses`` has a row
+    for each layer and document of the test part, with sums of negative log-probabilities in nats.
+
+    Raises:
+        UsageError: A part of the text is too short.
+    """
     parts = parts_of(study, causal)
     for layer in layers:
         search = Search(study, causal, layer, parts)
@@ -154,73 +226,135 @@ def knn_rows(study: Study, causal: CausalModel, layers: Sequence[str]) -> Iterat
         shares, nll = search.searched("test")
         place = TEMPERATURES.tolist().index(temperature)
         losses = mixed(shares[..., place], nll, weight)
-        about = {"layer": layer, "unit": parts["test"].unit}
-        yield "knn", {**about, "weight": weight, "temperature": temperature}
+        setting = {
+            "layer": layer,
+            "unit": parts["test"].unit,
+            "weight": weight,
+            "temperature": temperature,
+        }
+        yield "knn", setting
         documents = parts["test"].documents
         for document in dict.fromkeys(documents.tolist()):
             is_in = documents == document
-            row = {"layer": layer, "document": document, "tokens": int(nll[is_in].size)}
-            row |= {"without": float(nll[is_in].sum()), "nll": float(losses[is_in].sum())}
+            of_model = nll[is_in]
+            of_knn = losses[is_in]
+            row = {
+                "layer": layer,
+                "document": document,
+                "tokens": int(of_model.size),
+                "without": float(of_model.sum()),
+                "nll": float(of_knn.sum()),
+            }
             yield "losses", row
         del search  # the next datastore is made after this one is freed
 
 
 def mixed(shares: Array, nll: Array, weight: float) -> Array:
-    """NLL in nats of tokens by the kNN-LM: neighbours by ``weight``, the model by the rest."""
+    """Return the negative log-probability of tokens by a kNN-LM, in nats.
+
+    Args:
+        shares: The probability of each token by its neighbours.
+        nll: The model's negative log-probability of each token in nats, of the same shape.
+        weight: The weight of the neighbours, from 0 to 1; the model has the rest.
+    """
+    probability = weight * shares + (1 - weight) * np.exp(-nll)
     with np.errstate(divide="ignore"):
-        return np.asarray(-np.log(weight * shares + (1 - weight) * np.exp(-nll)))
+        return np.asarray(-np.log(probability))
 
 
 def chosen(shares: Array, nll: Array) -> tuple[float, float]:
-    """Weight and temperature of lowest perplexity on tokens, the first of equals."""
-    best = (np.inf, 0.0, float(TEMPERATURES[0]))
+    """Return the weight and the temperature with the lowest perplexity on a part's tokens.
+
+    The first of equal ones is taken. The arguments are what `Search.searched` returns.
+    """
+    lowest = np.inf
+    best = (0.0, float(TEMPERATURES[0]))
     for place, temperature in enumerate(TEMPERATURES.tolist()):
         for weight in WEIGHTS.tolist():
-            loss = float(mixed(shares[..., place], nll, weight).mean())
-            if loss < best[0]:
-                best = (loss, weight, temperature)
-    return best[1], best[2]
+            losses = mixed(shares[..., place], nll, weight)
+            loss = float(losses.mean())
+            if loss < lowest:
+                lowest = loss
+                best = (weight, temperature)
+    return best
 
 
 def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
-    """The three parts: shares of the text in its order, cut between documents, or texts of their own."""
+    """Return the datastore, the tuning part and the test part of a study, by name.
+
+    A part is a share of the study's text, in its order and cut between documents, or a text of its
+    own.
+
+    Returns:
+        A `Part` for each of ``datastore``, ``tune`` and ``test``.
+
+    Raises:
+        UsageError: A part has too few documents.
+    """
     settings = study.settings
-    shares = {name: settings[name] for name in PARTS if settings[name] is not None}
     most = settings["segments"]
-    parts: dict[str, Part] = {}
-    if shares:
-        whole = _in_order(study, causal, "knn", "data", round(most * sum(shares.values())))
-        bounds = np.cumsum(list(shares.values())) / sum(shares.values())
-        cuts = [_cut(whole.documents, bound) for bound in bounds]
-        for name, start, end in zip(shares, [0, *cuts], cuts, strict=False):
-            drawn = whole.segments
-            segments = Segments(drawn.tokens[start:end], drawn.origins[start:end], drawn.source)
-            parts[name] = Part(segments, whole.documents[start:end], whole.unit)
+    shares: dict[str, float] = {}
+    for name in PARTS:
+        if settings[name] is not None:
+            shares[name] = settings[name]
+    parts = _shares_of_text(study, causal, shares) if shares else {}
     for name, share in PARTS.items():
         if name not in parts:
             wanted = max(2, round(most * share))
             parts[name] = _in_order(study, causal, name, name, wanted)
     least = {"datastore": 1, "tune": 1, "test": 2}
+    lengths = {}
     for name, part in parts.items():
-        if len(set(part.documents.tolist())) < least[name]:
+        documents = len(set(part.documents.tolist()))
+        if documents < least[name]:
             raise UsageError(
-                f"expected at least {count(least[name], part.unit)} for the {name} part of a kNN-LM, "
-                f"got {len(set(part.documents.tolist()))} from {part.segments.source}; pass more text, "
-                "a shorter segment, or a text of its own",
+                f"expected at least {count(least[name], part.unit)} for the {name} part of a "
+                f"kNN-LM, got {documents} from {part.segments.source}; pass more text or a shorter "
+                "segment, or give this part a text of its own",
                 argument=name,
             )
-    study.facts["parts"] = {name: len(part.segments.tokens) for name, part in parts.items()}
+        lengths[name] = len(part.segments.tokens)
+    study.facts["parts"] = lengths
+    return parts
+
+
+def _shares_of_text(
+    study: Study, causal: CausalModel, shares: Mapping[str, float]
+) -> dict[str, Part]:
+    """The parts that are shares of the study's text, in its order, cut between documents."""
+    total = sum(shares.values())
+    most = round(study.settings["segments"] * total)
+    whole = _in_order(study, causal, "knn", "data", most)
+    drawn = whole.segments
+    parts = {}
+    start = 0
+    bounds = np.cumsum(list(shares.values())) / total
+    for name, bound in zip(shares, bounds, strict=True):
+        end = _cut(whole.documents, bound)
+        segments = Segments(
+            drawn.tokens[start:end],
+            drawn.origins[start:end],
+            drawn.source,
+        )
+        parts[name] = Part(segments, whole.documents[start:end], whole.unit)
+        start = end
     return parts
 
 
 def _in_order(study: Study, causal: CausalModel, name: str, source: str, most: int) -> Part:
     """At most ``most`` segments of a source in the order of its text."""
     drawn = study.segments(name, causal, most, source=source)
-    order = np.lexsort((drawn.origins[:, 1], drawn.origins[:, 0]))
-    segments = Segments(drawn.tokens[order], drawn.origins[order], drawn.source)
-    if study.settings["pack"] or study.texts[source].continuous:
+    texts, places = drawn.origins.T
+    order = np.lexsort((places, texts))
+    segments = Segments(
+        drawn.tokens[order],
+        drawn.origins[order],
+        drawn.source,
+    )
+    is_running = study.settings["pack"] or study.texts[source].continuous
+    if is_running:
         return Part(segments, np.arange(len(order)), "segment")
-    return Part(segments, segments.origins[:, 0], "document")
+    return Part(segments, texts[order], "document")
 
 
 def _cut(documents: NDArray[np.int64], bound: float) -> int:
@@ -234,23 +368,44 @@ def _cut(documents: NDArray[np.int64], bound: float) -> int:
 def perplexity_change(
     first: Array, second: Array, tokens: Array, claims: int
 ) -> statistics.Interval:
-    """Change of perplexity in per cent from ``second`` to ``first``, sums of NLL by document, (n,).
+    """Return how much lower or higher the perplexity of one model is than another's, in per cent.
 
-    The bounds are a jackknife's over documents, on the logarithm, for ``claims`` changes together.
+    Args:
+        first: Shape (n,), the sum of negative log-probabilities in nats for each document.
+        second: Shape (n,), the same for the model that is the base of the comparison.
+        tokens: Shape (n,), the number of tokens in each document.
+        claims: Number of such changes whose 95 % bounds shall hold at once (Bonferroni).
+
+    Returns:
+        The change and its bounds, from a jackknife over documents; negative if ``first`` is lower.
     """
     difference = first - second
-    value = difference.sum() / tokens.sum()
-    left_out = (difference.sum() - difference) / (tokens.sum() - tokens)
-    level = 1 - (1 - statistics.LEVEL) / claims
+    change = difference.sum()
+    length = tokens.sum()
+    value = change / length
+    left_out = (change - difference) / (length - tokens)
     bounds = statistics.student_bounds(
-        float(value), statistics.jackknife_se(left_out), len(tokens), level
+        float(value),
+        statistics.jackknife_se(left_out),
+        len(tokens),
+        1 - (1 - statistics.LEVEL) / claims,
     )
     percent = [100 * float(np.expm1(each)) for each in (value, *bounds)]
     return statistics.Interval(*percent)
 
 
 def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
-    """``settings`` with each key's perplexity without neighbours and with them, and the change."""
+    """Return the table ``knn`` with the perplexity of every layer's kNN-LM.
+
+    Args:
+        losses: The table ``losses``, from the rows of `knn_rows`.
+        settings: The table ``knn``, from the rows of `knn_rows`: one row for each layer.
+
+    Returns:
+        ``settings`` with further columns: ``without``, the perplexity of the model without
+        neighbours; ``perplexity``, that of the kNN-LM; ``change`` from the first to the second in
+        per cent, with 95 % bounds; ``documents`` and ``tokens``, their numbers in the test part.
+    """
     rows = []
     keys = settings["layer"].tolist()
     for key in keys:
@@ -258,29 +413,47 @@ def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
         tokens = of_key["tokens"].to_numpy()
         without = of_key["without"].to_numpy()
         loss = of_key["nll"].to_numpy()
+        total = tokens.sum()
+        change = perplexity_change(loss, without, tokens, _claims(keys))
         row = {
-            "without": float(np.exp(without.sum() / tokens.sum())),
-            "perplexity": float(np.exp(loss.sum() / tokens.sum())),
-            **with_ends("change", perplexity_change(loss, without, tokens, _claims(keys))),
+            "without": float(np.exp(without.sum() / total)),
+            "perplexity": float(np.exp(loss.sum() / total)),
+            **with_ends("change", change),
             "documents": len(of_key),
-            "tokens": int(tokens.sum()),
+            "tokens": int(total),
         }
         rows.append(row)
     return pd.concat([settings, pd.DataFrame(rows)], axis=1)
 
 
 def against(losses: pd.DataFrame, key: str) -> pd.DataFrame:
-    """A row for every ``other`` key: the change of perplexity from that one to ``key``."""
+    """Compare the perplexity of one layer's kNN-LM with that of every other layer's.
+
+    Args:
+        losses: The table ``losses`` of `knn_rows`.
+        key: The layer whose kNN-LM is compared.
+
+    Returns:
+        One row for every other layer, which is named in the column ``other``: the ``change`` of
+        perplexity in per cent if ``key`` takes its place, with 95 % bounds.
+    """
     keys = list(dict.fromkeys(losses["layer"]))
-    mine = losses[losses["layer"] == key]
-    tokens = mine["tokens"].to_numpy()
+    of_key = losses[losses["layer"] == key]
+    tokens = of_key["tokens"].to_numpy()
+    loss = of_key["nll"].to_numpy()
     rows = []
     for other in keys:
         if other == key:
             continue
-        loss = losses[losses["layer"] == other]["nll"].to_numpy()
-        moved = perplexity_change(mine["nll"].to_numpy(), loss, tokens, _claims(keys))
-        rows.append({"layer": key, "other": other, **with_ends("change", moved)})
+        of_other = losses[losses["layer"] == other]
+        other_loss = of_other["nll"].to_numpy()
+        change = perplexity_change(loss, other_loss, tokens, _claims(keys))
+        row = {
+            "layer": key,
+            "other": other,
+            **with_ends("change", change),
+        }
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

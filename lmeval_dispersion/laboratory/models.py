@@ -58,10 +58,23 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 class CausalModel:
-    """A left-to-right model, ready to run segments; UsageError if its predictions see later tokens.
+    """A left-to-right language model that runs segments and returns states and log-probabilities.
 
-    ``prefix`` and ``suffix`` are the special tokens that begin and end its segments; no suffix ends
-    those of a decoder.
+    Args:
+        model: The model, as `load_model` takes it.
+        batch: Number of segments in one forward pass.
+
+    Attributes:
+        loaded: The model, its tokenizer and its device.
+        batch: Number of segments in one forward pass.
+        prefix: The special tokens with which every segment begins.
+        suffix: The special tokens with which every segment ends; empty for a decoder.
+        config: The configuration of the text model.
+        blocks: Number of decoder blocks.
+
+    Raises:
+        UsageError: The model is too large for the device, or its predictions depend on later
+            tokens.
     """
 
     def __init__(self, model: ModelLike, batch: int = 1) -> None:
@@ -82,11 +95,14 @@ class CausalModel:
 
     @property
     def width(self) -> int:
-        """Width of a state."""
+        """The number of entries in a state."""
         return int(self.config.hidden_size)
 
     def summary(self) -> dict[str, Any]:
-        """Revision, dtype, device, layers, width and number of parameters, for the manifest."""
+        """Return the facts on the model that a report's manifest lists.
+
+        These are its revision, dtype, device, number of layers, width and number of parameters.
+        """
         model = self.loaded.model
         return {
             "revision": self.loaded.revision,
@@ -94,19 +110,30 @@ class CausalModel:
             "device": self.loaded.device.type,
             "layers": self.blocks,
             "width": self.width,
-            "parameters": int(sum(p.numel() for p in model.parameters())),
+            "parameters": _count(model),
         }
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Canonical names, each once, of ``all``, ``depths`` (embeddings too) or names; else UsageError."""
+        """Return the full names of the wanted layers, each once.
+
+        Args:
+            wanted: ``all`` (the output of every block), ``depths`` (the embeddings too), or names
+                of layers, separated by commas or as a list.
+
+        Raises:
+            UsageError: A name is not a layer of this model, or no name is given.
+        """
         names = wanted.split(",") if isinstance(wanted, str) else list(wanted)
-        every = [*(f"layer.{block}" for block in range(self.blocks - 1)), "last"]
+        every = [f"layer.{block}" for block in range(self.blocks - 1)]
+        every.append("last")
         if names == ["all"]:
             return every
         if names == ["depths"]:
             return ["embeddings", *every]
         if not names:
-            raise UsageError("expected at least one layer; pass last, all or names")
+            raise UsageError(
+                "expected at least one layer, got none; pass last, all or names of layers"
+            )
         sites: dict[str, str] = {}
         for name in map(str.strip, names):
             site = self.decoder.site(name).name
@@ -119,7 +146,7 @@ class CausalModel:
         if limit is not None and length > limit:
             raise UsageError(
                 f"{self.loaded.name} takes at most {limit} tokens, got segments of {length}; "
-                "shorten them (--segment)"
+                "shorten the segments (--segment)"
             )
 
     def _longest(self) -> int | None:
@@ -128,7 +155,13 @@ class CausalModel:
         return limit if isinstance(limit, int) else None
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
-        """Number of segments to run at once, 1 to 64, from the free memory and the model's shape."""
+        """Return how many segments fit into the free memory at once, from 1 to 64.
+
+        Args:
+            length: Number of tokens in a segment.
+            layers: Number of layers whose states are kept.
+            losses: Whether log-probabilities are computed too, which takes memory for the logits.
+        """
         size = torch.finfo(self.loaded.model.dtype).bits // 8
         a_token = self.width * (24 * size + 8 * layers)
         if losses:
@@ -150,16 +183,26 @@ class CausalModel:
         length: int | None = None,
         losses: bool = False,
     ) -> Unit:
-        """Run ``rows`` (n,) of the segments, their first ``length`` tokens, in batches.
+        """Run segments through the model, in batches.
+
+        Args:
+            segments: The segments.
+            rows: Shape (n,), the numbers of the segments to run.
+            layers: Full names of the layers whose states are wanted.
+            reduce: Turns the states of a batch, shape (b, t, d), into an array with b rows.
+            length: Number of tokens to run, from the start of each segment; None for all.
+            losses: Whether to return negative log-probabilities too.
 
         Returns:
-            For every layer the results of ``reduce`` on the states (b, t, d) of each batch, joined to (n,
-            ...); with ``losses``, ``nll``: the NLL in nats of tokens 1 ... t - 1, shape (n, t - 1).
+            An array with n rows for each layer: the results of ``reduce``. With ``losses`` also
+            ``nll``, shape (n, t - 1): the negative log-probability in nats of each token after the
+            first.
 
         Raises:
-            NonFiniteStateError: A number is not finite; names layer and text.
+            NonFiniteStateError: A result is NaN or infinite; the message names the layer and the
+                text.
             DispersionError: A single segment does not fit into memory.
-            UsageError: A token is outside the model's embeddings.
+            UsageError: The model has no embedding for a token.
         """
         tokens = self._ordered(np.asarray(segments.tokens[rows])[:, :length], rows)
         run = partial(self._pass, layers=layers, reduce=reduce, losses=losses)
@@ -187,8 +230,9 @@ class CausalModel:
                 raise
             if len(tokens) == 1:
                 raise DispersionError(
-                    f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
-                    "use shorter segments, model_args load_in_8bit=True or device auto"
+                    f"one segment of {tokens.shape[1]} tokens does not fit on "
+                    f"{self.loaded.device}; use shorter segments, model_args load_in_8bit=True or "
+                    "device auto"
                 ) from error
         # Outside the handler, which would keep the failed pass's tensors alive.
         if torch.cuda.is_available():
@@ -208,17 +252,21 @@ class CausalModel:
         def sink(name: str, state: Tensor) -> None:
             arrays[name] = reduce(state[:, -length:])  # prompt tuning puts virtual tokens in front
 
+        head: nn.Module = nn.Identity()
+        if self.decoder.head is not None and not losses:
+            head = self.decoder.head
         with capture(self.loaded.model, layers, sink):
-            # The output projection gets no token if none is scored; capture's hooks run before this one.
-            head = nn.Identity() if losses or self.decoder.head is None else self.decoder.head
+            # The output projection gets no token if none is scored; capture's hooks run first.
             idle = head.register_forward_pre_hook(lambda _head, states: (states[0][:, :0],))
             try:
                 logits = self.loaded.model(input_ids=ids, use_cache=False).logits
             finally:
                 idle.remove()
         if losses:
-            rows = zip(logits[:, -length:], ids, strict=True)
-            arrays["nll"] = np.stack([_nll(row_logits, row_ids) for row_logits, row_ids in rows])
+            texts = []
+            for of_text, tokens_of_text in zip(logits[:, -length:], ids, strict=True):
+                texts.append(_nll(of_text, tokens_of_text))
+            arrays["nll"] = np.stack(texts)
         return arrays
 
     def _on_device(self, tokens: NDArray[Any]) -> Tensor:
@@ -227,14 +275,16 @@ class CausalModel:
         known = self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
             raise UsageError(
-                f"token {highest} is outside the model's {known} embeddings; its tokenizer does not fit"
+                f"expected token ids below {known}, the number of the model's embeddings, got "
+                f"{highest}; load the tokenizer that belongs to this model"
             )
         return torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
 
     def _check_finite(
         self, values: NDArray[Any], name: str, origins: NDArray[np.int64], source: str
     ) -> None:
-        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        is_finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        bad = np.flatnonzero(~is_finite)
         if bad.size:
             text, start = origins[int(bad[0])]
             advice = "use model_args dtype=bfloat16 or dtype=float32"
@@ -242,8 +292,8 @@ class CausalModel:
                 advice = "check the checkpoint's weights"
             layer = "the output" if name == "nll" else name
             raise NonFiniteStateError(
-                f"expected finite numbers, got NaN or infinity at {layer} in text {text} of {source} "
-                f"(segment from token {start}); {advice}"
+                f"expected finite numbers, got NaN or infinity at {layer} in text {text} of "
+                f"{source}, in the segment that begins at token {start}; {advice}"
             )
 
     @torch.no_grad()
@@ -261,12 +311,21 @@ class CausalModel:
         largest = (before - after).abs().max()
         if largest > 1e-2 * before.std().clamp_min(1e-6):
             raise UsageError(
-                f"expected a left-to-right language model, got {self.loaded.name}, whose predictions change "
-                "with the tokens after them; name a causal model"
+                f"expected a left-to-right language model, got {self.loaded.name}, whose "
+                "predictions depend on later tokens; choose a causal model"
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
-        """The model of a control, of `CONTROLS` ("": this one); DispersionError if it cannot be built."""
+        """Return the model of a control.
+
+        Args:
+            name: ``untrained`` for the same architecture with random weights, ``shuffled`` for the
+                same model on shuffled tokens, or an empty string for the model itself.
+            seed: Seed of the random weights or of the order of tokens.
+
+        Raises:
+            DispersionError: The model cannot be built with random weights.
+        """
         if not name:
             return self
         if name == "shuffled":
@@ -280,7 +339,8 @@ class CausalModel:
                 built = self._at_random(model)
             except (ValueError, TypeError) as error:
                 raise DispersionError(
-                    f"{self.loaded.name} cannot be built with random weights, which this needs: {error}"
+                    f"{self.loaded.name} cannot be built with random weights ({error}); leave out "
+                    "the control untrained"
                 ) from error
         if getattr(model.config, "quantization_config", None) is None:
             built = built.to(model.dtype)  # so that rounding is equal
@@ -306,20 +366,28 @@ class CausalModel:
         for row, number in zip(mixed, numbers, strict=True):
             rng = np.random.default_rng([self._shuffled_by, int(number)])
             order = rng.permutation(end - start)
-            row[start:end] = row[start:end][order]
+            middle = row[start:end]
+            row[start:end] = middle[order]
         return mixed
 
 
 class EncoderModel(CausalModel):
-    """A model without a causal head, ready to run segments; it gives no log-probabilities."""
+    """A model without a causal head, such as BERT, that runs segments and returns states only."""
 
     def _find_layers(self) -> None:
         self.blocks = int(self.config.num_hidden_layers)
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
-        """Names of all depths, the only choice: ``embeddings``, ``layer.K`` and ``last``."""
+        """Return the names of all depths: ``embeddings``, ``layer.K`` and ``last``.
+
+        Raises:
+            UsageError: Anything but ``depths`` is wanted.
+        """
         if wanted != "depths":
-            raise UsageError(f"expected all depths of an encoder, got {wanted}")
+            raise UsageError(
+                f"expected layers='depths' for an encoder, got {wanted!r}; single layers can be "
+                "measured in decoders only"
+            )
         return super().layers(wanted)
 
     def _longest(self) -> int:
@@ -333,13 +401,17 @@ class EncoderModel(CausalModel):
     ) -> Unit:
         """Every layer's reduced states of one batch, by one forward pass."""
         ids = self._on_device(tokens)
-        states = self.loaded.model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True
-        ).hidden_states
+        output = self.loaded.model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            output_hidden_states=True,
+        )
+        states = output.hidden_states
         if states is None or len(states) != len(layers):
             raise CaptureError(
-                f"expected {len(layers)} hidden states of {self.loaded.name}, got "
-                f"{len(states or ())}; its class does not give the states of its blocks"
+                f"expected {len(layers)} hidden states from {self.loaded.name}, got "
+                f"{len(states or ())}; its class in transformers does not return the states of "
+                "its blocks, so it cannot be measured"
             )
         return {name: reduce(state) for name, state in zip(layers, states, strict=True)}
 
@@ -349,7 +421,11 @@ class EncoderModel(CausalModel):
 
 
 def read_either_way(model: ModelLike) -> CausalModel:
-    """A decoder or an encoder, ready to run segments; raises as :func:`load_model`."""
+    """Return a decoder as a `CausalModel`, and any other model as an `EncoderModel`.
+
+    Raises:
+        UsageError: The model is too large for the device, or cannot be loaded.
+    """
     check_memory(model)
     if not isinstance(model, LoadedModel):
         model = loaded_model(replace(model_choice(model), encoder=True))
@@ -361,7 +437,14 @@ def read_either_way(model: ModelLike) -> CausalModel:
 
 
 def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
-    """The wanted controls, each once, in the order of ``CONTROLS``."""
+    """Return the wanted controls as a list, each once, in the order of ``CONTROLS``.
+
+    The control ``untrained`` is the model with random weights; ``shuffled`` is the model on texts
+    whose tokens are in random order.
+
+    Args:
+        wanted: One name, several, or None for no control.
+    """
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     return [name for name in CONTROLS if name in names]
 
@@ -369,36 +452,67 @@ def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
 def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
     """Negative log-probability of every token of a text after its first, float64."""
     losses = nn.functional.cross_entropy(
-        logits[:-1].float(), ids[1:].to(logits.device), reduction="none"
+        logits[:-1].float(),
+        ids[1:].to(logits.device),
+        reduction="none",
     )
-    return np.asarray(losses.to("cpu", torch.float64).numpy())
+    losses = losses.to("cpu", torch.float64)
+    return np.asarray(losses.numpy())
 
 
 def last_vectors(states: Tensor) -> NDArray[np.float32]:
-    """The last position's states, shape (b, d), float32."""
+    """Return the state of each text's last token.
+
+    Args:
+        states: Shape (b, t, d).
+
+    Returns:
+        Shape (b, d), float32, on the CPU.
+    """
     return np.asarray(states[:, -1].float().cpu().numpy(), dtype=np.float32)
 
 
 def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Token states (b, t, d) at length one, float32, and whether each has a direction, (b, t) bool."""
+    """Scale every token's state to length one.
+
+    Args:
+        states: Shape (b, t, d).
+
+    Returns:
+        The scaled states, shape (b, t, d), float32, and a mask, shape (b, t), that is false where a
+        state is zero and so has no direction.
+    """
     x = states.float()
-    x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    x = x / largest.clamp_min(torch.finfo(torch.float32).tiny)
     norms = x.norm(dim=-1, keepdim=True)
     return x / norms.clamp_min(0.5), norms[..., 0] > 0
 
 
 def token_dispersions(states: Tensor) -> NDArray[np.float64]:
-    """Mean cosine distance over each text's token pairs, shape (b,); NaN below two directions."""
+    """Return the mean cosine distance over all pairs of tokens, for each text.
+
+    Args:
+        states: Shape (b, t, d).
+
+    Returns:
+        Shape (b,), float64; NaN for a text with fewer than two states that are not zero.
+    """
     units, valid = unit_tokens(states)
     count = valid.sum(dim=1).double()
     mean = units.sum(dim=1, keepdim=True) / count[:, None, None]
-    squares = ((units - mean) ** 2).sum(dim=-1).double() * valid
+    differences = units - mean
+    squares = (differences**2).sum(dim=-1).double() * valid
     spread = squares.sum(dim=1) / (count - 1)
-    return np.asarray(spread.masked_fill(count < 2, float("nan")).cpu().numpy())
+    defined = spread.masked_fill(count < 2, float("nan"))
+    return np.asarray(defined.cpu().numpy())
 
 
 def in_float32(model: ModelLike) -> ModelLike:
-    """The model in float32, unless it is loaded, quantised, or another dtype was asked for."""
+    """Return the choice of a model, changed to load it in float32.
+
+    A model that is already loaded, quantised, or asked for in another dtype is returned unchanged.
+    """
     choice = model_choice(model)
     if isinstance(model, LoadedModel) or choice.dtype != "auto" or choice.quantize:
         return model
@@ -409,9 +523,10 @@ def in_float32(model: ModelLike) -> ModelLike:
 
 
 def check_memory(model: ModelLike) -> None:
-    """Raise UsageError if a model that is to be loaded in float32 is larger than its device's memory.
+    """Raise UsageError if a model in float32 does not fit into its device's free memory.
 
-    Nothing but its configuration is read; a model whose weights cannot be counted by it passes.
+    The model is not loaded: its weights are counted from its configuration. A model that is not to
+    be run in float32, or whose weights cannot be counted, passes.
     """
     choice = model_choice(model)
     if isinstance(model, LoadedModel) or choice.dtype != "float32" or choice.device == "auto":
@@ -424,13 +539,17 @@ def check_memory(model: ModelLike) -> None:
     if count * _FLOAT32 > free:
         raise UsageError(
             f"{choice} takes {count * _FLOAT32 / 1e9:.1f} GB in float32 ({count / 1e9:.2f} billion "
-            f"weights), and {device} has {free / 1e9:.1f} GB free; use a larger device, auto for "
-            "all of them, or dtype=bfloat16 in model_args, with which single numbers are less exact"
+            f"weights), and {device} has {free / 1e9:.1f} GB free; use a larger device, device "
+            "auto to spread it over all devices, or model_args dtype=bfloat16, which makes single "
+            "figures less exact"
         )
 
 
 def weights_count(model: ModelLike) -> int | None:
-    """Number of a model's weights by its configuration; None if it cannot be told."""
+    """Return the number of a model's weights, counted from its configuration without loading it.
+
+    None if the configuration cannot be read, or no model can be built from it.
+    """
     config = _config(model)
     if config is None:
         return None
@@ -441,11 +560,16 @@ def weights_count(model: ModelLike) -> int | None:
             )
     except Exception:  # a checkpoint's own code may raise any exception; loading tells it
         return None
-    return int(sum(parameter.numel() for parameter in built.parameters()))
+    return _count(built)
+
+
+def _count(model: Any) -> int:
+    """Number of a model's parameters."""
+    return int(sum(parameter.numel() for parameter in model.parameters()))
 
 
 def free_bytes(device: str) -> int:
-    """Free memory of a device in bytes; of a container at most what it was given."""
+    """Return the free memory of a device in bytes; on a CPU at most the limit of the container."""
     if device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)

@@ -1,11 +1,11 @@
 """The perplexity law: do texts that a model finds easier lie further apart?
 
-Two passes. The first runs every segment once: its perplexity, its token dispersion, and sums for the
-dispersion of all texts. Perplexities determine the bins; the second pass runs the segments of the chosen bins
-again, bin by bin, so that no states are kept.
+There are two passes. The first runs every segment once, for its perplexity, its token dispersion,
+and the sums of which the dispersion of all texts is made. The perplexities determine the bins. The
+second pass runs the segments of the chosen bins again, bin by bin, so that no states are kept.
 
-A single token's perplexity spans many powers of ten, so its logarithm is used: in the choice of bins and in
-r. Controls keep the model's bins and perplexities and change only the states.
+A single token's perplexity spans many powers of ten, so its logarithm is used, in the choice of
+bins and in r. Controls keep the model's bins and perplexities and change only the states.
 
 Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (Vendi score).
 """
@@ -57,9 +57,8 @@ from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.statistics import Array
 
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
-FEWEST_BINS = (
-    8  # with 6 bins, an interval of r = -0.95 leaves out 0 in 6 of 100 studies; with 8 in 97
-)
+# With 6 bins, an interval of r = -0.95 excludes 0 in 6 of 100 studies; with 8 in 97.
+FEWEST_BINS = 8
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 _GROUPS = 32  # groups of texts that the jackknife leaves out
@@ -71,12 +70,19 @@ _ABOUT = [*_STUDY, "split", "perplexity", "layer"]
 _NAMES = {"model": Col("Model"), "data": Col("Data")}
 _CORRELATIONS = {
     "split": Col("Text"),
-    "perplexity": Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c"),
+    "perplexity": Col(
+        "Perplexity of", hint="sequence: whole segments; last@16: the token after 16 tokens"
+    ),
     "layer": Col("Layer"),
     "measure": Col("Measure"),
-    "control": Col("Control", hint="random weights, or the tokens of each text in random order"),
+    "control": Col(
+        "Control", hint="untrained: random weights; shuffled: each text's tokens in random order"
+    ),
     **bounded(
-        "pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"
+        "pearson",
+        "r",
+        "+.2f",
+        hint="correlation over bins; below 0: bins of lower perplexity are more dispersed",
     ),
     "line_r2": Col(
         "R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"
@@ -100,25 +106,34 @@ _OVERALL = {
         "Dispersion",
         ".4f",
         error="dispersion_se",
-        hint="mean cosine distance: 0 parallel, 1 orthogonal",
+        hint="mean cosine distance: 0 if all point the same way, 1 if orthogonal",
     ),
     "texts": Col("Texts", "d"),
-    "token_dispersion": Col("Token dispersion", ".4f", hint="over the tokens of one text"),
+    "token_dispersion": Col(
+        "Token dispersion", ".4f", hint="dispersion of the tokens of one text, averaged over texts"
+    ),
     "perplexity": Col("Perplexity", ".2f"),
 }
 
 
 @dataclass(frozen=True, repr=False)
 class LawResult(StudyResult):
-    """The perplexity law of models on texts; docs/reference/laboratory.md has the columns.
+    """How dispersion rises or falls with perplexity, for one or several models and texts.
+
+    Segments of text are sorted by perplexity and cut into bins; each bin has a mean perplexity and
+    a dispersion. docs/reference/laboratory.md lists every column of the tables. The column
+    ``split`` is ``data`` or, for the held-out text, ``held-out``.
 
     Attributes:
-        correlations: One row per model, text, split, perplexity, layer and measure: ``pearson`` with bounds
-            over bins.
-        points: One row per chosen bin and layer: its mean perplexity and every measure, also of controls.
-        overall: One row per split and layer: dispersion over all texts, token dispersion, perplexity.
-        controls: One row per split, perplexity, layer, measure and control; None where no control ran.
-        manifest: Settings, counts and the run's models.
+        correlations: One row for each model, text, split, kind of perplexity, layer and measure:
+            ``pearson``, the correlation over the bins, with its 95 % interval.
+        points: One row for each chosen bin and layer: the bin's mean perplexity and every measure,
+            of the model and of the controls.
+        overall: One row for each split and layer: the dispersion of all texts, the mean dispersion
+            of one text's tokens, and the perplexity.
+        controls: The rows of ``correlations`` for each control, and the model's r minus the
+            control's; None if no control was run.
+        manifest: The settings, and for each model its identity, library versions and counts.
     """
 
     correlations: pd.DataFrame
@@ -131,65 +146,93 @@ class LawResult(StudyResult):
     template = "law.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``layers``: r of perplexity and dispersion; ``correlations``, ``controls``, ``overall`` in full."""
+        """Return the tables of the report by name.
+
+        - ``layers``: r of dispersion and the perplexity of whole segments, at no more than 12
+          layers;
+        - ``correlations``: all correlations of the models;
+        - ``controls``: all correlations of the controls, if any was run;
+        - ``overall``: dispersion and perplexity over all texts.
+        """
         names = _NAMES if self._is_grid else {}
-        first = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
         full = {**names, **_CORRELATIONS}
-        caption = "The same for controls, and the model's r minus theirs"
+        first = _of_segments(self.correlations)
+        caption = "r of the controls, and the model's r minus each of them"
         controls = {}
         if self.controls is not None:
             controls["controls"] = table(self.controls, caption, full)
-            others = _of_dispersion(self.controls).query(f"perplexity == '{SEQUENCE}'")
+            others = _of_segments(self.controls)
             place = [*_STUDY, "layer"]
             wide = others.pivot(index=place, columns="control", values="pearson")
             first = first.merge(wide.reset_index(), on=place)
-        caption = f"r of the perplexity of whole segments and dispersion, {self._level}"
+        caption = f"r of dispersion and the perplexity of whole segments, {self._level}"
         return {
             "layers": table(first, caption, {**names, **_LAYERS}, most=12),
-            "correlations": table(self.correlations, "r of perplexity with each measure", full),
+            "correlations": table(
+                self.correlations, "r of perplexity and each measure, with its interval", full
+            ),
             **controls,
             "overall": table(self.overall, "All texts", {**names, **_OVERALL}),
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``grid``: bins of every model and text; else ``layers``: r by layer, and ``bins`` of a few."""
-        layers = list(dict.fromkeys(self.points["layer"]))
+        """Return the charts of the report by name.
+
+        - ``grid``: dispersion against perplexity, one panel for each pair of a model and a text;
+          only with several models or texts, and then alone;
+        - ``layers``: r by layer, if several layers were measured;
+        - ``bins``: dispersion against perplexity at no more than six layers.
+        """
         if self._is_grid:
-            rows = [self._at_one_layer(study) for _, study in self._studies()]
-            draw = partial(charts.law_grid, self.points, rows)
-            caption = "Perplexity of whole segments and dispersion, every model and text"
-            return {"grid": Chart(draw, caption, "One dot a bin; a row a model, a column a text.")}
+            draw = partial(charts.law_grid, self.points, self._shown_rows())
+            caption = (
+                "Dispersion against the perplexity of whole segments, for every model and text"
+            )
+            return {
+                "grid": Chart(
+                    draw,
+                    caption,
+                    "Each dot is a bin, each row of panels a model, each column a text.",
+                )
+            }
         drawn = {}
+        layers = list(dict.fromkeys(self.points["layer"]))
         if len(layers) > 1:
             drawn["layers"] = Chart(
                 partial(charts.law_layers, self.correlations, self.controls),
-                f"r of perplexity and dispersion by layer, {self._level}",
-                "One panel a perplexity; a dot a layer.",
+                f"r of perplexity and dispersion at each layer, {self._level}",
+                "Each panel is a kind of perplexity, each dot a layer.",
             )
-        points = self.points[self.points["layer"].isin(layers[:: math.ceil(len(layers) / _PANELS)])]
-        caption = "Mean perplexity and dispersion of every chosen bin"
-        drawn["bins"] = Chart(partial(charts.law_bins, points), caption, "One dot a bin.")
+        step = math.ceil(len(layers) / _PANELS)
+        points = self.points[self.points["layer"].isin(layers[::step])]
+        caption = "Dispersion against the mean perplexity of every chosen bin"
+        drawn["bins"] = Chart(partial(charts.law_bins, points), caption, "Each dot is a bin.")
         return drawn
 
     def context(self) -> dict[str, Any]:
-        """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls.
+        """Return the values that the report's template needs.
 
-        Of several studies, ``grid`` has the sentences, and ``kinds`` is empty.
+        In addition to those of `StudyResult` these are:
+
+        - ``kinds``: for each kind of perplexity the layers where r clearly differs from 0 and from
+          its controls; empty for several models or texts;
+        - ``grid``: sentences on several models or texts; empty for one;
+        - ``tests``: number of correlations for which the intervals hold at once;
+        - ``rounded``: names of the models that ran in bfloat16.
         """
         rows = _of_dispersion(self.correlations)
-        columns = [*_STUDY, "perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
-        controls = (
-            pd.DataFrame(columns=columns)
-            if self.controls is None
-            else _of_dispersion(self.controls)
-        )
+        if self.controls is None:
+            columns = ["layer", "control", "pearson", "apart_low", "apart_high"]
+            controls = pd.DataFrame(columns=[*_STUDY, "perplexity", *columns])
+        else:
+            controls = _of_dispersion(self.controls)
         kinds: list[dict[str, Any]] = []
         grid: list[str] = []
         if self._is_grid:
-            shown = [self._at_one_layer(study) for _, study in self._studies()]
-            grid = grid_sentences(shown, records(controls), self._tests)
+            grid = grid_sentences(self._shown_rows(), records(controls), self._tests)
         else:
-            kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
+            for kind in dict.fromkeys(rows["perplexity"]):
+                kinds.append(_verdict(kind, rows, controls))
         rounded = []
         for each in self.manifest["models"]:
             if each["dtype"] == "bfloat16" and each["model"] not in rounded:
@@ -205,19 +248,17 @@ class LawResult(StudyResult):
     @property
     def _is_grid(self) -> bool:
         """Whether several models or texts were measured."""
-        return len(self.points[_STUDY].drop_duplicates()) > 1
+        studies = self.points[_STUDY].drop_duplicates()
+        return len(studies) > 1
 
-    def _studies(self) -> Iterator[tuple[Any, pd.DataFrame]]:
-        """The rows on dispersion and whole segments of every model and text."""
-        rows = _of_dispersion(self.correlations).query(f"perplexity == '{SEQUENCE}'")
-        yield from rows.groupby(_STUDY, sort=False)
-
-    @staticmethod
-    def _at_one_layer(study: pd.DataFrame) -> dict[str, Any]:
-        """The row of a study's representative layer: ``last``, else its latest."""
-        layers = study["layer"].tolist()
-        shown = "last" if "last" in layers else layers[-1]
-        return records(study[study["layer"] == shown])[0]
+    def _shown_rows(self) -> list[dict[str, Any]]:
+        """For every model and text, the row on dispersion and whole segments at one layer."""
+        rows = []
+        for _, study in _of_segments(self.correlations).groupby(_STUDY, sort=False):
+            shown = _shown_layer(study["layer"])
+            at_layer = study[study["layer"] == shown]
+            rows += records(at_layer)
+        return rows
 
     @property
     def _tests(self) -> int:
@@ -226,17 +267,23 @@ class LawResult(StudyResult):
 
     @property
     def _level(self) -> str:
-        return (
-            f"95 % intervals counting all {self._tests} r" if self._tests > 1 else "95 % interval"
-        )
+        if self._tests > 1:
+            return f"95 % intervals that hold for all {self._tests} r at once"
+        return "95 % interval"
 
 
 def grid_sentences(
     rows: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], tests: int
 ) -> list[str]:
-    """In how many studies r is clearly negative or positive, where it is neither, and next to controls.
+    """Return sentences that sum up the correlations of several models and texts.
 
-    ``rows``: r of whole segments at one layer a study; ``tests``: the r that intervals count.
+    They say for how many models and texts r is clearly negative or positive, for which it is
+    neither or undefined, and where it does not clearly differ from a control.
+
+    Args:
+        rows: One row of ``correlations`` for each model and text, of whole segments at one layer.
+        controls: The rows of the controls.
+        tests: Number of correlations for which the 95 % intervals hold at once.
     """
     negative: list[Mapping[str, Any]] = []
     positive: list[Mapping[str, Any]] = []
@@ -254,33 +301,40 @@ def grid_sentences(
     models = count(len({row["model"] for row in rows}), "model")
     texts = count(len({row["data"] for row in rows}), "text")
     parts = []
-    for word, found in (("negative", negative), ("positive", positive)):
-        if found:
-            values = [row["pearson"] for row in found]
-            ends = f"r {min(values):+.2f} to {max(values):+.2f}"
-            parts.append(f"{word} in {len(found)} of {len(rows)} ({ends})")
+    for word, clear in (("negative", negative), ("positive", positive)):
+        if not clear:
+            continue
+        values = [row["pearson"] for row in clear]
+        ends = f"r {min(values):+.2f} to {max(values):+.2f}"
+        parts.append(f"{word} in {len(clear)} of {len(rows)} ({ends})")
     if unclear:
         parts.append(f"not clearly different from 0 in {_named(unclear)}")
     if undefined:
         parts.append(f"undefined in {_named(undefined)} ({undefined[0]['reason']})")
-    where = f"{models} on {texts}, 95 % intervals counting all {tests} r"
+    where = f"{models} on {texts}, 95 % intervals that hold for all {tests} r at once"
     sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
     if positive and negative:
         sentences.append(f"It is positive in {_named(positive)}.")
     for control in dict.fromkeys(row["control"] for row in controls):
         alike = [row for row in negative if not _is_beyond(row, control, controls)]
         if alike:
-            sentences.append(f"It is not clearly more negative than {control} in {_named(alike)}.")
+            sentences.append(
+                f"It is not clearly more negative than with the control {control} in "
+                f"{_named(alike)}."
+            )
         elif negative:
-            sentences.append(f"Where it is negative, it is so more than {control}.")
+            sentences.append(
+                f"Where it is negative, it is clearly more so than with the control {control}."
+            )
     return sentences
 
 
 def _is_beyond(row: Mapping[str, Any], control: str, controls: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a study's r is clearly below that of a control."""
-    same = ("model", "data", "layer", "perplexity")
+    same = [row["model"], row["data"], row["layer"], row["perplexity"], control]
     for other in controls:
-        if other["control"] == control and all(other[name] == row[name] for name in same):
+        place = [other["model"], other["data"], other["layer"], other["perplexity"]]
+        if [*place, other["control"]] == same:
             return bool(other["apart_high"] < 0)
     return False
 
@@ -294,19 +348,35 @@ def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.query("measure == 'dispersion' and split == 'data'")
 
 
+def _of_segments(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows on dispersion and the perplexity of whole segments."""
+    rows = _of_dispersion(frame)
+    return rows[rows["perplexity"] == SEQUENCE]
+
+
+def _shown_layer(layers: pd.Series[str]) -> str:
+    """The layer that is shown: ``last``, or the latest that was measured."""
+    names = layers.tolist()
+    return "last" if "last" in names else names[-1]
+
+
 def _verdict(kind: str, rows: pd.DataFrame, controls: pd.DataFrame) -> dict[str, Any]:
     """The claims about one perplexity, and r at the representative layer."""
     rows = rows[rows["perplexity"] == kind]
     controls = controls[controls["perplexity"] == kind]
-    layers = rows["layer"].tolist()
-    shown = "last" if "last" in layers else layers[-1]
-    at_shown = controls[controls["layer"] == shown]
+    shown = _shown_layer(rows["layer"])
+    (row,) = records(rows[rows["layer"] == shown])
+    of_controls = {}
+    for other in records(controls[controls["layer"] == shown]):
+        of_controls[other["control"]] = other["pearson"]
+    negative = _claims(rows, controls, -1)
+    positive = _claims(rows, controls, 1)
     return {
         "after": kind.removeprefix("last@"),
-        "claims": [claim for sign in (-1, 1) for claim in _claims(rows, controls, sign)],
-        "layers": len(layers),
-        "row": records(rows[rows["layer"] == shown])[0],
-        "controls": dict(zip(at_shown["control"], at_shown["pearson"], strict=True)),
+        "claims": [*negative, *positive],
+        "layers": len(rows),
+        "row": row,
+        "controls": of_controls,
     }
 
 
@@ -314,18 +384,30 @@ def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[d
     """The layers where r clearly has this sign, and the controls that it is ``beyond`` or ``like`` there."""
     end = "high" if sign < 0 else "low"
     layers = rows["layer"].tolist()
-    alike = controls[~(controls[f"apart_{end}"].astype(float) * sign > 0)]
+    is_beyond = controls[f"apart_{end}"].astype(float) * sign > 0
+    alike = controls[~is_beyond]
+    is_clear = rows[f"all_{end}"] * sign > 0
     groups: dict[tuple[str, ...], list[str]] = {}
-    for layer in rows["layer"][rows[f"all_{end}"] * sign > 0]:
-        like = tuple(sorted(alike["control"][alike["layer"] == layer]))
+    for layer in rows["layer"][is_clear]:
+        at_layer = alike["control"][alike["layer"] == layer]
+        like = tuple(sorted(at_layer))
         groups.setdefault(like, []).append(layer)
     for like, where in sorted(groups.items()):
         beyond = [] if like else list(dict.fromkeys(controls["control"]))
-        yield {"sign": sign, "places": places(where, layers), "beyond": beyond, "like": like}
+        yield {
+            "sign": sign,
+            "places": places(where, layers),
+            "beyond": beyond,
+            "like": like,
+        }
 
 
 def places(chosen: Sequence[str], every: Sequence[str]) -> str:
-    """Layers in words: ``at last``, ``at 3 of 31 layers (layer.2 to layer.4)``.
+    """Return in words at which layers something holds.
+
+    Args:
+        chosen: The layers where it holds.
+        every: All layers that were measured, in their order.
 
     >>> places(["layer.1", "layer.2", "last"], ["layer.0", "layer.1", "layer.2", "layer.3", "last"])
     'at 3 of 5 layers (layer.1 to layer.2, last)'
@@ -334,9 +416,13 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
         return "at " + " and ".join(chosen)
     if len(chosen) == len(every):
         return f"at all {len(every)} layers"
-    runs = groupby(every, key=lambda layer: (layer in chosen, layer == "last"))
-    chosen_runs = [list(run) for (is_chosen, _), run in runs if is_chosen]
-    shown = [" to ".join(dict.fromkeys((run[0], run[-1]))) for run in chosen_runs]
+    shown = []
+    for (is_chosen, _), group in groupby(every, lambda layer: (layer in chosen, layer == "last")):
+        if not is_chosen:
+            continue
+        run = list(group)
+        ends = dict.fromkeys([run[0], run[-1]])
+        shown.append(" to ".join(ends))
     return f"at {len(chosen)} of {len(every)} layers ({', '.join(shown)})"
 
 
@@ -367,8 +453,8 @@ def law(asked: Law) -> LawResult:
     further = {} if asked.held_out is None else {"held_out": asked.held_out}
     exact = [in_float32(model) for model in as_models(asked.models)]
     manifest, tables = studied("law", _measure, exact, asked.data, settings, asked, further=further)
-    found = correlations(tables["points"], settings["control"], asked.seed)
-    return LawResult(manifest, **tables, **found)
+    over_bins = correlations(tables["points"], settings["control"], asked.seed)
+    return LawResult(manifest, **tables, **over_bins)
 
 
 class _Split(NamedTuple):
@@ -395,7 +481,9 @@ def _measure(study: Study) -> Iterator[TableRow]:
     settings = study.settings
     causal, layers = study.loaded(losses=True)
     splits = [_first_pass(study, causal, layers, source) for source in study.texts]
-    models = {name: causal.control(name, settings["seed"]) for name in ("", *settings["control"])}
+    models = {"": causal}
+    for name in settings["control"]:
+        models[name] = causal.control(name, settings["seed"])
     for split in splits:
         for row in _points(study, models, layers, split):
             yield "points", row
@@ -413,43 +501,58 @@ def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: st
     if n // size < FEWEST_BINS:
         more = "more segments" if n == settings["segments"] else "more text"
         raise UsageError(
-            f"expected {FEWEST_BINS} bins of {size} segments at least, {FEWEST_BINS * size} segments, to say "
-            f"anything about r, got {n} of {settings['segment']} tokens from {drawn.source}; "
+            f"expected at least {FEWEST_BINS * size} segments ({FEWEST_BINS} bins of {size}) to "
+            f"determine r, got {n} of {settings['segment']} tokens from {drawn.source}; "
             f"pass {more}, or make bins or segments smaller"
         )
-    after = [
-        context - 1 for context in settings["contexts"]
-    ]  # NLL column of the token after so many
-
-    def do(rows: NDArray[np.int64]) -> Unit:
-        totals = [Dispersion(causal.width, _GROUPS) for _ in layers]
-        spreads = []
-        losses = []
-        for batch in np.split(rows, range(causal.batch, len(rows), causal.batch)):
-            part = causal.run(drawn, batch, layers, _with_spread, losses=True)
-            for layer, total in zip(layers, totals, strict=True):
-                total.update(part[layer][:, :-1])
-            spreads.append(np.stack([part[layer][:, -1] for layer in layers], axis=1))
-            losses.append(np.column_stack([part["nll"].mean(axis=1), part["nll"][:, after]]))
-        arrays = {"nll": np.concatenate(losses), "tokens": np.concatenate(spreads)}
-        return {
-            **arrays,
-            "sums": np.stack([total.sums for total in totals]),
-            "counts": totals[0].counts,
-        }
-
+    do = partial(_first_unit, causal, layers, drawn, settings["contexts"])
     nll = []
     tokens = []
     sums = np.zeros(())
     counts = np.zeros(())
     # Each unit has whole rounds of the jackknife's groups, so that it begins with the first.
-    for unit in study.kept(name, blocks(n, -(-n // (_UNITS * _GROUPS)) * _GROUPS), do):
+    rounds = math.ceil(n / (_UNITS * _GROUPS))
+    for unit in study.kept(name, blocks(n, rounds * _GROUPS), do):
         nll.append(unit["nll"])
         tokens.append(unit["tokens"])
         sums = sums + unit["sums"]
         counts = counts + unit["counts"]
-    totals = [Dispersion.from_state({"sums": layer, "counts": counts}) for layer in sums]
+    totals = []
+    for layer in sums:
+        state = {"sums": layer, "counts": counts}
+        totals.append(Dispersion.from_state(state))
     return _Split(name, drawn, np.concatenate(nll), np.concatenate(tokens), totals)
+
+
+def _first_unit(
+    causal: CausalModel,
+    layers: list[str],
+    drawn: Segments,
+    contexts: Sequence[int],
+    rows: NDArray[np.int64],
+) -> Unit:
+    """The segments ``rows`` once: log-probabilities, token dispersions, sums over the texts."""
+    after = [context - 1 for context in contexts]  # column of the token after a context
+    totals = [Dispersion(causal.width, _GROUPS) for _ in layers]
+    spreads = []
+    losses = []
+    starts = range(causal.batch, len(rows), causal.batch)
+    for batch in np.split(rows, starts):
+        part = causal.run(drawn, batch, layers, _with_spread, losses=True)
+        of_layers = []
+        for layer, total in zip(layers, totals, strict=True):
+            total.update(part[layer][:, :-1])
+            of_layers.append(part[layer][:, -1])
+        spreads.append(np.stack(of_layers, axis=1))
+        nll = part["nll"]
+        of_batch = [nll.mean(axis=1), nll[:, after]]
+        losses.append(np.column_stack(of_batch))
+    return {
+        "nll": np.concatenate(losses),
+        "tokens": np.concatenate(spreads),
+        "sums": np.stack([total.sums for total in totals]),
+        "counts": totals[0].counts,
+    }
 
 
 def _with_spread(states: Tensor) -> Array:
@@ -459,14 +562,18 @@ def _with_spread(states: Tensor) -> Array:
 
 def _bins(split: _Split, settings: Mapping[str, Any]) -> Iterator[_Bin]:
     """The chosen bins of a source, by the perplexity of segments and of single tokens."""
-    kinds = [(SEQUENCE, settings["segment"]), *((f"last@{c}", c) for c in settings["contexts"])]
+    kinds = [(SEQUENCE, settings["segment"])]
+    for context in settings["contexts"]:
+        kinds.append((f"last@{context}", context))
     for column, (kind, length) in enumerate(kinds):
         values = split.nll[:, column]
         if kind == SEQUENCE:
             values = np.exp(values)
         every = sorted_bins(values, settings["bin_size"])
-        for number in uniform_bins(values[every].mean(axis=1), settings["bins"]):
-            yield _Bin(kind, column, length, int(number), np.sort(every[number]))
+        means = values[every].mean(axis=1)
+        for number in uniform_bins(means, settings["bins"]):
+            members = np.sort(every[number])
+            yield _Bin(kind, column, length, int(number), members)
 
 
 def _points(
@@ -481,17 +588,22 @@ def _points(
         values[control] = [unit["values"] for unit in units]
     for place, chosen in enumerate(bins):
         losses = split.nll[chosen.members, chosen.column]
-        about = {"split": split.name, "perplexity": chosen.perplexity, "bin": chosen.number}
-        about |= {"segments": len(losses)}
-        means = {"mean_perplexity": float(np.exp(losses).mean()), "mean_nll": float(losses.mean())}
+        perplexities = np.exp(losses)
         for k, layer in enumerate(layers):
-            row = {**about, "layer": layer, **means}
+            row = {
+                "split": split.name,
+                "perplexity": chosen.perplexity,
+                "bin": chosen.number,
+                "segments": len(losses),
+                "layer": layer,
+                "mean_perplexity": float(perplexities.mean()),
+                "mean_nll": float(losses.mean()),
+            }
             for control, of_bins in values.items():
-                names = (
-                    f"{name}.{control}" if control else name
-                    for name in (*MEASURES, "dispersion_se")
-                )
-                row |= dict(zip(names, of_bins[place][k].tolist(), strict=False))
+                suffix = f".{control}" if control else ""
+                names = (*MEASURES, "dispersion_se")
+                for name, value in zip(names, of_bins[place][k].tolist(), strict=False):
+                    row[f"{name}{suffix}"] = value
             yield row
 
 
@@ -504,10 +616,15 @@ def _measured_bin(
     rows = []
     for layer in layers:
         vectors = states[layer][:, : causal.width].astype(np.float32)
-        spread = states[layer][:, causal.width :].mean() if reduce is _with_spread else np.nan
+        spread = np.nan
+        if reduce is _with_spread:
+            spread = states[layer][:, causal.width :].mean()
         estimate = dispersion_estimate(vectors)
-        others = (vendi_score(vectors), *spectrum(vectors), estimate.se) if all_measures else ()
-        rows.append((estimate.mean, spread, *others))  # in the order of MEASURES, then the error
+        # In the order of MEASURES, then the error.
+        row = [estimate.mean, spread]
+        if all_measures:
+            row += [vendi_score(vectors), *spectrum(vectors), estimate.se]
+        rows.append(row)
     return {"values": np.array(rows)}
 
 
@@ -515,22 +632,31 @@ def _overall(split: _Split, layers: list[str], seed: int) -> Iterator[dict[str, 
     """One row per layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
     perplexity = float(np.exp(split.nll[:, 0].mean()))
     for layer, total, spread in zip(layers, split.totals, split.tokens.T, strict=True):
-        mean, error, n = total.estimate()
-        row = {
+        estimate = total.estimate()
+        interval = statistics.mean_interval(spread, seed)
+        yield {
             "split": split.name,
             "layer": layer,
-            "texts": n,
-            "dispersion": mean,
-            "dispersion_se": error,
+            "texts": estimate.n,
+            "dispersion": estimate.mean,
+            "dispersion_se": estimate.se,
+            **with_ends("token_dispersion", interval),
+            "perplexity": perplexity,
         }
-        row |= with_ends("token_dispersion", statistics.mean_interval(spread, seed))
-        yield {**row, "perplexity": perplexity}
 
 
 def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
-    """Indices of ``values`` (n,), ascending, cut into bins of ``size``; shape (n // size, size).
+    """Sort values and cut them into bins of equal size.
 
-    The n mod size highest values fill no bin and are left out. Equal values keep their order.
+    Equal values keep their order. The highest n mod ``size`` values fill no bin and are left out.
+
+    Args:
+        values: Shape (n,).
+        size: Number of values in a bin.
+
+    Returns:
+        Shape (n // size, size), int64: the indices of each bin's values, in ascending order of the
+        values.
 
     >>> sorted_bins([3.0, 1.0, 2.0, 9.0, 5.0], 2).tolist()
     [[1, 2], [0, 4]]
@@ -542,50 +668,78 @@ def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
 
 
 def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
-    """Choose ``k`` bins with ascending ``means`` (g,) that cover their range evenly; ascending indices.
+    """Choose bins whose means cover their range evenly (algorithm 1 of the paper, RD A.1.2).
 
-    Algorithm 1 of the paper: k targets evenly spaced from the lowest mean to the highest, the bin nearest
-    to each (the lower one of two equally near), then the first bins of the sorted list not yet taken until
-    there are k. All of them where k >= g.
+    ``k`` targets are spaced evenly from the lowest mean to the highest. The bin nearest to each
+    target is chosen, the lower one of two that are equally near. If this gives fewer than ``k``
+    bins, the lowest bins that are left fill up.
 
-    Source: RD A.1.2, algorithm 1.
+    Args:
+        means: Shape (g,), the mean of each bin, ascending.
+        k: Number of bins to choose.
+
+    Returns:
+        Shape (min(k, g),), int64: the numbers of the chosen bins, ascending.
 
     >>> uniform_bins([1.0, 1.1, 1.2, 5.0, 9.0], 3).tolist()
     [0, 3, 4]
     """
     values = np.asarray(means, dtype=np.float64)
     targets = np.linspace(values[0], values[-1], k)
-    chosen = set(np.abs(values[None, :] - targets[:, None]).argmin(axis=1).tolist())
-    others = [place for place in range(len(values)) if place not in chosen]
-    return np.array(sorted([*chosen, *others[: max(k - len(chosen), 0)]]), dtype=np.int64)
+    distances = np.abs(values[None, :] - targets[:, None])
+    chosen = set(distances.argmin(axis=1).tolist())
+    for place in range(len(values)):
+        if len(chosen) >= k:
+            break
+        chosen.add(place)
+    return np.array(sorted(chosen), dtype=np.int64)
 
 
 class OverBins(NamedTuple):
-    """Pearson r over bins with its interval and bootstrap samples; NaN and no samples where undefined."""
+    """A Pearson correlation over bins.
+
+    Attributes:
+        interval: r and its 95 % bounds; NaN where r is undefined.
+        samples: Shape (samples,), r in each bootstrap sample; empty where r is undefined.
+        reason: Why r is undefined; otherwise empty.
+    """
 
     interval: statistics.Interval
     samples: Array
     reason: str = ""  # why it is undefined
 
     def row(self) -> dict[str, Any]:
-        """Entries of a table row: ``pearson``, ``low``, ``high`` and ``reason``."""
+        """Return the entries of a table row: ``pearson``, ``low``, ``high`` and ``reason``."""
         return {
-            **dict(zip(("pearson", "low", "high"), self.interval, strict=True)),
+            "pearson": self.interval.value,
+            "low": self.interval.low,
+            "high": self.interval.high,
             "reason": self.reason,
         }
 
     def on_fishers_scale(self) -> Array:
-        """Fisher's z of r, then of each sample, shape (1 + samples,)."""
+        """Return Fisher's z of r, followed by that of every sample; shape (1 + samples,)."""
         return statistics.fisher([self.interval.value, *self.samples])
 
 
 def correlated(x: Array, y: Array, seed: int) -> OverBins:
-    """Pearson r of perplexity and a measure over bins, (bins,) each; NaN and a reason where undefined."""
+    """Correlate perplexity with a measure over bins.
+
+    Args:
+        x: Shape (bins,), the perplexities or their logarithms.
+        y: Shape (bins,), the measure.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        Pearson r with its interval; NaN with a reason where it is undefined, as with constant
+        values.
+    """
     try:
         value = statistics.correlation(x, y)
         samples = statistics.resampled_correlations(x, y, seed=seed)
     except GeometryError as error:
-        return OverBins(statistics.Interval(np.nan, np.nan, np.nan), np.array([]), str(error))
+        undefined = statistics.Interval(np.nan, np.nan, np.nan)
+        return OverBins(undefined, np.array([]), str(error))
     bounds = statistics.correlation_bounds(value, samples, len(x))
     return OverBins(statistics.Interval(value, *bounds), samples)
 
@@ -593,19 +747,31 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
 def correlations(
     points: pd.DataFrame, controls: Sequence[str], seed: int
 ) -> dict[str, pd.DataFrame]:
-    """Pearson r of the bins' mean perplexity with every measure, per study, split and layer.
+    """Correlate the bins' mean perplexity with every measure, by model, text, split and layer.
 
-    A single token's perplexity spans many powers of ten, so r takes its mean logarithm there.
-    ``correlations`` has the model's, ``controls`` each control's and the model's minus it over the
-    same resamples of bins. The answer's claims have bounds for all studies, layers and perplexities
-    together; studies are resampled independently.
+    A single token's perplexity spans many powers of ten, so its mean logarithm is used instead.
+
+    Args:
+        points: The table ``points`` of a `LawResult`.
+        controls: Names of the controls that were run.
+        seed: Seed of the bootstrap over bins.
+
+    Returns:
+        These tables by name.
+
+        - ``correlations``: r of the models. Where the measure is dispersion, ``all_low`` and
+            ``all_high`` are bounds that hold for all models, texts, layers and kinds of perplexity
+            at once.
+        - ``controls``, if any was run: r of the controls, and the model's r minus theirs over the
+            same bootstrap samples, with bounds ``apart_low`` and ``apart_high`` that hold for all
+            of them at once.
     """
     models: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for number, (_, study) in enumerate(points.groupby(_STUDY, sort=False)):
-        of_study = _study_correlations(study, controls, seed + number)
-        models += of_study[0]
-        others += of_study[1]
+        of_model, of_controls = _study_correlations(study, controls, seed + number)
+        models += of_model
+        others += of_controls
     frame = _with_bounds(models, "all")
     # Never narrower than the row's own interval, whose Student's point few bins need.
     frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
@@ -625,7 +791,8 @@ def _study_correlations(
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first
     for key, bins in points.groupby(_ABOUT, sort=False):
         *_, split, perplexity, layer = key
-        x = bins["mean_perplexity" if perplexity == SEQUENCE else "mean_nll"].to_numpy()
+        scale = "mean_perplexity" if perplexity == SEQUENCE else "mean_nll"
+        x = bins[scale].to_numpy()
         for measure in MEASURES:
             if measure not in bins or bins[measure].isna().all():
                 continue
@@ -636,11 +803,17 @@ def _study_correlations(
             line = (perplexity, layer, measure)
             if split == "data" and not mine.reason:
                 lines[line] = np.polyfit(x, y, 1)
-            row = {**about, "bins": len(bins), "line_r2": np.nan, **mine.row(), "claim": None}
+            row = {
+                **about,
+                "bins": len(bins),
+                "line_r2": np.nan,
+                **mine.row(),
+                "claim": None,
+            }
             if not mine.reason:
-                left = y - np.polyval(lines.get(line, [np.nan]), x)
-                row["line_r2"] = 1 - float(np.square(left).sum() / np.square(y - y.mean()).sum())
-                row["claim"] = mine.on_fishers_scale() if is_claimed else None
+                row["line_r2"] = _line_r2(lines.get(line, np.array([np.nan])), x, y)
+            if is_claimed and not mine.reason:
+                row["claim"] = mine.on_fishers_scale()
             models.append(row)
             for control in controls:
                 column = f"{measure}.{control}"
@@ -650,34 +823,60 @@ def _study_correlations(
                 compared = _minus_control(mine, other)
                 if not is_claimed:
                     compared.pop("claim", None)
-                others.append({**about, "control": control, **other.row(), **compared})
+                row = {
+                    **about,
+                    "control": control,
+                    **other.row(),
+                    **compared,
+                }
+                others.append(row)
     return models, others
+
+
+def _line_r2(line: NDArray[Any], x: Array, y: Array) -> float:
+    """R² of a fitted line on points; negative if it is worse than their mean."""
+    residuals = y - np.polyval(line, x)
+    deviations = y - y.mean()
+    return 1 - float(np.square(residuals).sum() / np.square(deviations).sum())
 
 
 def _minus_control(mine: OverBins, other: OverBins) -> dict[str, Any]:
     """Entries of a control's row: the model's r minus its own, and the claim; none if undefined."""
     if mine.reason or other.reason:
         return {}
-    bounds = statistics.correlation_difference(
-        other.interval, mine.interval, (other.samples, mine.samples)
+    low, high = statistics.correlation_difference(
+        other.interval,
+        mine.interval,
+        (other.samples, mine.samples),
     )
     difference = mine.interval.value - other.interval.value
-    claim = mine.on_fishers_scale() - other.on_fishers_scale()
-    return {**with_ends("difference", (difference, *bounds)), "claim": claim}
+    return {
+        **with_ends("difference", (difference, low, high)),
+        "claim": mine.on_fishers_scale() - other.on_fishers_scale(),
+    }
 
 
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
-    """Lower and upper bounds (m,) that hold for all ``values`` (m,) at once in 95 % of cases.
+    """Return bounds that hold for several estimates at once in 95 % of cases.
 
-    The bound is the estimate ± q standard deviations of its ``samples`` (resamples, m), with q the 95 % point
-    of the largest deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
+    They lie q standard deviations of the samples away from the estimate. q is the 95 % point of the
+    largest deviation in a sample, counted in standard deviations (Efron and Tibshirani 1993; Mammen
+    1993).
+
+    Args:
+        values: Shape (m,), the estimates.
+        samples: Shape (resamples, m), the estimates in each bootstrap sample.
+
+    Returns:
+        The lower and the upper bounds, shape (m,) each.
     """
     centre = np.asarray(values, dtype=np.float64)
     drawn = np.asarray(samples, dtype=np.float64)
     sd = np.nanstd(drawn, axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         deviations = np.abs(drawn - centre) / sd
-    largest = np.where(np.isfinite(deviations), deviations, 0.0).max(axis=1)
+    finite = np.where(np.isfinite(deviations), deviations, 0.0)
+    largest = finite.max(axis=1)
     # Never narrower than a normal estimate's bound.
     q = max(float(np.quantile(largest, statistics.LEVEL)), statistics.NORMAL_975)
     return centre - q * sd, centre + q * sd
@@ -685,13 +884,19 @@ def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array
 
 def _with_bounds(rows: list[dict[str, Any]], name: str) -> pd.DataFrame:
     """The rows with ``NAME_low`` and ``NAME_high``, which hold for all claims together."""
-    claims = [row.pop("claim", None) for row in rows]
-    frame = pd.DataFrame.from_records(rows).assign(
-        **{f"{name}_low": np.nan, f"{name}_high": np.nan}
-    )
-    claimed = [number for number, claim in enumerate(claims) if claim is not None]
-    if claimed:
-        values, *samples = np.stack([claims[number] for number in claimed], axis=1)
-        bounds = bounds_together(values, samples)
-        frame.loc[claimed, [f"{name}_low", f"{name}_high"]] = np.stack(bounds, axis=1)
+    claims = []
+    claimed = []
+    for number, row in enumerate(rows):
+        claim = row.pop("claim", None)
+        if claim is not None:
+            claims.append(claim)
+            claimed.append(number)
+    frame = pd.DataFrame.from_records(rows)
+    frame[f"{name}_low"] = np.nan
+    frame[f"{name}_high"] = np.nan
+    if claims:
+        values, *samples = np.stack(claims, axis=1)
+        low, high = bounds_together(values, samples)
+        frame.loc[claimed, f"{name}_low"] = low
+        frame.loc[claimed, f"{name}_high"] = high
     return frame

@@ -16,7 +16,13 @@ from lmeval_dispersion.report.document import Column
 
 @dataclass(frozen=True, repr=False)
 class StudyResult(Report):
-    """Finished studies as a report; each measure's result adds its tables as fields."""
+    """Base class for the results of the laboratory's measures.
+
+    The subclass for each measure adds its tables as fields.
+
+    Attributes:
+        manifest: The settings, and for each model its identity, library versions and counts.
+    """
 
     schema = "dispersion-lab-report/3"
     libraries = ("torch", "transformers", "numpy")
@@ -26,20 +32,29 @@ class StudyResult(Report):
     manifest: dict[str, Any]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the main table."""
+        """Return the rows of the measure's main table, which the CSV output has."""
         return records(getattr(self, self.main))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON contract: the answer, the manifest and every table."""
+        """Return what the JSON output has: the answer, the manifest and every table."""
         tables = {}
         for name, value in vars(self).items():
             if isinstance(value, pd.DataFrame):
                 tables[name] = records(value)
         content = json_value({"manifest": self.manifest, "tables": tables})
-        return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
+        return {
+            "schema": self.schema,
+            "answer": self.answer(),
+            "kind": self.kind,
+            **content,
+        }
 
     def context(self) -> dict[str, Any]:
-        """Template values: the models' names, and the settings and versions of the run."""
+        """Return the values that every measure's template needs.
+
+        ``models`` has the models' names, and ``run`` mappings with the settings and versions of the
+        run.
+        """
         names = {key: ", ".join(value) for key, value in self.manifest["names"].items()}
         settings = {key: str(value) for key, value in self.manifest["settings"].items()}
         labels: dict[str, None] = {}
@@ -51,12 +66,18 @@ class StudyResult(Report):
                 if not isinstance(value, (dict, list)):
                     flat[key] = value
             facts.append(flat)
-        return {"models": list(labels), "run": [names, *facts, settings]}
+        return {
+            "models": list(labels),
+            "run": [names, *facts, settings],
+        }
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A frame's rows as mappings."""
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+    """Return the rows of a frame as dictionaries by column."""
+    rows = []
+    for row in frame.to_dict("records"):
+        rows.append({str(key): value for key, value in row.items()})
+    return rows
 
 
 def table(
@@ -67,25 +88,53 @@ def table(
     most: int = 0,
     more: str = "",
 ) -> Table:
-    """A frame's filled columns as a table, cut to ``most`` rows spread evenly (0: all)."""
+    """Return a frame as a table of the report, with those of the given columns that have values.
+
+    Args:
+        frame: The rows.
+        caption: The caption of the table.
+        columns: How to show each column, by its name in the frame.
+        most: Number of rows at most, taken at even distances; 0 for all.
+        more: A sentence below the table. If rows are left out, it says how many instead.
+    """
     if 0 < most < len(frame):
         more = f"{most} of {len(frame)} rows; the details show all."
-        frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
+        places = np.linspace(0, len(frame) - 1, most).round()
+        frame = frame.iloc[places.astype(int)]
     return Table.of(records(frame), caption, columns=columns, more=more)
 
 
 def bounded(
     key: str, heading: str, format: str, ends: tuple[str, str] = ("low", "high"), **options: Any
 ) -> dict[str, Column]:
-    """Three columns by key: a value and its interval's ``ends``; ``options`` are the value's."""
+    """Return three columns: a value, and the lower and the upper end of its interval.
+
+    Args:
+        key: Name of the value's column in the frame.
+        heading: Heading of the value's column.
+        format: How to format all three numbers.
+        ends: Names of the columns of the lower and the upper end.
+        **options: Further options of the value's `Col`.
+    """
     low, high = ends
     return {
-        key: Col(heading, format, dots="both", reach=f"{low} {high}", **options),
+        key: Col(
+            heading,
+            format,
+            dots="both",
+            reach=f"{low} {high}",
+            **options,
+        ),
         low: Col("95 % from", format, short="from", drop=1),
         high: Col("to", format, drop=1),
     }
 
 
 def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
-    """A value and its interval's ends as entries ``key``, ``key_low`` and ``key_high``."""
-    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
+    """Return a value and the ends of its interval under ``key``, ``key_low`` and ``key_high``."""
+    value, low, high = interval
+    return {
+        key: value,
+        f"{key}_low": low,
+        f"{key}_high": high,
+    }

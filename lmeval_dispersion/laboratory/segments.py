@@ -1,9 +1,9 @@
 """Segments of texts: equal length, no padding, drawn in one pass by reservoir sampling.
 
-A document is cut from its start into segments that do not overlap; the rest is dropped. Where the
-tokenizer begins a text with a special token (BOS), every segment begins with it, inside the length; those of
-an encoder end as its tokenizer ends a text, too. Texts of
-one running document (a text file), or all texts with ``pack``, are first joined by a blank line.
+A document is cut from its start into segments that do not overlap; the rest is dropped. If the
+tokenizer begins a text with a special token (BOS), every segment begins with it, and its length
+includes it; the segments of an encoder also end as its tokenizer ends a text. The texts of a
+running document (a text file), or all texts with ``pack``, are first joined by a blank line.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _OVERSAMPLE = 20
 
 
 class Segments(NamedTuple):
-    """Segments of equal length with their origins.
+    """Segments of a text: runs of tokens of one length.
 
     Attributes:
         tokens: Shape (n, length), uint32.
-        origins: Shape (n, 2), int64: number of the text in its source, and the segment's first token in
-            its document.
-        source: Name of the source.
+        origins: Shape (n, 2), int64: the number of the text in its source, and the place of the
+            segment's first token in its document.
+        source: Name of the source, as messages show it.
     """
 
     tokens: NDArray[np.uint32]
@@ -49,12 +49,22 @@ def draw_segments(
     pack: bool = False,
     suffix: Sequence[int] = (),
 ) -> Unit:
-    """Draw at most ``most`` segments of ``length`` tokens, in random order; UsageError if none can be.
+    """Draw segments of one length from texts, in random order.
 
-    ``suffix`` ends every segment, inside its length.
+    Args:
+        texts: The texts.
+        tokenizer: A tokenizer of transformers.
+        length: Number of tokens in a segment, special tokens included.
+        most: Number of segments at most.
+        seed: Seed of the draw.
+        pack: Whether to join all texts into one before they are cut.
+        suffix: Special tokens with which every segment ends.
 
     Returns:
-        ``tokens`` and ``origins`` of `Segments`.
+        The arrays ``tokens`` and ``origins`` of `Segments`.
+
+    Raises:
+        UsageError: The texts are too short for a segment, or ``length`` or ``most`` is too small.
     """
     prefix, _ = affixes_of(tokenizer)
     special = len(prefix) + len(suffix)
@@ -78,36 +88,56 @@ def draw_segments(
         if offered >= _OVERSAMPLE * most:
             break
     if not offered:
+        is_joined = pack or texts.continuous
+        advice = "more text" if is_joined else "join texts (pack)"
         raise UsageError(
             f"expected text for at least one segment of {length} tokens, got none: "
             f"{report(texts.source, counts(texts, 0))}; use shorter segments, "
-            + ("or more text" if pack or texts.continuous else "or join texts (pack)")
+            f"or {advice}"
         )
     order = rng.permutation(min(most, offered))
     return {"tokens": tokens[order], "origins": origins[order]}
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Number of ``texts`` read in the latest pass, of those skipped by reason, and of segments ``kept``."""
+    """Count what the latest pass over texts has read.
+
+    Args:
+        texts: The texts.
+        kept: Number of segments that were kept.
+
+    Returns:
+        ``texts``, the number of texts read; for each reason, such as ``too_short``, the number of
+        texts left out; and ``kept``.
+    """
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
 
 def report(source: str, counted: Mapping[str, int]) -> str:
-    """One sentence on the texts read and left out.
+    """Return a sentence that says how many texts were read and left out.
+
+    ``counted`` is what `counts` returns.
 
     >>> report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
     'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
     """
-    skipped = {
-        key.replace("_", " "): n for key, n in counted.items() if key not in ("texts", "kept")
-    }
-    left_out = [f"{n} {reason}" for reason, n in skipped.items() if n]
-    what = f"{count(counted['kept'], 'segment')} from {count(counted['texts'], 'text')}"
-    return f"{source}: {what}" + (f" ({', '.join(left_out)})" if left_out else "")
+    left_out = []
+    for reason, number in counted.items():
+        if number and reason not in ("texts", "kept"):
+            left_out.append(f"{number} {reason.replace('_', ' ')}")
+    segments = count(counted["kept"], "segment")
+    texts = count(counted["texts"], "text")
+    sentence = f"{source}: {segments} from {texts}"
+    if left_out:
+        sentence += f" ({', '.join(left_out)})"
+    return sentence
 
 
 def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
-    """Each text's number and tokens, without special ones; counts texts on which the tokenizer fails."""
+    """Yield the number and the tokens of each text, without special tokens.
+
+    A text on which the tokenizer fails is left out and counted in ``texts.skipped``.
+    """
     for text in texts:
         try:
             ids = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
@@ -118,14 +148,14 @@ def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
-    """Tokens between two joined texts; None if texts are separate documents."""
+    """Return the tokens of the blank line between joined texts; None if texts are not joined."""
     if not (pack or texts.continuous):
         return None
     return list(tokenizer("\n\n", add_special_tokens=False).input_ids)
 
 
 def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The special tokens with which ``tokenizer`` begins a text, and those with which it ends one."""
+    """Return the special tokens that a tokenizer puts before a text and after a text."""
     bare = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
     for start in range(len(full) - len(bare) + 1):
@@ -136,8 +166,9 @@ def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def blocks(rows: int, size: int) -> list[NDArray[np.int64]]:
-    """Row numbers 0 to ``rows`` - 1 in blocks of ``size``, the last one shorter."""
-    return [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
+    """Return the numbers 0 to ``rows`` - 1 in blocks of ``size``; the last block may be shorter."""
+    starts = range(0, rows, size)
+    return [np.arange(start, min(start + size, rows)) for start in starts]
 
 
 def _cuts(
@@ -147,7 +178,8 @@ def _cuts(
     gap = gap_of(texts, tokenizer, pack)
     start = 0
     buffer: list[int] = []
-    spans: list[tuple[int, int]] = []  # (end of the text in the document, its number)
+    # For each text in the buffer its end in the document and its number.
+    spans: list[tuple[int, int]] = []
     for number, ids in tokenised(texts, tokenizer):
         if gap is None:
             start = 0

@@ -63,18 +63,19 @@ _LAYOUT = 4  # of kept units and rows; another number makes other studies
 
 @dataclass
 class Study:
-    """One measure of one model on its texts, at work.
+    """One measure of one model on one text, while it runs.
 
     Attributes:
-        place: Folder of its units; with the suffix .json, the file of its rows.
-        load: Returns the model, loaded at the first call.
-        texts: The sources by their names in settings, ``data`` first.
-        settings: Those of the measure, with ``segment``, ``pack`` and ``seed``.
-        batch: Segments per forward pass; None for what memory allows.
-        quiet: Whether nothing is printed.
+        place: Folder in which finished units of work are kept; with the suffix ``.json``, the file
+            of the finished rows.
+        load: Returns the model, which is loaded at the first call.
+        texts: The texts by name: ``data``, and others that the measure takes.
+        settings: The settings of the measure, ``segment``, ``pack`` and ``seed``.
+        batch: Number of segments in one forward pass; None for as many as fit.
+        quiet: Whether to print nothing on stderr.
         label: The model's name in reports.
-        earlier: Facts of the studies before it in the same call.
-        facts: What its report says of it besides its rows.
+        earlier: The facts on the studies that ran before it in the same call.
+        facts: What the manifest lists on this study.
     """
 
     place: Path
@@ -88,7 +89,10 @@ class Study:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def finished(self, measure: Measure) -> list[TableRow]:
-        """The measure's rows, or as an earlier process kept them; ``facts`` are those of the rows."""
+        """Return the rows of the measure, each with the name of its table.
+
+        If an earlier process has finished this study, its rows and facts are read back.
+        """
         file = self.place.with_suffix(".json")
         if not file.exists():
             rows = list(measure(self))
@@ -102,7 +106,16 @@ class Study:
         return [(name, row) for name, row in kept]
 
     def kept(self, name: str, works: Sequence[T], do: Callable[[T], Unit]) -> Iterator[Unit]:
-        """``do(work)`` of each work, or as an earlier process kept it; DispersionError if it cannot."""
+        """Yield ``do(work)`` for each work; what an earlier process has done is read back.
+
+        Args:
+            name: Name of the folder of these works.
+            works: The units of work.
+            do: Does one unit and returns its arrays.
+
+        Raises:
+            DispersionError: The folder cannot be made or written.
+        """
         folder = self.place / name
         make_folder(folder, "study")
         with progress_bar(hidden=self.quiet) as update:
@@ -114,7 +127,17 @@ class Study:
                     yield dict(arrays)
 
     def loaded(self, *, losses: bool) -> tuple[CausalModel, list[str]]:
-        """The model, ready for the study's segments, and the names of the study's layers."""
+        """Load the model, and choose its layers and its batch size.
+
+        Args:
+            losses: Whether log-probabilities will be computed, which makes batches smaller.
+
+        Returns:
+            The model, and the full names of the layers.
+
+        Raises:
+            UsageError: A layer is unknown, or the segments exceed the model's context.
+        """
         causal = self.load()
         length = self.settings["segment"]
         layers = causal.layers(self.settings["layers"])
@@ -127,7 +150,16 @@ class Study:
         return causal, layers
 
     def drawn(self, name: str, source: str, draw: Callable[[Texts], Unit]) -> tuple[Segments, Unit]:
-        """The segments that ``draw`` takes from a source, and all its arrays."""
+        """Draw segments from one of the texts, or read back those of an earlier process.
+
+        Args:
+            name: Name of the draw in the study's folder and in the manifest.
+            source: Name of the text in ``texts``.
+            draw: Returns ``tokens`` and ``origins`` of `Segments`, and any further arrays.
+
+        Returns:
+            The segments, and all arrays that ``draw`` returned.
+        """
 
         def counted(texts: Texts) -> Unit:
             arrays = draw(texts)
@@ -138,17 +170,27 @@ class Study:
 
         (arrays,) = self.kept(f"segments {name}", [self.texts[source]], counted)
         tokens = np.ascontiguousarray(arrays["tokens"])
-        about = {
+        draws = self.facts.setdefault("segments", {})
+        draws[name] = {
             "counts": json.loads(arrays["counts"].item()),
             "sha256": sha256(tokens.data).hexdigest(),
         }
-        self.facts.setdefault("segments", {})[name] = about
         return Segments(tokens, arrays["origins"], self.texts[source].source), arrays
 
     def segments(
         self, name: str, causal: CausalModel, most: int, *, source: str = "data"
     ) -> Segments:
-        """At most ``most`` segments drawn from a source; raises as :func:`draw_segments`."""
+        """Draw at most ``most`` segments from one of the texts.
+
+        Args:
+            name: Name of the draw in the study's folder and in the manifest.
+            causal: The model, whose tokenizer cuts the segments.
+            most: Number of segments at most.
+            source: Name of the text in ``texts``.
+
+        Raises:
+            UsageError: The text is too short for a segment.
+        """
         draw = functools.partial(
             draw_segments,
             tokenizer=causal.loaded.tokenizer,
@@ -158,15 +200,31 @@ class Study:
             pack=self.settings["pack"],
             suffix=causal.suffix,
         )
-        return self.drawn(name, source, draw)[0]
+        segments, _ = self.drawn(name, source, draw)
+        return segments
 
     def states(
         self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> dict[str, NDArray[Any]]:
-        """``reduce`` of every segment's states at each layer, (n, ...); a batch is a unit of work."""
+        """Run all segments and return a reduction of their states for each layer.
+
+        Args:
+            name: Name of this work in the study's folder.
+            causal: The model.
+            drawn: The n segments.
+            layers: Full names of the layers.
+            reduce: Turns the states of a batch, shape (b, t, d), into an array with b rows.
+
+        Returns:
+            An array with n rows for each layer.
+        """
         batches = blocks(len(drawn.tokens), causal.batch)
-        units = list(self.kept(name, batches, lambda rows: causal.run(drawn, rows, layers, reduce)))
-        return {layer: np.concatenate([unit[layer] for unit in units]) for layer in layers}
+        parts: dict[str, list[NDArray[Any]]] = {layer: [] for layer in layers}
+        run = functools.partial(causal.run, drawn, layers=layers, reduce=reduce)
+        for unit in self.kept(name, batches, run):
+            for layer in layers:
+                parts[layer].append(unit[layer])
+        return {layer: np.concatenate(states) for layer, states in parts.items()}
 
 
 def studied(
@@ -180,13 +238,25 @@ def studied(
     further: Mapping[str, DataLike] = MappingProxyType({}),
     read: Callable[[ModelLike], CausalModel] = CausalModel,
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """The manifest and the tables of a measure of every model on every text, one study each.
+    """Run a measure of every model on every text, and collect the rows of its tables.
 
-    ``further``: other texts of every study, by their names in its ``texts``; ``read`` loads
-    a model. Rows begin with the model's name in ``model``, and the text's in ``data``.
+    Args:
+        kind: Name of the measure.
+        measure: Yields the rows of one study, each with the name of its table.
+        models: One model or several.
+        data: One text or several.
+        settings: The settings of the measure.
+        asked: The settings that every measure takes.
+        further: Other texts that the measure takes, by name.
+        read: Loads a model.
+
+    Returns:
+        The manifest, and the tables by name. The first columns of a table, ``model`` and ``data``,
+        have the names of the model and the text.
 
     Raises:
-        UsageError: Equal models or texts, none of them, or no batch size; and as the measure.
+        UsageError: Two models or texts are the same, or there are none, the batch size is below 1,
+            or a setting does not fit a model or a text.
     """
     batch = asked.batch
     quiet = asked.quiet
@@ -195,7 +265,8 @@ def studied(
         raise UsageError(f"expected at least 1, got {batch}", argument="batch")
     chosen = as_models(models)
     names = [str(model_choice(model)) for model in chosen]
-    sources = [_texts(source) for source in ([data] if isinstance(data, DataLike) else data)]
+    given = [data] if isinstance(data, DataLike) else data
+    sources = [_texts(source) for source in given]
     source_names = [texts.source for texts in sources]
     _check_different("models", names)
     _check_different("texts", source_names)
@@ -223,11 +294,20 @@ def studied(
                 study = Study(place, load, read_texts, settings, batch, quiet, label, facts)
                 about = {"model": label, "data": name}
                 for table, row in study.finished(measure):
-                    tables.setdefault(table, []).append({**about, **row})
-                facts.append({**about, "study": place.name, **study.facts, "inputs": inputs})
+                    rows = tables.setdefault(table, [])
+                    rows.append({**about, **row})
+                fact = {
+                    **about,
+                    "study": place.name,
+                    **study.facts,
+                    "inputs": inputs,
+                }
+                facts.append(fact)
             del study, load  # the next model is loaded after this one is freed
     if folder is not None and not quiet:
-        say_above_progress(f"rows are kept in {root}: {', '.join(each['study'] for each in facts)}")
+        say_above_progress(
+            f"finished rows are kept in {root}: {', '.join(each['study'] for each in facts)}"
+        )
     manifest = {
         "kind": kind,
         "names": {
@@ -243,11 +323,14 @@ def studied(
 def _check_different(what: str, names: Sequence[str]) -> None:
     """Raise UsageError for two equal names, or none."""
     if len(set(names)) < len(names) or not names:
-        raise UsageError(f"expected different {what}, got {', '.join(names) or 'none'}")
+        raise UsageError(
+            f"expected one or more different {what}, got {', '.join(names) or 'none'}; give each "
+            "once"
+        )
 
 
 def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
-    """One model or several as a list."""
+    """Return one model or several as a list."""
     return [models] if isinstance(models, ModelLike) else list(models)
 
 
@@ -257,15 +340,21 @@ def _texts(source: DataLike) -> Texts:
 
 def _key(kind: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """A study's name: equal for equal content."""
-    identity = [_LAYOUT, kind, inputs, settings]
-    return sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    identity = json.dumps([_LAYOUT, kind, inputs, settings], sort_keys=True)
+    digest = sha256(identity.encode())
+    return digest.hexdigest()[:10]
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:
-    """A model's identity in a study's settings: its content, never its name or path.
+    """Return what identifies a model's content, whatever its name and path are.
 
-    ``weights`` and ``adapter`` are a Hub commit or a digest over every byte of the folder (over the
-    parameters, for a loaded model); None if the Hub could not be reached.
+    Returns:
+        A mapping with these entries.
+
+        - ``dtype`` and ``quantize``: how the model is loaded;
+        - ``weights``: the commit of a Hub repository, a digest of all files of a folder, or a
+            digest of a loaded model's parameters; None if the Hub cannot be reached;
+        - ``adapter``: the same of the adapter; None if there is none.
     """
     choice = model_choice(model)
     weights: str | None
@@ -273,11 +362,11 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
     if isinstance(model, LoadedModel):
         weights = _parameters_digest(model.model)
     else:
-        weights = weights_identity(
-            choice.name, _commit(choice.name, choice.revision, "config.json")
-        )
-        if name := choice.adapter:
-            adapter = adapter_identity(name, _commit(name, None, "adapter_config.json"))
+        commit = _commit(choice.name, choice.revision, "config.json")
+        weights = weights_identity(choice.name, commit)
+        if choice.adapter:
+            commit = _commit(choice.adapter, None, "adapter_config.json")
+            adapter = adapter_identity(choice.adapter, commit)
     return {
         "dtype": choice.dtype,
         "quantize": choice.quantize,
@@ -293,39 +382,52 @@ def _commit(name: str, revision: str | None, file: str) -> str | None:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, file, revision=revision)).parent.name
+        path = hf_hub_download(name, file, revision=revision)
     except (OSError, ValueError):  # loading reports the problem
         return None
+    return Path(path).parent.name
 
 
 def _parameters_digest(model: Any) -> str:
     digest = sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        about = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
+        digest.update(about.encode())
+        values = tensor.detach().cpu().contiguous()
+        raw = values.reshape(-1).view(torch.uint8)
         digest.update(raw.numpy().data)
     return f"sha256:{digest.hexdigest()}"
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """Names in reports: fewest last parts of paths that differ, with revision, adapter and quantisation."""
+    """Return the shortest names that differ between models, for reports.
+
+    A name has as many last parts of the path as needed, and the revision, adapter and quantisation
+    where one is given.
+    """
     choices = [model_choice(model) for model in models]
     names = short_names([_path(choice.name) for choice in choices])
     adapters = short_names([_path(choice.adapter or "") for choice in choices])
-    parts = zip(choices, names, adapters, strict=True)
-    return [
-        str(replace(choice, name=name, adapter=adapter or None)) for choice, name, adapter in parts
-    ]
+    shortened = []
+    for choice, name, adapter in zip(choices, names, adapters, strict=True):
+        short = replace(choice, name=name, adapter=adapter or None)
+        shortened.append(str(short))
+    return shortened
 
 
 def _path(name: str) -> str:
     """The whole path of a folder, so that ``.`` has a name too; a Hub id unchanged."""
     folder = Path(name).expanduser()
-    return folder.resolve().as_posix() if name and folder.is_dir() else name
+    if name and folder.is_dir():
+        return folder.resolve().as_posix()
+    return name
 
 
 def data_settings(texts: Texts) -> dict[str, Any]:
-    """A source's identity in settings: a file's digest, or a Hub data set's commit, None if unknown."""
+    """Return what identifies a text's content: the digest of a file or the commit of a data set.
+
+    The commit is None if the Hub cannot be reached.
+    """
     if texts.path is not None:
         return {
             "sha256": file_digest(texts.path),
@@ -334,9 +436,14 @@ def data_settings(texts: Texts) -> dict[str, Any]:
         }
     from huggingface_hub import HfApi
 
-    with suppress(
-        Exception
-    ):  # huggingface_hub passes on errors of its HTTP library; reading explains more
-        texts.revision = HfApi().dataset_info(texts.name, revision=texts.revision).sha
-    known = {"source": texts.name, "commit": texts.revision}
-    return {**known, "config": texts.config, "split": texts.split, "column": texts.column}
+    # huggingface_hub passes on errors of its HTTP library; reading explains more.
+    with suppress(Exception):
+        info = HfApi().dataset_info(texts.name, revision=texts.revision)
+        texts.revision = info.sha
+    return {
+        "source": texts.name,
+        "commit": texts.revision,
+        "config": texts.config,
+        "split": texts.split,
+        "column": texts.column,
+    }

@@ -1,10 +1,10 @@
-"""Which sub-layer of a block should key a kNN-LM datastore: the one whose states lie further apart.
+"""Which layer should key a kNN-LM: the one whose states are the most dispersed.
 
-Every candidate gets the same draws of N segments, over several seeds: mean and standard deviation of the
-dispersion of their last-token states. The candidates' difference is taken seed by seed, since a draw moves
-both.
+Every candidate gets the same draws of segments, over several seeds. The mean and standard deviation
+of the dispersion of their last tokens' states are reported. Candidates are compared seed by seed,
+since a draw moves all of them alike.
 
-With ``knn`` a kNN-LM is keyed by every candidate, and its perplexity judges the recommendation.
+With ``knn``, the perplexity of a kNN-LM keyed by each candidate checks the recommendation.
 
 Source: RD section 3.3, table 1, B.3.
 """
@@ -51,7 +51,9 @@ _RECOMMENDED = {
     "segments": Col("Segments", "d"),
     "difference": Col("Difference", "+.4f"),
     "margin": Col(
-        "Margin (SD)", ".2f", hint="difference over the SD of one draw of new text; 2 recommends"
+        "Margin (SD)",
+        ".2f",
+        hint="difference in standard deviations of one draw; at least 2 for a recommendation",
     ),
     "draws_won": Col("Draws won", "d"),
     "draws": Col("Draws", "d"),
@@ -63,9 +65,13 @@ _KNN = {
     **bounded(
         "change", "Change, %", "+.2f", ("change_low", "change_high"), hint="paired over documents"
     ),
-    "weight": Col("Weight", ".2f", drop=2, hint="of the neighbours, as chosen on the tune part"),
+    "weight": Col(
+        "Weight", ".2f", drop=2, hint="weight of the neighbours, chosen on the tuning part"
+    ),
     "temperature": Col("Temperature", ".4g", drop=3, hint="over the keys' variance"),
-    "documents": Col("Documents", "d", drop=4, hint="or segments of a running text"),
+    "documents": Col(
+        "Documents", "d", drop=4, hint="each segment of a running text counts as a document"
+    ),
 }
 _AGAINST = {
     "layer": Col("Key"),
@@ -76,18 +82,23 @@ _AGAINST = {
 
 @dataclass(frozen=True, repr=False)
 class SublayersResult(StudyResult):
-    """Dispersion of candidate sub-layers; docs/reference/laboratory.md has the columns.
+    """The dispersion of several layers, and which one is recommended as the key of a kNN-LM.
+
+    docs/reference/laboratory.md lists every column of the tables.
 
     Attributes:
-        summary: One row per candidate and size of draw: ``mean`` and ``sd`` over draws.
-        recommendation: One row: the ``layer`` of highest mean in the largest draws, ``second``, and the
-            ``margin``; ``told_apart`` is false below ``MARGIN``.
-        draws: One row per candidate, size and draw.
-        knn: One row per key of a kNN-LM: its perplexity, and the ``change`` by neighbours in per cent;
-            None without ``knn``.
-        losses: One row per key and document of the test part: sums of negative log-probabilities
-            in nats, ``without`` neighbours and with them (``nll``).
-        manifest: Settings, counts and the run's models.
+        summary: One row for each candidate layer and size of draw: the ``mean`` and the standard
+            deviation ``sd`` of the dispersion over the draws.
+        recommendation: One row: the ``layer`` with the highest mean in the largest draws, the
+            ``second``, and the ``margin`` between them in standard deviations. ``told_apart`` is
+            false if the margin is below ``MARGIN``.
+        draws: One row for each candidate, size and draw: its dispersion.
+        knn: One row for each layer as the key of a kNN-LM: the perplexity, and the ``change`` that
+            the neighbours make, in per cent; None without ``knn``.
+        losses: One row for each key and document of the test part: the sums of negative
+            log-probabilities in nats, ``without`` neighbours and with them (``nll``); None without
+            ``knn``.
+        manifest: The settings, and the model's identity, library versions and counts.
     """
 
     summary: pd.DataFrame
@@ -101,27 +112,41 @@ class SublayersResult(StudyResult):
     template = "sublayers.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``draws``: mean and spread per candidate and size; ``recommendation``."""
+        """Return the tables of the report by name.
+
+        - ``draws``: the mean and the spread of each candidate;
+        - ``recommendation``: the two most dispersed candidates and their margin;
+        - ``knn``: the perplexity of a kNN-LM with each key, if it was measured;
+        - ``against``: the most dispersed key compared with each other key, likewise.
+        """
         tables = {
-            "draws": table(self.summary, "Dispersion of draws, mean ± standard deviation", _DRAWS),
+            "draws": table(
+                self.summary, "Mean dispersion of the draws ± standard deviation", _DRAWS
+            ),
             "recommendation": table(self.recommendation, "Margin", _RECOMMENDED),
         }
         if self.knn is not None:
-            caption = "Perplexity of a kNN-LM by its key, on the test part"
+            caption = "Perplexity of a kNN-LM on the test part, for each key"
             tables["knn"] = table(self.knn, caption, _KNN)
-            caption = "The recommended key against the others"
+            caption = "The most dispersed key compared with each other key"
             tables["against"] = table(self._judged(), caption, _AGAINST)
         return tables
 
     def charts(self) -> dict[str, Chart]:
-        """``draws``: every draw's dispersion."""
+        """Return one chart, ``draws``: the dispersion of every draw."""
         draw = partial(charts.sublayer_draws, self.draws)
         return {
-            "draws": Chart(draw, "Dispersion of every draw", "A tick a draw, a row a candidate.")
+            "draws": Chart(
+                draw, "Dispersion of every draw", "Each tick is a draw, each row a candidate."
+            )
         }
 
     def context(self) -> dict[str, Any]:
-        """Template values: ``best``, the row of ``recommendation``, and sentences on the kNN-LM."""
+        """Return the values that the report's template needs.
+
+        In addition to those of `StudyResult` these are ``best``, the row of ``recommendation``, and
+        ``judged``, sentences on the kNN-LM (empty without one).
+        """
         best = records(self.recommendation)[0]
         judged: list[str] = []
         if self.knn is not None:
@@ -138,7 +163,10 @@ class SublayersResult(StudyResult):
 
 
 def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
-    """Whether neighbours lower perplexity, by the key with which it is lowest."""
+    """Return a sentence that says whether a kNN-LM lowers perplexity.
+
+    It is on the key with the lowest perplexity. ``keys`` are rows of the table ``knn``.
+    """
     best = min(keys, key=lambda row: row["perplexity"])
     moved = f"{best['change']:+.2f} % ({best['change_low']:+.2f} to {best['change_high']:+.2f})"
     ends = f"from {best['without']:.2f} to {best['perplexity']:.2f}"
@@ -146,13 +174,18 @@ def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
     if best["change_high"] < 0:
         return f"A kNN-LM keyed by {best['layer']} lowers perplexity {ends}: {moved} {over}."
     return (
-        f"No key of a kNN-LM clearly lowers perplexity: with {best['layer']} it goes {ends}, "
+        f"No key of a kNN-LM clearly lowers perplexity: with {best['layer']} it changes {ends}, "
         f"{moved} {over}."
     )
 
 
 def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
-    """What perplexity says of the key of highest dispersion; ``rows`` compare it with each other key."""
+    """Return a sentence that says whether the most dispersed key also has the lowest perplexity.
+
+    Args:
+        rows: One row for each other key, as `against` returns them.
+        recommended: Whether that key was recommended, so that the recommendation is judged.
+    """
     key = rows[0]["layer"]
     better = []
     alike = []
@@ -164,7 +197,7 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
             worse.append(row)
         else:
             alike.append(row["other"])
-    what = f"{key}, the key of highest dispersion,"
+    what = f"{key}, the most dispersed key,"
     if worse:
         row = max(worse, key=lambda row: float(row["change"]))
         verdict = "The recommendation does not hold here" if recommended else "By perplexity"
@@ -174,8 +207,13 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
         verdict = "The recommendation holds here" if recommended else "By perplexity"
         than = row["other"] if len(rows) == 1 else f"the next best key, {row['other']}"
         return f"{verdict}: {what} gives {_moved(row)} than {than}."
-    verdict = "Whether the recommendation holds is not shown here: by" if recommended else "By"
-    return f"{verdict} perplexity {what} is not clearly better or worse than {listed(alike)}."
+    verdict = "The perplexities do not decide"
+    if recommended:
+        verdict = "It is unclear whether the recommendation holds here"
+    than = listed(alike)
+    return (
+        f"{verdict}: the perplexity of {what} is not clearly higher or lower than that of {than}."
+    )
 
 
 def _moved(row: Mapping[str, Any]) -> str:
@@ -208,7 +246,11 @@ def sublayers(asked: Sublayers) -> SublayersResult:
     settings = {"layers": asked.layers, "sizes": sorted(set(sizes)), "knn": asked.knn}
     parts = {"datastore": asked.datastore, "tune": asked.tune, "test": asked.test}
     if not asked.knn and (parts != PARTS or asked.neighbours != NEIGHBOURS):
-        raise UsageError("expected knn with the parts and neighbours of a kNN-LM", argument="knn")
+        raise UsageError(
+            "expected knn with the parts and neighbours of a kNN-LM, got these without it; add knn "
+            "(--knn), or leave them out",
+            argument="knn",
+        )
     texts: dict[str, DataLike] = {}
     if asked.knn:
         _check_parts(parts, asked.neighbours)
@@ -230,10 +272,12 @@ def _check_parts(parts: Mapping[str, float | DataLike], neighbours: int) -> None
     shares = {name: part for name, part in parts.items() if isinstance(part, float)}
     for name, share in shares.items():
         if not 0 < share <= 1:
-            raise UsageError(f"expected a share from 0 to 1, or a text, got {share}", argument=name)
+            raise UsageError(
+                f"expected a share above 0 and at most 1, or a text, got {share}", argument=name
+            )
     if sum(shares.values()) > 1 + 1e-9:
         raise UsageError(
-            f"expected shares of one text that add up to 1 at most, got {sum(shares.values()):g}",
+            f"expected shares of the text that add up to at most 1, got {sum(shares.values()):g}",
             argument=next(iter(shares)),
         )
     if neighbours < 1:
@@ -245,7 +289,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
     causal, names = study.loaded(losses=settings["knn"])
     if len(names) < 2:
         raise UsageError(
-            f"expected at least two candidates to choose from, got {', '.join(names)}; name them as layers"
+            f"expected at least two candidates to choose from, got {', '.join(names)}; name more "
+            "of them as layers (--layer)"
         )
     drawn = study.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)
@@ -255,8 +300,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
         (sizes if size <= pool else left_out).append(size)
     if not sizes:
         raise UsageError(
-            f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got {pool}; "
-            "pass more text or shorter segments"
+            f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, "
+            f"got {pool}; pass more text or shorter segments"
         )
     study.facts |= {"pool": pool, "left_out_sizes": left_out}
     vectors = study.states("pool", causal, drawn, names, last_vectors)
@@ -286,10 +331,16 @@ def _draws(
 
 
 def recommendation(draws: pd.DataFrame, pool: int) -> dict[str, Any]:
-    """The candidate of highest mean in the largest draws, with its margin over the second.
+    """Return the row of the table ``recommendation``.
 
-    Draws of s of a pool's n segments share some, so they vary less than draws of new text would; their
-    standard deviation is divided by sqrt(1 - s / n) for that. A draw of the whole pool has no margin.
+    It names the candidate with the highest mean dispersion in the largest draws, the second, and
+    the margin between them in standard deviations over the draws. Draws of s from n segments
+    overlap and so vary less than draws of new text would; their standard deviation is divided by
+    sqrt(1 - s / n) for that.
+
+    Args:
+        draws: The table ``draws`` of a `SublayersResult`.
+        pool: Number of segments that were drawn from. If a draw takes all, the margin is NaN.
     """
     size = int(draws["segments"].max())
     wide = draws[draws["segments"] == size].pivot(

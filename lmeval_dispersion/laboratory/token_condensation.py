@@ -1,12 +1,13 @@
-"""Condensation: do a text's tokens grow more similar from layer to layer?
+"""Condensation: do the tokens of a text grow more similar from layer to layer?
 
-Per text and layer: the mean cosine similarity over pairs of different tokens, and their histogram. Depth 0
-is the input of the first block, depth k the output of block k, the last depth the final layer after its norm:
-the ``hidden_states`` of transformers, of decoders and encoders alike. Similarity is 1 - dispersion over the
-tokens of one text. Models of several sizes are compared text by text, where they read the same tokens.
+For each text and layer the mean cosine similarity over pairs of different tokens is measured, and
+their histogram. Depth 0 is the input of the first block, depth k the output of block k, and the
+last depth the final layer after its norm: the ``hidden_states`` of transformers, for decoders and
+encoders alike. Similarity is 1 - dispersion over the tokens of one text. Models of several sizes
+are compared text by text if they read the same tokens.
 
-Source: LD section 2. The released code counts every token's similarity with itself, divides by max(norm,
-1e-3), averages the matrices of all texts and takes the histogram of that average.
+Source: LD section 2. The released code counts every token's similarity with itself, divides by
+max(norm, 1e-3), averages the matrices of all texts and takes the histogram of that average.
 """
 
 from __future__ import annotations
@@ -54,11 +55,17 @@ _SHOWN = 12  # depths in a table without details
 _STEP = 1.1  # times the parameters: a model is larger
 _TURN = 0.1  # share of a curve's range: a smaller reversal is not a turn
 
-_CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
+_CONTROL = Col(
+    "Control", hint="untrained: random weights; shuffled: each text's tokens in random order"
+)
 _DEPTHS = {
     "model": Col("Model"),
     "control": _CONTROL,
-    "depth": Col("Depth", "d", hint="0 enters the first block; the last is after the final norm"),
+    "depth": Col(
+        "Depth",
+        "d",
+        hint="0 is the input of the first block; the last depth is after the final norm",
+    ),
     "fraction": Col("Layer fraction", ".2f", short="Fraction", drop=2),
     "layer": Col("Layer"),
     **bounded("mean", "Mean", ".4f"),
@@ -71,11 +78,11 @@ _LAST = {
 }
 _PAIRS = {
     "model": Col("Model"),
-    "other": Col("Against", hint="the next smaller model, or the teacher"),
+    "other": Col("Against", hint="the next smaller model, or the teacher model"),
     **bounded("difference", "Difference", "+.4f", ("difference_low", "difference_high")),
     "texts": Col("Texts", "d", drop=3),
 }
-_HINT = "of each text's own similarity and depth, averaged"
+_HINT = "correlation of similarity and depth in each text, averaged over texts"
 _TRENDS = {
     "model": Col("Model"),
     "control": _CONTROL,
@@ -93,20 +100,28 @@ _EVERY_TREND = {
 
 @dataclass(frozen=True, repr=False)
 class CondensationResult(StudyResult):
-    """Condensation of one model or several; docs/reference/laboratory.md has the columns.
+    """How similar the tokens of a text are at each depth, for one or several models.
+
+    docs/reference/laboratory.md lists every column of the tables. ``control`` is empty in the rows
+    of the model itself.
 
     Attributes:
-        summary: One row per model and control (empty for the model itself): ``trend``, ``spearman``,
-            ``kendall``, ``last_mean``, and the model's ``parameters``.
-        layers: One row per model and depth: ``mean`` similarity over pairs of different tokens with bounds.
-        histogram: One row per model, depth and bin of similarity: ``density`` (integrates to 1 over [-1, 1]).
-        texts: One row per model, depth and text: its mean.
-        last: One row per model, control and number of last depths (1 to 5, ``half``): their mean.
-        sizes: One row per family, models of different sizes that read the same tokens: ``change`` of
-            ``last_mean`` from the smallest to the largest, fitted by size and paired over texts.
-        pairs: One row per model and the next smaller one of its family, or the teacher
-            (``relation``): the ``difference`` of ``last_mean``, paired over texts.
-        manifest: Settings, counts and the run's models.
+        summary: One row for each model and control: the correlation of similarity and depth
+            (``trend`` text by text, ``spearman`` and ``kendall`` of the means), ``last_mean``, the
+            mean similarity over the last depths, and the number of ``parameters``.
+        layers: One row for each model, control and depth: the ``mean`` cosine similarity over pairs
+            of different tokens, with 95 % bounds.
+        histogram: One row for each model, control, depth and bin of similarity: its ``density``,
+            which integrates to 1 over [-1, 1].
+        texts: One row for each model, control, depth and text: the ``mean`` similarity.
+        last: One row for each model, control and number of last depths (1 to 5, ``half``): the
+            ``mean`` similarity over them.
+        sizes: One row for each family, which is models of different sizes that read the same
+            tokens: the ``change`` of ``last_mean`` from the smallest to the largest, from a line
+            fitted to the log of the size, with 95 % bounds over texts.
+        pairs: One row for each model and the next smaller one of its family, or the teacher
+            (``relation``): the ``difference`` of ``last_mean``, with 95 % bounds over texts.
+        manifest: The settings, and for each model its identity, library versions and counts.
     """
 
     summary: pd.DataFrame
@@ -122,35 +137,44 @@ class CondensationResult(StudyResult):
     template = "condensation.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``layers``: all; with one curve ``some`` of them, else ``trends`` and ``every_trend``."""
-        caption = "Mean cosine similarity of two tokens"
+        """Return the tables of the report by name.
+
+        - ``layers``: every depth;
+        - ``last``: the means over the last depths;
+        - ``pairs``: the differences between models, if any are compared;
+        - ``some``: at most 12 depths, for one model without controls;
+        - ``trends`` and ``every_trend``: the correlations with depth, otherwise.
+        """
+        caption = "Mean cosine similarity of two tokens of a text"
         wide = self.last.pivot(index=["model", "control"], columns="last", values="mean")
         order = self.summary[["model", "control"]]
+        last = order.merge(wide.reset_index())
         tables = {
             "layers": table(self.layers, caption, _DEPTHS),
-            "last": table(
-                order.merge(wide.reset_index()), "Mean similarity of the last depths", _LAST
-            ),
+            "last": table(last, "Mean similarity of tokens in the last layers", _LAST),
         }
         if len(self.pairs):
-            about = "Similarity of the last depths, model minus the other, paired over texts"
+            about = (
+                "Similarity of tokens in the last layers: the model minus the other, paired over "
+                "texts"
+            )
             tables["pairs"] = table(self.pairs, about, _PAIRS)
         if len(self.summary) == 1:
-            columns = {name: column for name, column in _DEPTHS.items() if name != "model"}
-            return {**tables, "some": table(self.layers, caption, columns, most=_SHOWN)}
+            columns = dict(_DEPTHS)
+            del columns["model"]
+            tables["some"] = table(self.layers, caption, columns, most=_SHOWN)
+            return tables
         curves = {trend["model"]: trend["curve"] for trend in self._trends()}
-        curve = self.summary["model"].map(curves).where(self.summary["control"] == "", "")
-        caption = "Spearman of similarity and depth"
-        return {
-            **tables,
-            "trends": table(self.summary, caption, _TRENDS, most=_SHOWN),
-            "every_trend": table(
-                self.summary.assign(curve=curve), f"{caption}, and the curve", _EVERY_TREND
-            ),
-        }
+        is_control = self.summary["control"] != ""
+        curve = self.summary["model"].map(curves).mask(is_control, "")
+        with_curve = self.summary.assign(curve=curve)
+        caption = "Spearman correlation of similarity and depth"
+        tables["trends"] = table(self.summary, caption, _TRENDS, most=_SHOWN)
+        tables["every_trend"] = table(with_curve, f"{caption}, and the curve", _EVERY_TREND)
+        return tables
 
     def charts(self) -> dict[str, Chart]:
-        """``lines``: mean similarity by depth; ``heat``: its distribution at every depth."""
+        """Return two charts: ``lines``, the mean similarity by depth, and ``heat``, its spread."""
         lines = partial(charts.condensation_lines, self.layers)
         heat = partial(charts.condensation_heat, self.histogram)
         return {
@@ -161,7 +185,14 @@ class CondensationResult(StudyResult):
         }
 
     def context(self) -> dict[str, Any]:
-        """Template values: whether tokens grow alike with depth, per model and control."""
+        """Return the values that the report's template needs.
+
+        In addition to those of `StudyResult` these are:
+
+        - ``trends``: for each model, how its tokens' similarity changes with depth;
+        - ``controls``: names of the controls that were run;
+        - ``families``: sentences that compare models.
+        """
         controls = [name for name in dict.fromkeys(self.summary["control"]) if name]
         last = int(self.summary["last"].max())
         pairs = records(self.pairs)
@@ -175,22 +206,29 @@ class CondensationResult(StudyResult):
 
     def _trends(self) -> list[dict[str, Any]]:
         models = list(dict.fromkeys(self.texts["model"]))
-        return [
-            shape_of_curve(name, self.texts[self.texts["model"] == name], len(models))
-            for name in models
-        ]
+        trends = []
+        for name in models:
+            of_model = self.texts[self.texts["model"] == name]
+            trends.append(shape_of_curve(name, of_model, len(models)))
+        return trends
 
 
 def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
-    """Whether larger models of a family condense less, and between which two they do not."""
+    """Return a sentence that says whether the larger models of a family condense less.
+
+    Args:
+        family: A row of the table ``sizes``.
+        pairs: The rows of the table ``pairs``; steps in size that go the other way are named.
+        last: Number of last depths that are compared.
+    """
     models = family["models"].split(", ")
     change = family["change"]
-    what = f"similarity of the last {last} depths"
-    of = f"Of {listed(models)} on these texts"
+    what = f"similarity of tokens in the last {last} layers"
+    of = f"Among {listed(models)}, on these texts"
     if family["change_low"] <= 0 <= family["change_high"]:
         ends = f"{family['change_low']:+.3f} to {family['change_high']:+.3f}"
         return (
-            f"{of}, larger models do not clearly condense less or more: {what} moves by "
+            f"{of}, larger models do not clearly condense less or more: {what} changes by "
             f"{change:+.3f} ({ends}) from the smallest to the largest."
         )
     steps = 0
@@ -208,8 +246,9 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
     if against:
         more = f", but not {listed(against)}"
     elif along == steps > 1:
-        more = ", at each step of size"
-    word, way = ("less", "falls") if change < 0 else ("more", "rises")
+        more = ", at each step in size"
+    word = "less" if change < 0 else "more"
+    way = "falls" if change < 0 else "rises"
     low, high = sorted(abs(family[name]) for name in ("change_low", "change_high"))
     return (
         f"{of}, larger models condense {word}{more}: {what} {way} by {abs(change):.3f} "
@@ -218,7 +257,10 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
 
 
 def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How every other model's last depths differ from its teacher's."""
+    """Return a sentence on each model that says whether it condenses more than its teacher.
+
+    ``pairs`` are the rows of the table ``pairs``.
+    """
     verdicts = {1: "condenses more than", -1: "condenses less than"}
     sentences = []
     for row in pairs:
@@ -240,23 +282,36 @@ def _direction(pair: Mapping[str, Any]) -> int:
 
 
 def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
-    """How one model's similarity changes with depth, tested so that ``claims`` models hold together.
+    """Return how the similarity of one model's tokens changes with depth.
 
-    ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns``, ``none`` if no
-    move is clear, ``undefined``. ``curve`` says it in words. ``like``: controls that show the trend too;
-    ``beyond``: all controls, if none does. Models of one verdict have the same ``key``.
+    Args:
+        model: Name of the model.
+        texts: The rows of the table ``texts`` of this model and its controls.
+        claims: Number of models whose 95 % bounds shall hold at once (Bonferroni).
+
+    Returns:
+        A mapping with these entries.
+
+        - ``model``: the name of the model;
+        - ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns`` if
+            it does both, ``none`` if no change is clear, ``undefined`` with fewer than two texts;
+        - ``curve``: the curve in words;
+        - ``like``: names of the controls that show the same trend;
+        - ``beyond``: names of all controls, if none shows it;
+        - ``key``: equal for models about which the same sentence can be said;
+        - ``controls``: the trend of each control, by name;
+        - ``value``, ``low`` and ``high``: the trend of the model and its bounds.
     """
-    similarities = {
-        str(control): frame.pivot(index="text", columns="depth", values="mean").to_numpy()
-        for control, frame in texts.groupby("control", sort=False)
-    }
+    similarities = {}
+    for control, frame in texts.groupby("control", sort=False):
+        wide = frame.pivot(index="text", columns="depth", values="mean")
+        similarities[str(control)] = wide.to_numpy()
     trends = {control: text_trends(values) for control, values in similarities.items()}
     mine = trends.pop("")
-    value, low, high = _student(mine, claims)
+    interval = _student(mine, claims)
     sign, ends = moves(similarities[""], claims)
     word = "none"
     like: list[str] = []
-    beyond: list[str] = []
     if np.isfinite(mine).sum() < 2:
         word = "undefined"
     elif len(ends) > 2:
@@ -265,40 +320,66 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
         word = "alike" if sign > 0 else "apart"
         for control, values in trends.items():
             difference = _student(sign * (mine - values), claims * len(trends))
-            (beyond if difference.low > 0 else like).append(control)
-    beyond = [] if like else beyond
-    curve = _curve(sign, ends, similarities[""]) if sign else ""
-    about = {"model": model, "verdict": word, "curve": curve, "like": like, "beyond": beyond}
-    about["key"] = " ".join([word, *like, "/", *beyond])
-    controls = {control: _student(values).value for control, values in trends.items()}
-    return {**about, "controls": controls, "value": value, "low": low, "high": high}
+            if not difference.low > 0:
+                like.append(control)
+    beyond = []
+    if word in ("alike", "apart") and not like:
+        beyond = list(trends)
+    return {
+        "model": model,
+        "verdict": word,
+        "curve": _curve(sign, ends, similarities[""]) if sign else "",
+        "like": like,
+        "beyond": beyond,
+        "key": " ".join([word, *like, "/", *beyond]),
+        "controls": {control: _student(values).value for control, values in trends.items()},
+        "value": interval.value,
+        "low": interval.low,
+        "high": interval.high,
+    }
 
 
 def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
-    """The first direction of the mean curve of ``values`` (texts, depths), and its start, turns and end.
+    """Find where the mean curve of similarity begins, turns and ends.
 
-    A move counts where it is at least a tenth of the curve's range and its Student bound over texts, for all
-    pairs of depths and ``claims`` curves together, leaves out 0. (0, []): no clear move, or the mean reverses
-    by a quarter of its range and the texts do not show whether that is chance.
+    A rise or fall counts if it is at least a tenth of the curve's range, and if its Student bounds
+    over texts exclude 0 for all pairs of depths and ``claims`` curves at once.
+
+    Args:
+        values: Shape (texts, depths), the similarity of each text at each depth.
+        claims: Number of curves whose 95 % bounds shall hold at once.
+
+    Returns:
+        The first direction (1 for a rise, -1 for a fall), and the depths at which the curve begins,
+        turns and ends. If no change is clear, or if the mean curve has a reversal by a quarter of
+        its range that is not clear, these are 0 and an empty list.
     """
-    values = values[np.isfinite(values).all(axis=1)]
+    is_finite = np.isfinite(values).all(axis=1)
+    values = values[is_finite]
     if not len(values):
         return 0, []
     mean = values.mean(axis=0)
     depths = values.shape[1]
+    comparisons = claims * depths * (depths - 1) // 2
 
     def large(start: int, end: int, share: float = 0.25) -> int:
         change = float(mean[end] - mean[start])
-        return (change > 0) - (change < 0) if abs(change) >= share * np.ptp(mean) else 0
+        if abs(change) < share * np.ptp(mean):
+            return 0
+        return (change > 0) - (change < 0)
 
     def sure(start: int, end: int) -> int:
-        _, low, high = _student(
-            values[:, end] - values[:, start], claims * depths * (depths - 1) // 2
-        )
-        return large(start, end, _TURN) if low > 0 or high < 0 else 0
+        changes = values[:, end] - values[:, start]
+        interval = _student(changes, comparisons)
+        if interval.low > 0 or interval.high < 0:
+            return large(start, end, _TURN)
+        return 0
 
     first, ends = _zigzag(mean, sure)
-    return (first, ends) if len(_zigzag(mean, large)[1]) <= len(ends) else (0, [])
+    _, large_ends = _zigzag(mean, large)
+    if len(large_ends) > len(ends):
+        return 0, []
+    return first, ends
 
 
 def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int]]:
@@ -312,13 +393,18 @@ def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int
         top = max(top, place, key=curve.__getitem__)
         bottom = min(bottom, place, key=curve.__getitem__)
         step = (sign >= 0 and way(top, place)) or (sign <= 0 and way(bottom, place))
-        if step:
-            turns += [top if sign > 0 else bottom] if sign else []
-            first = first or step
-            sign = step
-            top = place
-            bottom = place
-    return first, [0, *turns, len(curve) - 1] if first else []
+        if not step:
+            continue
+        if sign:
+            turns.append(top if sign > 0 else bottom)
+        else:
+            first = step
+        sign = step
+        top = place
+        bottom = place
+    if not first:
+        return 0, []
+    return first, [0, *turns, len(curve) - 1]
 
 
 def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
@@ -327,27 +413,35 @@ def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
     words = []
     for number, depth in enumerate(ends[1:]):
         way = "rises" if sign * (-1) ** number > 0 else "falls"
-        place = f" at depth {depth} of {ends[-1]}" if depth != ends[-1] else ""
-        words.append(
-            f"{way} {f'from {mean[0]:.2f} ' if not number else ''}to {mean[depth]:.2f}{place}"
-        )
+        start = "" if number else f" from {mean[0]:.2f}"
+        place = "" if depth == ends[-1] else f" at depth {depth} of {ends[-1]}"
+        words.append(f"{way}{start} to {mean[depth]:.2f}{place}")
     return ", then ".join(words)
 
 
 def _student(values: Array, claims: int = 1) -> statistics.Interval:
     """Mean of the finite values, with Student bounds that hold for ``claims`` such means (Bonferroni)."""
     finite = values[np.isfinite(values)]
-    bounds = statistics.student_interval(finite, 1 - (1 - statistics.LEVEL) / claims)
-    return statistics.Interval(float(finite.mean()) if len(finite) else float("nan"), *bounds)
+    level = 1 - (1 - statistics.LEVEL) / claims
+    low, high = statistics.student_interval(finite, level)
+    mean = float(finite.mean()) if len(finite) else float("nan")
+    return statistics.Interval(mean, low, high)
 
 
 def text_trends(per_text: Array) -> Array:
-    """Spearman correlation with depth of each text in ``per_text`` (n, layers); (n,), NaN for a constant one.
+    """Return the Spearman correlation of similarity and depth for each text.
 
-    Texts are independent, so the mean of these has a valid interval even if layers hardly differ; the
-    bootstrap of the layer means' rank correlation then leaves out 0 far too often.
+    Texts are independent, so the mean of these correlations has a valid interval even if layers
+    hardly differ; a bootstrap of the layer means' correlation would exclude 0 far too often.
+
+    Args:
+        per_text: Shape (n, depths), the similarity of each text at each depth.
+
+    Returns:
+        Shape (n,); NaN for a text whose similarity is the same at all depths.
     """
-    return statistics.rank_correlations(np.arange(per_text.shape[1]), per_text)
+    depths = np.arange(per_text.shape[1])
+    return statistics.rank_correlations(depths, per_text)
 
 
 @takes(Condensation)
@@ -363,7 +457,7 @@ def condensation(asked: Condensation) -> CondensationResult:
             text.
     """
     if asked.last < 1:
-        raise UsageError(f"expected at least 1 last layer, got {asked.last}")
+        raise UsageError(f"expected at least 1, got {asked.last}", argument="last")
     settings: dict[str, Any] = {
         "segments": asked.segments,
         "last": asked.last,
@@ -376,7 +470,13 @@ def condensation(asked: Condensation) -> CondensationResult:
     if asked.teacher is not None and teacher not in names:
         chosen.append(asked.teacher)
     manifest, tables = studied(
-        "condensation", _measure, chosen, asked.data, settings, asked, read=read_either_way
+        "condensation",
+        _measure,
+        chosen,
+        asked.data,
+        settings,
+        asked,
+        read=read_either_way,
     )
     of_teacher = ""
     if teacher:
@@ -390,9 +490,21 @@ def condensation(asked: Condensation) -> CondensationResult:
 def comparisons(
     texts: pd.DataFrame, summary: pd.DataFrame, tokens: Mapping[str, str], teacher: str = ""
 ) -> dict[str, pd.DataFrame]:
-    """The tables ``sizes`` and ``pairs``, whose intervals hold together; models by their names.
+    """Compare models by their mean similarity over the last depths.
 
-    ``tokens`` names the tokens that a model read: only models of equal ones are compared.
+    Only models that read the same tokens are compared. The 95 % bounds of both tables hold at once.
+
+    Args:
+        texts: The table ``texts`` of a `CondensationResult`.
+        summary: The table ``summary`` of the same result.
+        tokens: A digest of the tokens that each model read, by the model's name.
+        teacher: Name of the teacher; empty if there is none.
+
+    Returns:
+        The tables ``sizes`` and ``pairs`` of a `CondensationResult`.
+
+    Raises:
+        UsageError: The teacher and another model did not read the same tokens.
     """
     own = records(summary[summary["control"] == ""])
     parameters = {row["model"]: row["parameters"] for row in own}
@@ -420,33 +532,49 @@ def comparisons(
         if tokens[model] != tokens[teacher]:
             raise UsageError(
                 f"expected a teacher that reads the tokens of {model}, got {teacher}, whose "
-                "tokenizer cuts other segments; compare models of one tokenizer",
+                "tokenizer cuts the text differently; choose models that share a tokenizer",
                 argument="teacher",
             )
         wanted.append((model, teacher, "teacher"))
     claims = len(families) + len(wanted)
     sizes = []
     for names in families:
-        scale = np.log([float(parameters[name]) for name in names])
-        scale = (scale - scale.mean()) / np.ptp(scale)
-        changes = scale @ np.array([means[name] for name in names]) / (scale @ scale)
-        about = {"models": ", ".join(names), "texts": len(changes)}
-        sizes.append({**about, **with_ends("change", _student(changes, claims))})
+        numbers = [float(parameters[name]) for name in names]
+        changes = _fitted_changes(numbers, np.array([means[name] for name in names]))
+        size = {
+            "models": ", ".join(names),
+            "texts": len(changes),
+            **with_ends("change", _student(changes, claims)),
+        }
+        sizes.append(size)
     pairs = []
     for model, other, relation in wanted:
-        difference = _student(means[model] - means[other], claims)
-        row = {"model": model, "other": other, "relation": relation, "texts": len(means[model])}
-        pairs.append({**row, **with_ends("difference", difference)})
-    ends = ("", "_low", "_high")
+        differences = means[model] - means[other]
+        pair = {
+            "model": model,
+            "other": other,
+            "relation": relation,
+            "texts": len(differences),
+            **with_ends("difference", _student(differences, claims)),
+        }
+        pairs.append(pair)
+    nothing = (float("nan"),) * 3
+    of_sizes = ["models", "texts", *with_ends("change", nothing)]
+    of_pairs = ["model", "other", "relation", "texts", *with_ends("difference", nothing)]
     return {
-        "sizes": pd.DataFrame(
-            sizes, columns=["models", "texts", *(f"change{end}" for end in ends)]
-        ),
-        "pairs": pd.DataFrame(
-            pairs,
-            columns=["model", "other", "relation", "texts", *(f"difference{end}" for end in ends)],
-        ),
+        "sizes": pd.DataFrame(sizes, columns=of_sizes),
+        "pairs": pd.DataFrame(pairs, columns=of_pairs),
     }
+
+
+def _fitted_changes(parameters: Sequence[float], means: Array) -> Array:
+    """For each text the change from the smallest to the largest model, (models, texts) -> (texts,).
+
+    It is that of a line fitted to the log of the models' sizes.
+    """
+    sizes = np.log(parameters)
+    scale = (sizes - sizes.mean()) / np.ptp(sizes)
+    return np.asarray(scale @ means / (scale @ scale))
 
 
 def _measure(study: Study) -> Iterator[TableRow]:
@@ -459,7 +587,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
         of_texts = np.stack([states[name] for name in names], axis=1)
         means = of_texts[..., 0]
         counts = of_texts[..., 1:].sum(axis=0)
-        for name, row in rows_of(names, means, counts, settings["seed"], settings["last"]):
+        rows = rows_of(names, means, counts, settings["seed"], settings["last"])
+        for name, row in rows:
             if name == "summary":
                 row["parameters"] = study.facts["parameters"]
             yield name, {"control": control, **row}
@@ -467,18 +596,26 @@ def _measure(study: Study) -> Iterator[TableRow]:
 
 def _mean_and_histogram(states: Tensor) -> Array:
     """For each text the mean similarity, then the histogram."""
-    return np.column_stack(
-        [1 - token_dispersions(states), [similarity_counts(text) for text in states]]
-    )
+    means = 1 - token_dispersions(states)
+    histograms = [similarity_counts(text) for text in states]
+    return np.column_stack([means, histograms])
 
 
 def similarity_counts(states: Tensor) -> NDArray[np.int64]:
-    """Histogram of the cosine similarity over pairs i < j of tokens (t, d), BINS even bins over [-1, 1]."""
+    """Count the cosine similarities of all pairs of different tokens in a histogram.
+
+    Args:
+        states: Shape (t, d), the states of one text. States that are zero are left out.
+
+    Returns:
+        Shape (BINS,), int64: the number of pairs in each of BINS even bins over [-1, 1].
+    """
     units, valid = unit_tokens(states[None])
     unit = units[0][valid[0]]
     similarity = (unit @ unit.T).clamp(-1, 1)
     similarity.fill_diagonal_(1.0)
-    counts = torch.histc(similarity, BINS, -1, 1).cpu().numpy().astype(np.int64)
+    histogram = torch.histc(similarity, BINS, -1, 1)
+    counts = histogram.cpu().numpy().astype(np.int64)
     counts[-1] -= len(unit)  # the diagonal
     return np.asarray(counts // 2)
 
@@ -486,7 +623,15 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
 def rows_of(
     names: list[str], means: Array, counts: NDArray[Any], seed: int = 0, last: int = 3
 ) -> Iterator[TableRow]:
-    """Table rows for one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
+    """Yield the rows of one model's tables, each with the name of its table.
+
+    Args:
+        names: Name of the layer at each depth.
+        means: Shape (texts, depths), the mean similarity of each text at each depth.
+        counts: Shape (depths, bins), the histogram of all texts at each depth.
+        seed: Seed of the bootstrap.
+        last: Number of last depths whose mean is ``last_mean``.
+    """
     from scipy.stats import kendalltau
 
     depths = np.arange(len(names))
@@ -500,32 +645,46 @@ def rows_of(
         rho = float("nan")
         tau = float("nan")
         reason = str(error)
-    row: dict[str, Any] = {
+    of_last = means[:, -last:].mean(axis=1)
+    summary = {
         "texts": len(means),
         "depths": len(names),
         **with_ends("trend", _student(text_trends(means))),
+        "spearman": rho,
+        "kendall": tau,
+        **with_ends("last_mean", statistics.mean_interval(of_last, seed)),
+        "last": min(last, len(names)),
+        "reason": reason,
     }
-    row |= {"spearman": rho, "kendall": tau}
-    row |= with_ends("last_mean", statistics.mean_interval(means[:, -last:].mean(axis=1), seed))
-    yield "summary", {**row, "last": min(last, len(names)), "reason": reason}
-    half = max(1, (len(names) - 1) // 2)  # of the blocks
-    for word, count in (*((str(count), count) for count in LAST), ("half", half)):
-        if count <= len(names):
-            interval = statistics.mean_interval(means[:, -count:].mean(axis=1), seed)
-            mean, low, high = interval
-            row = {"last": word, "depths": count, "mean": mean, "low": low, "high": high}
-            yield "last", row
+    yield "summary", summary
+    numbers = {str(number): number for number in LAST}
+    numbers["half"] = max(1, (len(names) - 1) // 2)  # of the blocks
+    for word, number in numbers.items():
+        if number > len(names):
+            continue
+        of_last = means[:, -number:].mean(axis=1)
+        interval = statistics.mean_interval(of_last, seed)
+        yield "last", {"last": word, "depths": number, **_mean_row(interval)}
     edges = np.linspace(-1, 1, bins + 1)
     with np.errstate(invalid="ignore"):
-        density = (
-            counts / counts.sum(axis=1, keepdims=True) * bins / 2
-        )  # NaN if a layer has no similarity
+        # NaN if a layer has no similarity.
+        density = counts / counts.sum(axis=1, keepdims=True) * bins / 2
     for depth, name in enumerate(names):
-        mean, low, high = statistics.mean_interval(means[:, depth], seed)
-        row = {"depth": depth, "fraction": depth / max(1, len(names) - 1), "layer": name}
-        yield "layers", {**row, "mean": mean, "low": low, "high": high}
+        interval = statistics.mean_interval(means[:, depth], seed)
+        layer = {
+            "depth": depth,
+            "fraction": depth / max(1, len(names) - 1),
+            "layer": name,
+            **_mean_row(interval),
+        }
+        yield "layers", layer
         for low, high, value in zip(edges, edges[1:], density[depth], strict=False):
             yield "histogram", {"depth": depth, "low": low, "high": high, "density": value}
     for text, values in enumerate(means):
         for depth, name in enumerate(names):
             yield "texts", {"depth": depth, "layer": name, "text": text, "mean": values[depth]}
+
+
+def _mean_row(interval: statistics.Interval) -> dict[str, Any]:
+    """A mean and its bounds as entries of a row."""
+    return {"mean": interval.value, "low": interval.low, "high": interval.high}

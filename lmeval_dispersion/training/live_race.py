@@ -52,15 +52,14 @@ _WHICH = {"family": None, "domain": None, "base": None, "all": False, "audit_sam
 
 
 class Place(NamedTuple):
-    """The standing of a run after a save.
+    """How a training run stands after a save, that is, a checkpoint that it wrote.
 
     Attributes:
-        score: The save's mean score.
-        margin: Smallest margin by which no other save is shown to be better than the best.
-        best: Step of the best save.
-        best_kept: Step of the best save whose files are there; None without one.
-        worse: Number of saves in a row, this one the last, that are shown to be worse than the
-            best.
+        score: The mean score of this save.
+        margin: The answers show that no other save is better than the best by more than this.
+        best: The step of the best save.
+        best_kept: The step of the best save whose files still exist; None if none exists.
+        worse: How many saves in a row, up to this one, are shown to be worse than the best.
     """
 
     score: float
@@ -71,14 +70,16 @@ class Place(NamedTuple):
 
 
 class Standings:
-    """The saves by their answers to the shared questions.
+    """The saves of a training run, compared by their answers to the same questions.
+
+    A save is a checkpoint that was written while the model trained.
 
     Args:
-        contest: The contest of all questions, in whose common order the saves are asked.
-        planned: Number of saves; None where it is not known.
+        contest: The contest of all questions. The saves are asked in its common order.
+        planned: Number of saves that the run will have; None if it is not known.
 
     Attributes:
-        asked: Steps of the saves, in their order.
+        asked: The steps of the saves that were asked, in order.
     """
 
     def __init__(self, contest: Contest, planned: int | None = None) -> None:
@@ -88,24 +89,29 @@ class Standings:
         self._worse: dict[int, bool] = {}
 
     def take(self, step: int, scores: Scores) -> None:
-        """Take a save's answers to the first questions of the common order."""
+        """Add the answers that a save gave to the first questions of the common order."""
         if step in self.asked:
             self.asked.remove(step)
         before = list(self.asked)
         self.asked.append(step)
         self.contest.hold(str(step), scores)
         self._worse[step] = False
-        if before:
-            error = self._share(len(self.asked)) / len(before)
-            bets = self._bets(step, self.best(before))
-            self._worse[step] = error > 0 and bets.refutes(0.0, error)
+        if not before:
+            return
+        error = self._share(len(self.asked)) / len(before)
+        bets = self._bets(step, self.best(before))
+        self._worse[step] = error > 0 and bets.refutes(0.0, error)
 
     def score(self, step: int) -> float:
-        """A save's mean score."""
+        """Return the mean score of a save."""
         return self.contest.mean(str(step))
 
     def best(self, steps: Sequence[int]) -> int:
-        """The highest score; of equal ones the most probable right answers, then the first."""
+        """Return the step of the save with the highest mean score.
+
+        Of saves with equal scores, the one that gives the right answers the highest probability is
+        taken, and of those the first.
+        """
 
         def height(step: int) -> tuple[float, float]:
             scores = self.contest.answered[str(step)]
@@ -115,7 +121,10 @@ class Standings:
         return max(steps, key=height)
 
     def margin(self) -> float:
-        """The smallest margin by which no other save is shown to be better than the best."""
+        """Return the smallest margin for which the answers show the best save to be good enough.
+
+        They show that no other save is better than the best by more than this margin.
+        """
         best = self.best(self.asked)
         others = [step for step in self.asked if step != best]
         margin = 0.0
@@ -129,9 +138,13 @@ class Standings:
         return margin
 
     def worse_in_a_row(self, step: int) -> int:
-        """Number of saves in a row, up to that of ``step``, shown to be worse than the best."""
+        """Return how many saves in a row are shown to be worse than the best.
+
+        The save of ``step`` is the last that counts.
+        """
         count = 0
-        for other in reversed(self.asked[: self.asked.index(step) + 1]):
+        end = self.asked.index(step) + 1
+        for other in reversed(self.asked[:end]):
             if not self._worse[other]:
                 break
             count += 1
@@ -142,7 +155,9 @@ class Standings:
         error = self.contest.error
         if self.planned is None:
             return 6 * error / (math.pi * number) ** 2
-        return error / self.planned if number <= self.planned else 0.0
+        if number > self.planned:
+            return 0.0
+        return error / self.planned
 
     def _bets(self, step: int, other: int) -> Bets:
         """Bets that a save's mean score is not so much higher than another's."""
@@ -151,12 +166,14 @@ class Standings:
             weights = weights[self.contest.order(str(step))]
         bets = Bets(self.contest.questions, weights=weights)
         answered = self.contest.answered
-        bets.take(answered[str(step)].score - answered[str(other)].score)
+        mine = answered[str(step)].score
+        theirs = answered[str(other)].score
+        bets.take(mine - theirs)
         return bets
 
 
 def command_options(asking: Asking) -> list[str]:
-    """The options of `dispersion race` that ask the same questions in the same way."""
+    """Return the options with which `dispersion race` asks the same questions in the same way."""
     words = list[str]()
     for field in fields(asking):
         value = getattr(asking, field.name)
@@ -169,26 +186,31 @@ def command_options(asking: Asking) -> list[str]:
 
 
 class LiveRace:
-    """The saves of a run, asked while they are in memory, and the folder that keeps their answers.
+    """A race between the saves of a training run, which are asked while they are in memory.
 
-    Every process of a distributed training has one and calls the same methods; the first one
+    A save is a checkpoint that the run writes. The answers are kept in a folder. In a distributed
+    training every process makes a `LiveRace` and calls the same methods; only the first process
     writes.
 
     Args:
-        asking: What is asked, and how; its folder is set to that of the run.
+        asking: The tasks and lm-eval's options.
         run: The folder of the saves.
         questions: Number of questions for each save.
-        planned: Number of saves; None where it is not known.
-        error: Chance, at most, that a statement is wrong.
+        planned: Number of saves that the run will have; None if it is not known.
+        error: How likely it may be, at most, that a statement on the saves is wrong.
         may_stop: Whether the answers may end the run.
 
     Attributes:
-        standings: The saves that were asked.
-        questions: Number of questions for each save; no more than the folder's earlier saves had.
+        folder: The folder of the race, inside that of the run.
+        standings: The saves that were asked, and how they compare.
+        questions: Number of questions for each save: the number wanted, but not more than earlier
+            saves in the folder were asked or the tasks have.
         available: Number of questions in the tasks.
+        has_answers: Whether the folder has answers of earlier saves, which fix the number of
+            questions.
 
     Raises:
-        UsageError: An option cannot be used as given, or the folder has answers to other questions.
+        UsageError: An option cannot be used, or the folder has answers to other questions.
     """
 
     def __init__(
@@ -222,56 +244,73 @@ class LiveRace:
         self._order = contest.order("")  # the common one
 
     def resume(self, step: int) -> None:
-        """Read the answers of earlier saves, up to ``step``."""
+        """Read the answers of the saves up to ``step`` from the folder."""
         shared = self.folder.kept.get("shared", {})
         for entry in sorted(self.folder.lineup.entries, key=lambda entry: step_of(entry.label)):
             number = step_of(entry.label)
-            if entry.label in shared and 0 <= number <= step:
-                known = self.folder.entrant(entry, self.standings.contest).known
-                if len(known.score) >= self.questions:
-                    self.standings.take(number, known.first(self.questions))
+            is_earlier = 0 <= number <= step
+            if entry.label not in shared or not is_earlier:
+                continue
+            entrant = self.folder.entrant(entry, self.standings.contest)
+            if len(entrant.known.score) >= self.questions:
+                self.standings.take(number, entrant.known.first(self.questions))
 
     def agree(self) -> None:
-        """Take the first process's number of questions; another node may not see the folder."""
+        """Take over the number of questions of the first process.
+
+        The other processes may be on nodes that do not see the folder of the race.
+        """
         self.questions = from_first(self.questions)
         self.has_answers = from_first(self.has_answers)
 
     def is_saved(self, step: int) -> bool:
-        """Whether the files of a save are there, as the first process sees them."""
+        """Whether the files of the save of ``step`` exist, as the first process sees them."""
         return from_first(self._place(step).is_dir())
 
     def lower(self, questions: int) -> None:
-        """Ask fewer questions of each save, in every process as many as in the first."""
+        """Lower the number of questions for each save, to that given by the first process."""
         self.questions = min(self.questions, from_first(questions))
         self.has_answers = True
 
     def forecast(self, pace: float) -> str:
-        """The start in words: questions, what they show, their cost at ``pace`` seconds each."""
+        """Return the sentence that is printed before the training.
+
+        It says how many questions each save answers, which differences between two saves they show,
+        and how long they take.
+
+        Args:
+            pace: Seconds for one question; 0 if it is not known.
+        """
         error = self.standings.contest.error
         difference = shown_difference(self.questions, self.available, error)
         if self.questions == self.available:
-            asked = f"all {self.questions:,} questions, which compare saves without an error"
+            asked = f"all {self.questions:,} questions, so that the comparison of saves is exact"
         else:
             asked = (
-                f"{self.questions:,} of {self.available:,} questions, which show differences of "
-                f"about {difference:.2f} between two saves"
+                f"{self.questions:,} of {self.available:,} questions, enough to show a "
+                f"difference of about {difference:.2f} between two saves"
             )
         cost = ""
         if pace:
-            cost = f"; about {_duration(self.questions * pace)} a save"
+            cost = f"; this takes about {_duration(self.questions * pace)} for each save"
             planned = self.standings.planned
             if planned:
-                cost += f", {_duration(planned * self.questions * pace)} for {planned}"
+                cost += f", {_duration(planned * self.questions * pace)} for all {planned} saves"
         tasks = self.folder.tasks
         command = shlex.join(
             ["dispersion", "race", str(self.run), "--tasks", tasks, *self._options]
         )
         return (
-            f"race of {tasks}: each save answers {asked}{cost}. `{command}` goes on to the proof."
+            f"race of {tasks}: each save answers {asked}{cost}. `{command}` continues the race "
+            "until the best save is proved."
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:
-        """Seconds a question, by a few that are not kept; DispersionError if they could not be asked."""
+        """Ask a few questions, and return how many seconds one takes; their answers are not kept.
+
+        Raises:
+            DispersionError: The model could not be asked.
+        """
         places = self._order[: _WARMING + _TIMED].tolist()
         timed = places[_WARMING:] or places
 
@@ -285,10 +324,18 @@ class LiveRace:
         return together(seconds)
 
     def ask(self, model: Any, tokenizer: Any, step: int) -> Place:
-        """Ask the model of a save; its answers are kept under the name of the save's folder.
+        """Ask the model of a save, and keep its answers under the name ``checkpoint-STEP``.
+
+        Args:
+            model: The model in memory.
+            tokenizer: The model's tokenizer.
+            step: The step of the save.
+
+        Returns:
+            How the run stands after this save.
 
         Raises:
-            DispersionError: It could not be asked, or its answers not be kept.
+            DispersionError: The model could not be asked, or the answers could not be written.
         """
         entrant: Entrant | None = None
         with ExitStack() as stack:
@@ -340,7 +387,7 @@ class LiveRace:
         return together(answers)
 
     def standing(self, step: int) -> Place:
-        """The standing after the save of a step that was asked."""
+        """Return how the run stands after the save of ``step``, which must have been asked."""
         standings = self.standings
         kept = [other for other in standings.asked if self._place(other).is_dir()]
         place = Place(
@@ -381,32 +428,42 @@ class LiveRace:
 
 
 def shown_difference(questions: int, available: int, error: float) -> float:
-    """Difference of two saves that so many of the questions show about four times in five.
+    """Return the difference between two saves that is shown about four times in five.
 
-    Where the two answer one question in five differently; by simulation.
+    It assumes that the two saves answer one question in five differently.
+
+    Args:
+        questions: Number of questions that both are asked.
+        available: Number of questions in the tasks.
+        error: How likely it may be, at most, that a statement is wrong.
     """
     variance = _DISAGREEMENT * (1 - questions / available) / questions
+    # The factor was found by simulation.
     return math.sqrt(4 * math.log(1 / error) * variance)
 
 
 def step_of(label: str) -> int:
-    """The step in the name of a save; -1 of another name."""
+    """Return the step of a save named ``checkpoint-STEP``; -1 for another name."""
     number = label.removeprefix("checkpoint-")
     return int(number) if number.isdigit() else -1
 
 
 def process_number() -> int:
-    """This process's number in a distributed training, 0 without one."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    """Return the rank of this process in a distributed training; 0 without one."""
+    return dist.get_rank() if _is_distributed() else 0
 
 
 def _processes() -> int:
     """Number of processes of a distributed training, 1 without one."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _is_distributed() else 1
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def from_first(value: T) -> T:
-    """The first process's value, in all of them."""
+    """Return the first process's value in every process of a distributed training."""
     if _processes() == 1:
         return value
     box = [value]
@@ -415,7 +472,11 @@ def from_first(value: T) -> T:
 
 
 def together(compute: Callable[[], T]) -> T:
-    """What the first process computes, while all of them do; DispersionError in all if it failed in the first."""
+    """Call ``compute`` in every process, and return the first process's result in all of them.
+
+    Raises:
+        DispersionError: ``compute`` failed in the first process. All processes raise it.
+    """
     value: T | None = None
     problem: str | None = None
     try:
@@ -431,7 +492,7 @@ def together(compute: Callable[[], T]) -> T:
 
 
 def all_agree(value: bool) -> bool:
-    """Whether the value is true in every process."""
+    """Whether ``value`` is true in every process of a distributed training."""
     if _processes() == 1:
         return value
     values = [False] * _processes()

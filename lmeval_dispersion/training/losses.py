@@ -1,30 +1,31 @@
 """Dispersion losses: add a positive multiple of one to the training loss.
 
-All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar; arithmetic is in float32 at
-least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d) gives one loss a layer,
-(l,). Their common arguments, by keyword:
+All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar. They compute in
+float32 at least (float64 stays float64), under autocast too. A stack of layers, shape (l, b, t, d),
+gives one loss for each layer, shape (l,). Their common arguments are keywords:
 
-- ``mask`` (b, t): true on real tokens. Without a mask, all are. The content of padding never matters.
-- ``segments`` (b, t): document ids in packed rows; pairs never cross documents. Ignored with
-  ``pairs="batch"``, whose pairs deliberately span texts.
-- ``pairs``: ``sequence`` forms pairs inside each sequence (or document) and averages over those with a pair;
-  ``batch`` forms them among all tokens of the batch.
-- ``max_tokens``: draw at most that many tokens of a row, anew each call from ``generator`` (without one:
-  always the same draw), never from the global generator.
+- ``mask`` (b, t): true on real tokens; without a mask all are. Padding never matters.
+- ``segments`` (b, t): the document of each token in packed rows; pairs never cross documents. It is
+  ignored with ``pairs="batch"``, whose pairs span texts on purpose.
+- ``pairs``: ``sequence`` forms pairs inside each sequence (or document) and averages over those
+  that have a pair; ``batch`` forms them among all tokens of the batch.
+- ``max_tokens``: draw at most so many tokens of each row, anew in each call, from ``generator``
+  (without one the draw is always the same), never from the global generator.
 
-They raise GeometryError where a shape does not fit, and UsageError for an option that cannot be used.
+They raise GeometryError if a shape does not fit, and UsageError for an option that cannot be used.
 
-Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with fewer than
-two points drops out; without groups the loss is 0 with a zero gradient. Non-finite states give NaN.
+Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with
+fewer than two points drops out; without groups the loss is 0 with a zero gradient. Non-finite
+states give NaN.
 
 :class:`DispersionLoss` is a loss as a module with its options and its own draws of tokens.
 
-``released`` of the losses of LD takes the constants of its released code, which differ from its formulas
-(:mod:`lmeval_dispersion.training.released`): its tables were made with them.
+``released`` makes the losses of LD use the constants of its released code, with which its tables
+were made and which differ from its formulas (:mod:`lmeval_dispersion.training.released`).
 
-Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), sections
-3.4 and B.4.2 (push-away, cross-domain push-away, squeeze); LD is "Dispersion Loss Counteracts Embedding
-Condensation" (ICML 2026; the others), by its published formulas.
+Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR
+2026), sections 3.4 and B.4.2 (push-away, cross-domain push-away, squeeze). LD is "Dispersion Loss
+Counteracts Embedding Condensation" (ICML 2026); its losses follow the published formulas.
 """
 
 from __future__ import annotations
@@ -62,7 +63,15 @@ Axis = Literal["features", "tokens"]
 
 
 class Selection(TypedDict, total=False):
-    """The tokens that form pairs: arguments of every loss, described above."""
+    """The arguments of every loss that choose the tokens of which it forms pairs.
+
+    Attributes:
+        mask: Shape (b, t), true on real tokens; None if all are real.
+        segments: Shape (b, t), the document of each token in packed rows. Pairs never cross
+            documents, unless ``pairs`` is ``batch``. None for one document a row.
+        max_tokens: Draw at most so many tokens of each row; None for all.
+        generator: Draws these tokens; None for the same draw at every call.
+    """
 
     mask: Tensor | None
     segments: Tensor | None
@@ -77,20 +86,30 @@ def push_away(
     across_ranks: bool = False,
     **selection: Unpack[Selection],
 ) -> Tensor:
-    """Minus the mean cosine distance over all pairs; in [-n/(n-1), 0].
+    """Return minus the mean cosine distance over all pairs of tokens.
 
-    -1 orthogonal on average, 0 all parallel: lower is more dispersed, and -value is the dispersion of the
-    tokens.
+    The value lies in [-n/(n-1), 0] for n tokens: 0 if all vectors point the same way, -1 if they
+    are orthogonal on average. Its negative is the dispersion of the tokens. Source: RD section 3.4.
 
-    ``across_ranks`` forms the pairs over all ranks of the default process group, through one all-reduce of
-    sums; it needs ``pairs="batch"``, that group, and a wrapper that averages gradients over ranks (DDP,
-    FSDP). Source: RD section 3.4.
+    Args:
+        z: Shape (b, t, d) or (l, b, t, d), the states.
+        pairs: ``batch`` for the pairs of the whole batch, ``sequence`` for those inside a sequence.
+        across_ranks: Whether pairs span all ranks of the default process group. This needs
+            ``pairs="batch"`` and a wrapper that averages gradients over ranks, such as DDP or FSDP.
+        **selection: The tokens that count; see `Selection`.
+
+    Returns:
+        A scalar, or shape (l,) for a stack of layers.
+
+    Raises:
+        GeometryError: A shape or dtype does not fit.
+        UsageError: An option cannot be used, or there is no process group.
 
     >>> float(push_away(torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])))
     -1.0
     """
     if across_ranks and pairs != "batch":
-        raise UsageError(f"expected pairs of batch with across_ranks, got {pairs!r}")
+        raise UsageError(f"expected pairs='batch' with across_ranks, got {pairs!r}")
     if across_ranks and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
             "expected a process group with across_ranks, got none; launch with torchrun"
@@ -102,9 +121,10 @@ def push_away(
 
 @wraps(push_away, assigned=())  # its signature
 def squeeze(z: Tensor, **options: Any) -> Tensor:
-    """The mean cosine distance over all pairs, in [0, n/(n-1)]: the ablation, which should make models worse.
+    """Return the mean cosine distance over all pairs of tokens, the opposite of `push_away`.
 
-    Takes the arguments of :func:`push_away`. Source: RD B.4.2.
+    Minimising it makes states more alike, which should make a model worse: it serves as the
+    control. It takes the arguments of :func:`push_away`. Source: RD B.4.2.
     """
     return -push_away(z, **options)
 
@@ -115,10 +135,21 @@ def cross_domain_push_away(
     domains: Tensor,
     **selection: Unpack[Selection],
 ) -> Tensor:
-    """Minus the mean cosine distance over pairs of tokens of different domains; in [-2, 0].
+    """Return minus the mean cosine distance over pairs of tokens from different domains.
 
-    ``domains`` (b,) holds the domain of each sequence, any integers; with one in the batch the loss is 0.
-    ``segments`` changes nothing. Source: RD section 3.4.
+    The value lies in [-2, 0]; it is 0 if the batch has one domain. Source: RD section 3.4.
+
+    Args:
+        z: Shape (b, t, d) or (l, b, t, d), the states.
+        domains: Shape (b,), the domain of each sequence as an integer.
+        **selection: The tokens that count; see `Selection`. ``segments`` has no effect.
+
+    Returns:
+        A scalar, or shape (l,) for a stack of layers.
+
+    Raises:
+        GeometryError: A shape or dtype does not fit.
+        UsageError: ``max_tokens`` is below 2.
     """
     if domains.shape != z.shape[-3:-2]:
         raise GeometryError(
@@ -138,16 +169,26 @@ def angular_spread(
     released: bool | float = False,
     **selection: Unpack[Selection],
 ) -> Tensor:
-    """Log of the mean of exp(-D/tau) over ordered pairs i != j, D = arccos(cos)/pi; in [-1/tau, 0].
+    """Return the log of the mean of exp(-D / tau) over pairs, where D = arccos(cos) / pi.
 
-    0 all parallel, -1/(2 tau) all orthogonal. Cosines are kept 1e-6 away from +-1, so that the slope is
-    finite; the gradient passes through.
+    The value lies in [-1/tau, 0]: 0 if all vectors point the same way, -1/(2 tau) if all are
+    orthogonal. Cosines are kept 1e-6 away from +-1, so that the gradient is finite. Source: LD,
+    angular spread.
 
-    ``tau`` is the temperature, at least 0.02; small values count the closest pairs only. Source: LD, angular
-    spread.
+    Args:
+        z: Shape (b, t, d) or (l, b, t, d), the states.
+        tau: The temperature, at least 0.02; the smaller it is, the more the closest pairs count.
+        pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
+        released: Whether to use the constants of LD's released code. Its cosines are cut at 0.25
+            from +-1; give a number for another cut (the GPT-2 command line of that code has 0.1).
+        **selection: The tokens that count; see `Selection`.
 
-    ``released`` takes the constants of LD's released code, with cosines cut at 0.25 (its class and its Qwen3
-    script); a number is that cut (its GPT-2 command line has 0.1).
+    Returns:
+        A scalar, or shape (l,) for a stack of layers.
+
+    Raises:
+        GeometryError: A shape or dtype does not fit.
+        UsageError: An option cannot be used.
     """
     _at_least(tau, 0.02)  # below, exp(-1/tau) leaves float32
     clamp = _released_clamp(released)
@@ -165,10 +206,24 @@ def orthogonalization(
     released: bool | float = False,
     **selection: Unpack[Selection],
 ) -> Tensor:
-    """Mean of max(0, margin - D)^2 over ordered pairs i != j, D = arccos(cos)/pi; in [0, margin^2].
+    """Return the mean of max(0, margin - D)^2 over pairs, where D = arccos(cos) / pi.
 
-    0 when no two points are closer than ``margin``, in (0, 1] (0.5: a right angle), margin^2 when all are
-    parallel. Source: LD, orthogonalization. ``released`` as in :func:`angular_spread`.
+    The value lies in [0, margin^2]: 0 if no two vectors are closer than ``margin``, margin^2 if all
+    point the same way. Source: LD, orthogonalization.
+
+    Args:
+        z: Shape (b, t, d) or (l, b, t, d), the states.
+        margin: The distance up to which pairs are pushed apart, in (0, 1]; 0.5 is a right angle.
+        pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
+        released: Whether to use the constants of LD's released code, as in :func:`angular_spread`.
+        **selection: The tokens that count; see `Selection`.
+
+    Returns:
+        A scalar, or shape (l,) for a stack of layers.
+
+    Raises:
+        GeometryError: A shape or dtype does not fit.
+        UsageError: An option cannot be used.
     """
     if not 0.0 < margin <= 1.0:
         raise UsageError(f"expected a margin in (0, 1], got {margin}; 0.5 is a right angle")
@@ -188,24 +243,34 @@ def l2_repel(
     released: bool = False,
     **selection: Unpack[Selection],
 ) -> Tensor:
-    """Log of the mean of exp(-|z_i - z_j|^2/tau) over i != j, plus ``norm_weight`` times the mean of z^2.
+    """Return the log of the mean of exp(-|z_i - z_j|^2 / tau) over pairs, plus a norm term.
 
-    At most 0 without the norm term; 0 when all points coincide. With tau = 1 the repulsion vanishes once
-    distances are large (a GPT-2's middle layers) and only the norm term remains; ``tau="median"``
-    takes the median squared distance of each group (a constant for the gradient; over 128 evenly spaced
-    points where there are more).
+    The norm term is ``norm_weight`` times the mean square of the numbers in ``z``. The first term
+    is at most 0, its value if all vectors coincide. With ``tau=1`` it vanishes once distances are
+    large, as in the middle layers of a GPT-2, and only the norm term remains. Source: LD, l2-repel.
 
-    ``tau`` is a squared length scale, at least 1e-30, or ``median``; ``norm_weight``, at least 0, weighs the
-    mean square of the numbers in z, over points. Source: LD, l2-repel.
+    Args:
+        z: Shape (b, t, d) or (l, b, t, d), the states.
+        tau: The squared distance by which others are divided, at least 1e-30. ``median`` takes the
+            median of each group, over at most 128 of its points; no gradient flows through it.
+        norm_weight: The weight of the norm term, at least 0.
+        pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
+        released: Whether to use the constants of LD's released code, which also counts the pairs of
+            a token with itself; ``tau`` must then be a number.
+        **selection: The tokens that count; see `Selection`.
 
-    ``released`` takes the constants of LD's released code, which counts the pairs i = j, too; ``tau`` is then
-    a number.
+    Returns:
+        A scalar, or shape (l,) for a stack of layers.
+
+    Raises:
+        GeometryError: A shape or dtype does not fit.
+        UsageError: An option cannot be used.
     """
     if norm_weight < 0:
         raise UsageError(f"expected a norm_weight of at least 0, got {norm_weight}")
     if released and tau == "median":
         raise UsageError(
-            "expected a number as tau with released, got 'median'; the code has tau=1.0"
+            "expected a number as tau with released, got 'median'; LD's released code has tau=1.0"
         )
     p = points(z, pairs=pairs, **selection)
     if tau == "median":
@@ -230,34 +295,80 @@ def decorrelation(
     released: bool = False,
     **selection: Unpack[Selection],
 ) -> Tensor:
-    """Mean squared correlation over pairs of different features; in [0, 1], 0 uncorrelated.
+    """Return the mean squared correlation over pairs of different features.
 
-    ``axis``: ``features`` correlates features over the tokens, ``tokens`` tokens over the features.
-    ``released`` is ``axis="tokens"``, as LD's released code has it; a token of equal features is left out,
-    where that code gives NaN.
+    The value lies in [0, 1]; 0 if the features are uncorrelated. Source: LD, decorrelation, whose
+    sum is a mean here. LD's table 1 standardises each token over its features, but multiplies Z^T
+    Z, whose entries belong to pairs of features; this function standardises each feature over the
+    tokens.
 
-    Source: LD, decorrelation; its sum is a mean here. Its table 1 standardises each token over its d features
-    and divides by d - 1, which makes correlations of tokens, but multiplies Z^T Z, whose entries belong to
-    pairs of features. Ours takes the product at its word, and standardises features over the tokens.
+    Args:
+        z: Shape (b, t, d) or (l, b, t, d), the states.
+        axis: ``features`` to correlate features over the tokens, ``tokens`` to correlate tokens
+            over the features.
+        pairs: ``sequence`` for the tokens of a sequence, ``batch`` for those of the whole batch.
+        released: Whether to correlate tokens, as LD's released code does. A token whose features
+            are all equal is left out; that code gives NaN.
+        **selection: The tokens that count; see `Selection`.
+
+    Returns:
+        A scalar, or shape (l,) for a stack of layers.
+
+    Raises:
+        GeometryError: A shape or dtype does not fit.
+        UsageError: An option cannot be used.
     """
     if axis not in get_args(Axis):
-        raise UsageError(f"expected an axis of {', '.join(get_args(Axis))}, got {axis!r}")
+        raise UsageError(f"expected an axis among {', '.join(get_args(Axis))}, got {axis!r}")
     p = points(z, pairs=pairs, **selection)
     of_tokens = axis == "tokens" or released
     return _by_layer(z, p, *squared_correlations(p, of_tokens=of_tokens))
 
 
-#: Loss -> its value | range | pairs | source, in Markdown.
+#: Loss -> its value, its range, its pairs and its source, in Markdown.
 LOSS_TABLE = {
-    "push_away": "−mean of 1 − cos | −1 orthogonal on average, 0 parallel | batch | RD 3.4",
-    "cross_domain_push_away": "the same over tokens of different domains | −2 … 0 | between domains | RD 3.4",
-    "squeeze": "+ mean of 1 − cos: the ablation | 0 … 1 | batch | RD B.4.2",
-    "angular_spread": "log mean exp(−D/τ), D = arccos(cos)/π | −1/(2τ) orthogonal, 0 parallel "
-    "| sequence | LD",
-    "orthogonalization": "mean of max(0, ½ − D)² | 0 nothing below a right angle, ¼ parallel | sequence | LD",
-    "l2_repel": r"log mean exp(−\|z_i − z_j\|²/τ) + `norm_weight` · mean of z² | ≤ 0 before the norm term "
-    "| sequence | LD",
-    "decorrelation": "mean squared correlation of two features | 0 … 1 | over each sequence's tokens | LD",
+    "push_away": (
+        "−mean(1 − cos)",
+        "−1 orthogonal on average, 0 parallel",
+        "batch",
+        "RD 3.4",
+    ),
+    "cross_domain_push_away": (
+        "−mean(1 − cos)",
+        "−2 … 0",
+        "between domains",
+        "RD 3.4",
+    ),
+    "squeeze": (
+        "mean(1 − cos), the ablation",
+        "0 … 1",
+        "batch",
+        "RD B.4.2",
+    ),
+    "angular_spread": (
+        "log mean(exp(−D/τ)), D = arccos(cos)/π",
+        "−1/(2τ) orthogonal, 0 parallel",
+        "sequence",
+        "LD",
+    ),
+    "orthogonalization": (
+        "mean(max(0, ½ − D)²)",
+        "0 right angles, ¼ parallel",
+        "sequence",
+        "LD",
+    ),
+    "l2_repel": (
+        r"log mean(exp(−\|z_i − z_j\|²/τ)) + `norm_weight` · mean(z²)",
+        "≤ 0 before the norm term",
+        "sequence",
+        "LD",
+    ),
+    "decorrelation": (
+        "mean squared correlation of features",
+        "0 … 1",
+        "tokens of a sequence",
+        "LD",
+    ),
 }
 LOSSES: dict[str, Callable[..., Tensor]] = {name: globals()[name] for name in LOSS_TABLE}
 
@@ -267,25 +378,27 @@ def __dir__() -> list[str]:
 
 
 class DispersionLoss(nn.Module):
-    """A loss with fixed options, as a module.
+    """A dispersion loss with fixed options, as a module.
 
     >>> DispersionLoss("angular_spread", tau=0.5)
     DispersionLoss(angular_spread, tau=0.5)
 
     Args:
-        loss: Name of a loss, or a function of your own: called as ``loss(z, mask=mask, segments=segments)``
-            for each layer's states (b, t, d), it returns a scalar that autograd differentiates. It also
-            gets ``domains`` and ``generator`` if it has such arguments.
-        seed: Seed of the draw where ``max_tokens`` is given. The draw of call number k depends on the seed
-            and k alone, so a run resumed at ``calls = k`` draws the same tokens.
-        options: Keyword arguments of the function.
+        loss: Name of a loss, or a function of your own. It is called as ``loss(z, mask=mask,
+            segments=segments)`` with the states (b, t, d) of each layer and returns a scalar that
+            autograd can differentiate. ``domains`` and ``generator`` are passed too if it has such
+            arguments.
+        seed: Seed of the tokens drawn for ``max_tokens``. The draw of call k depends on the seed
+            and k alone, so a run that is resumed with ``calls = k`` draws the same tokens.
+        options: Keyword arguments of the loss.
 
     Attributes:
-        calls: Number of the next call.
+        calls: Number of calls so far, which is the number of the next call.
         needs_domains: Whether each call needs ``domains``.
 
     Raises:
-        UsageError: Unknown loss or option, or a function without the arguments ``mask`` and ``segments``.
+        UsageError: The loss or an option is unknown, or a function of your own lacks the argument
+            ``mask`` or ``segments``.
     """
 
     def __init__(self, loss: str | Callable[..., Tensor], *, seed: int = 0, **options: Any) -> None:
@@ -293,7 +406,8 @@ class DispersionLoss(nn.Module):
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise UsageError(
-                    f"expected a loss of {', '.join(LOSSES)}, got {loss!r}{nearest(loss, LOSSES)}"
+                    f"expected a loss among {', '.join(LOSSES)}, got "
+                    f"{loss!r}{nearest(loss, LOSSES)}"
                 )
             self.function = LOSSES[loss]
             self.name = loss
@@ -316,12 +430,27 @@ class DispersionLoss(nn.Module):
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> Tensor:
-        """The loss of (b, t, d), or (l,) of a stack (l, b, t, d); UsageError without needed ``domains``."""
+        """Return the loss of states.
+
+        Args:
+            z: Shape (b, t, d), or (l, b, t, d) for a stack of layers.
+            mask: Shape (b, t), true on real tokens; None if all are real.
+            segments: Shape (b, t), the document of each token in packed rows; None for one a row.
+            domains: Shape (b,), the domain of each sequence; only for a loss that needs it.
+
+        Returns:
+            A scalar, or shape (l,) for a stack of layers.
+
+        Raises:
+            GeometryError: A shape or dtype does not fit.
+            UsageError: The loss needs ``domains`` and none are given.
+        """
         given: dict[str, Any] = {"mask": mask, "segments": segments, **self.options}
         if self.needs_domains:
             if domains is None:
                 raise UsageError(
-                    "expected `domains` of shape (b,), one number a sequence, got none"
+                    "expected `domains` of shape (b,), one for each sequence, got none; pass them "
+                    "with each call"
                 )
             given["domains"] = domains
         if self._draws and self.options.get("max_tokens") is not None:
@@ -333,12 +462,13 @@ class DispersionLoss(nn.Module):
         values = [self.function(layer, **given) for layer in z]
         if values[0].shape != ():
             raise GeometryError(
-                f"expected a scalar from {self.name}, got the shape {tuple(values[0].shape)}"
+                f"expected a scalar from {self.name}, got a tensor of shape "
+                f"{tuple(values[0].shape)}; average over the tokens"
             )
         return torch.stack(values)
 
     def extra_repr(self) -> str:
-        """The loss's name and options."""
+        """Return the loss's name and options, as ``repr`` shows them."""
         options = [f"{name}={value!r}" for name, value in self.options.items()]
         return ", ".join([self.name, *options])
 
@@ -371,7 +501,9 @@ def _check_options(loss: str, names: Sequence[str], options: Mapping[str, Any]) 
     known = [name for name in names if name not in each_call]
     for option in options:
         if option not in known:
-            raise UsageError(f"expected options of {loss} among {', '.join(known)}, got {option!r}")
+            raise UsageError(
+                f"expected an option of {loss} among {', '.join(known)}, got {option!r}"
+            )
 
 
 def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:
@@ -388,7 +520,8 @@ def _released_clamp(released: bool | float) -> float | None:
         return released_code.CLAMP
     if not 0.0 < released < 1.0:
         raise UsageError(
-            f"expected released to be True or a cut in (0, 1), got {released!r}; LD has 0.25 and 0.1"
+            f"expected released to be True or a cut between 0 and 1, got {released!r}; LD's code "
+            "has 0.25 and 0.1"
         )
     return float(released)
 

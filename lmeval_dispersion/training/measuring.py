@@ -36,22 +36,27 @@ _TOKENS = 32  # most tokens of a text
 
 
 class Measuring:
-    """G of token sets, and the spread of fixed texts at some layers.
+    """Measures a model in memory: G of token sets, and how spread the states of fixed texts are.
+
+    G, the gap of the paper RD, is the mean distance within a domain's rows of the output projection
+    plus that between these rows and the rows of everyday words.
 
     Args:
-        tokenizer: The model's, as transformers has it.
-        domains: Token sets as ``--domain`` of the screener takes them; none: no G.
-        reference: The everyday token set, in the same form.
-        texts: The fixed texts, of which :data:`TEXTS` are the default; none: G alone.
-        layers: States after blocks, as the regularizer takes them; ``last`` is after the final
-            norm.
+        tokenizer: The model's tokenizer, from transformers.
+        domains: Token sets, by a name or a file as in the screener's ``--domain``. If empty, G is
+            not measured.
+        reference: The token set of everyday words, by a name or a file.
+        texts: The fixed texts; if empty, no states are measured.
+        layers: The layers whose states are measured, as in `DispersionRegularizer`; ``last`` is
+            after the final norm.
 
     Attributes:
-        resolutions: The rows of each domain and the reference.
+        resolutions: For each domain, the rows of the output projection that its tokens and the
+            everyday tokens have.
 
     Raises:
-        UsageError: An argument is not usable.
-        ScreeningError: The tokenizer lacks too many of the words.
+        UsageError: An argument cannot be used, or fewer than two texts have two tokens.
+        ScreeningError: The tokenizer lacks too many words of a token set.
     """
 
     def __init__(
@@ -81,16 +86,20 @@ class Measuring:
                 self._batch.append(ids[:_TOKENS])
         if texts and len(self._batch) < 2:
             raise UsageError(
-                f"expected at least 2 texts of 2 tokens to measure, got {len(self._batch)}"
+                "expected at least 2 texts of 2 or more tokens each to measure, got "
+                f"{len(self._batch)}"
             )
 
     def measure(self, model: nn.Module) -> dict[str, float]:
-        """All figures by their names in trackers; every process of a sharded model calls it.
+        """Return all figures, by the names that trackers show.
+
+        In a distributed training every process of a sharded model must call it.
 
         Raises:
-            GeometryError: A row of the head is zero, or a row or state of the texts is not finite.
-            UsageError: The model has no output projection in one piece, or the tokenizer names rows
-                that it does not have; or it has no such layer.
+            GeometryError: A row of the output projection is zero, or a row or a state is NaN or
+                infinite.
+            UsageError: The model has no such layer, no output projection in one piece, or fewer
+                rows than the tokenizer's ids need.
             CaptureError: The model has no list of decoder blocks.
         """
         figures: dict[str, float] = {}
@@ -105,7 +114,13 @@ class Measuring:
         return figures
 
     def gaps(self, model: nn.Module) -> dict[str, Gap]:
-        """Every domain's G on the current head, as the screener has it; raises as `measure`."""
+        """Return G of every domain, from the model's output projection, by the domain's name.
+
+        Raises:
+            GeometryError: A row is zero, NaN or infinite.
+            UsageError: The model has no output projection in one piece, or fewer rows than the
+                tokenizer's ids need.
+        """
         if not self.resolutions:
             return {}
         needed = set[int]()
@@ -121,11 +136,17 @@ class Measuring:
         return gaps
 
     def spread(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        """Three figures of the fixed texts' states, by layer and name.
+        """Return three figures of the fixed texts' states, for each layer.
 
-        ``dispersion``: of the texts' last tokens; ``condensation``: mean similarity of one text's
-        tokens, averaged over texts; ``effective_rank``: of all tokens together. Raises
-        GeometryError as `measure`.
+        - ``dispersion``: that of the texts' last tokens;
+        - ``condensation``: the mean cosine similarity of the tokens inside a text, averaged over
+          texts;
+        - ``effective_rank``: that of all tokens of all texts.
+
+        Raises:
+            GeometryError: A state is zero, NaN or infinite.
+            UsageError: The model has no such layer.
+            CaptureError: The model has no list of decoder blocks.
         """
         spread = {}
         for layer, texts in self._states(model).items():
@@ -163,7 +184,8 @@ class Measuring:
             if not all(np.isfinite(state).all() for state in states[layer]):
                 raise GeometryError(
                     f"expected finite states of the texts at {layer}, got NaN or infinity; the "
-                    "training has diverged, lower its rate or go back to an earlier checkpoint"
+                    "training has diverged: lower its learning rate, or go back to an earlier "
+                    "checkpoint"
                 )
         return states
 
@@ -176,12 +198,12 @@ def _rows(model: nn.Module, ids: Sequence[int]) -> NDArray[np.float64]:
         raise UsageError(
             "expected a model with an output projection of shape (vocabulary, width) in this "
             f"process, got {type(model).__name__} without one; measure a causal language model "
-            "that is not sharded as flat parameters"
+            "whose parameters are whole or sharded by FSDP2"
         )
     if ids[-1] >= weight.shape[0]:
         raise UsageError(
-            f"the tokenizer names row {ids[-1]} and the output projection has {weight.shape[0]}; "
-            "pass the tokenizer of this model"
+            f"expected token ids below {weight.shape[0]}, the number of rows of the output "
+            f"projection, got {ids[-1]}; pass the tokenizer of this model"
         )
     weight = weight.detach()
     if hasattr(weight, "full_tensor"):  # a DTensor: gathered by all processes

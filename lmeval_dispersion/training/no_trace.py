@@ -34,9 +34,14 @@ _DEVICES = ("cuda", "xpu", "npu")  # torch's modules that keep a generator for e
 
 @contextmanager
 def without_trace(model: nn.Module | None = None) -> Iterator[None]:
-    """Evaluate ``model`` in the block, without gradients, and restore everything above at its end.
+    """Evaluate a model inside the block, without gradients, and restore its state afterwards.
 
-    Without a model only what is global is restored: generators and progress bars.
+    Random generators, progress bars, and the model's modes, configurations and shards are restored,
+    also after an error.
+
+    Args:
+        model: The model, which is in evaluation mode inside the block. None to restore random
+            generators and progress bars alone.
     """
     with ExitStack() as stack:
         stack.enter_context(_generators())

@@ -45,13 +45,14 @@ Means: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Points:
-    """Vectors in rows, with the group of each.
+    """The tokens of which a loss forms pairs, in padded rows, with the group of each.
 
     Attributes:
-        z: (g, t, d), float32 or float64, zero where ``real`` is false.
-        real: (g, t) true on points.
-        owner: (g, t) group of each point, in [0, groups); None where row i is group i.
-        groups: Number of groups over all layers, a multiple of ``layers``.
+        z: Shape (rows, t, d), float32 or float64: the states, zero where ``real`` is false.
+        real: Shape (rows, t), true on tokens that count.
+        owner: Shape (rows, t), the group of each token, from 0 to groups - 1; None if row i is
+            group i.
+        groups: Number of groups in all layers together, a multiple of ``layers``.
         layers: Number of layers.
     """
 
@@ -62,24 +63,51 @@ class Points:
     layers: int
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Sum of one value per point over each group, (g, t) -> (groups,)."""
+        """Sum one value for each token over every group.
+
+        Args:
+            rows: Shape (rows, t), the values.
+
+        Returns:
+            Shape (groups,).
+        """
         if self.owner is None:
             return rows.sum(-1)
         sums = torch.zeros(self.groups, dtype=rows.dtype, device=rows.device)
         return sums.index_add_(0, self.owner.flatten(), rows.flatten())
 
     def counts(self, ok: Tensor) -> Tensor:
-        """Number of points in each group where ``ok`` (g, t) is true, (groups,)."""
+        """Return the number of tokens in each group where ``ok`` is true.
+
+        Args:
+            ok: Shape (rows, t).
+
+        Returns:
+            Shape (groups,), in the dtype of ``z``.
+        """
         return self.sums(ok.to(self.z.dtype))
 
     def layer_means(self, values: Tensor, counted: Tensor) -> Tensor:
-        """Each layer's mean over its ``counted`` groups, (groups,) -> (layers,); 0 where none counts."""
+        """Average the values of each layer's groups.
+
+        Args:
+            values: Shape (groups,).
+            counted: Shape (groups,), true for the groups that count.
+
+        Returns:
+            Shape (layers,); 0 for a layer in which no group counts.
+        """
         counted = counted.view(self.layers, -1).to(values.dtype)
         total = torch.where(counted > 0, values.view(self.layers, -1), 0.0).sum(-1)
         return total / counted.sum(-1).clamp(min=1.0)
 
     def by_group(self) -> tuple[Tensor, Tensor]:
-        """Points as one padded row per group, (groups, longest, d), with the mask (groups, longest)."""
+        """Return the tokens with one padded row for each group.
+
+        Returns:
+            The states, shape (groups, longest, d), and a mask, shape (groups, longest), true on
+            tokens.
+        """
         if self.owner is None:
             return self.z, self.real
         used = self.real.flatten().nonzero().squeeze(-1)
@@ -103,14 +131,19 @@ def points(
     max_tokens: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Points:
-    """The points of ``z`` (b, t, d) or (l, b, t, d), in float32 or float64: where ``mask`` (b, t) is not 0.
+    """Select the tokens of which a loss forms pairs.
 
-    ``segments`` (b, t) number packed documents, each a group for ``"sequence"``. At most ``max_tokens`` a row
-    are drawn, anew for each layer, by ``generator`` (None: always the same draw), never by the global one.
+    Args:
+        z: Shape (b, t, d) or (l, b, t, d), any float dtype. Computed in float32, float64 stays.
+        mask: Shape (b, t), true on real tokens; None if all are real.
+        segments: Shape (b, t), the document of each token in packed rows; None for one a row.
+        pairs: ``sequence`` for a group for each document of a row, ``batch`` for one of the batch.
+        max_tokens: Draw at most so many tokens of each row, anew for each layer; None for all.
+        generator: Draws these tokens; None for the same draw at every call.
 
     Raises:
-        GeometryError: A shape or type does not fit.
-        UsageError: ``pairs`` or ``max_tokens`` is not usable.
+        GeometryError: A shape or dtype does not fit.
+        UsageError: ``pairs`` or ``max_tokens`` cannot be used.
     """
     z = z.unsqueeze(0) if z.dim() == 3 else z
     _check(z, mask, segments, pairs, max_tokens)
@@ -148,10 +181,18 @@ def points(
 
 
 def mean_cosine(p: Points, *, across_ranks: bool = False) -> Means:
-    """Mean cosine over each group's pairs: (|s|^2 - n) / (n (n - 1)), s the sum of n unit vectors.
+    """Return the mean cosine over the pairs of each group.
 
-    ``across_ranks`` takes the pairs of all ranks of the default process group. Gradients are then those of
-    one process with the whole batch once a wrapper such as DDP has averaged them over ranks.
+    It is (|s|^2 - n) / (n (n - 1)), where s is the sum of the group's n unit vectors.
+
+    Args:
+        p: The tokens.
+        across_ranks: Whether pairs span all ranks of the default process group. Once a wrapper such
+            as DDP has averaged the gradients over ranks, they are those of one process with the
+            whole batch.
+
+    Returns:
+        Two tensors, shape (groups,): the means, and whether each group has a pair.
     """
     z, ranks = p.z, 1
     with torch.no_grad():
@@ -170,7 +211,15 @@ def mean_cosine(p: Points, *, across_ranks: bool = False) -> Means:
 
 
 def cross_domain_cosine(p: Points, domains: Tensor) -> Means:
-    """Mean cosine over pairs of points whose sequences have different ``domains`` (b,); both (layers,)."""
+    """Return the mean cosine over the pairs of tokens whose sequences have different domains.
+
+    Args:
+        p: The tokens, with one row for each sequence.
+        domains: Shape (b,), the domain of each sequence as an integer.
+
+    Returns:
+        Two tensors, shape (layers,): the means, and whether each layer has a pair.
+    """
     z, b = p.z, len(domains)
     with torch.no_grad(), full_precision(z.device):
         other = (domains.unsqueeze(0) != domains.unsqueeze(1)).to(z.device).double()
@@ -191,11 +240,18 @@ def cross_domain_cosine(p: Points, domains: Tensor) -> Means:
 
 
 def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
-    """Mean squared correlation over each group's pairs of different features, or of different tokens.
+    """Return the mean squared correlation over the pairs of columns of each group.
 
-    With X (n, d) standardised so that every column has length one, C = X^T X holds the correlations of the
-    columns, and the sum of C_mn^2 over all m, n is |X^T X|^2 = |X X^T|^2: the smaller side is formed, and the
-    diagonal, one for each column that varies, is taken off.
+    With X (n, d) standardised so that every column has length one, C = X^T X has the correlations
+    of the columns. The sum of their squares is |X^T X|^2 = |X X^T|^2, so the smaller product is
+    formed; the diagonal is subtracted.
+
+    Args:
+        p: The tokens.
+        of_tokens: Whether the columns are tokens; otherwise they are features.
+
+    Returns:
+        Two tensors, shape (groups,): the means, and whether each group has a pair.
     """
     z, real = p.by_group()
     along = 2 if of_tokens else 1  # the averaged axis
@@ -225,7 +281,11 @@ def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
 
 
 def angular_exponentials(p: Points, tau: float) -> Means:
-    """Log of each group's mean of exp(-D/tau) over pairs, D = arccos(cosine)/pi."""
+    """Return the log of the mean of exp(-D / tau) over each group's pairs, D = arccos(cos) / pi.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
     slope = 1.0 / (math.pi * tau)
 
     def terms(cosine: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,7 +300,11 @@ def angular_exponentials(p: Points, tau: float) -> Means:
 
 
 def angular_hinges(p: Points, margin: float) -> Means:
-    """Each group's mean of max(0, margin - D)^2 over pairs, D = arccos(cosine)/pi."""
+    """Return the mean of max(0, margin - D)^2 over each group's pairs, D = arccos(cos) / pi.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
 
     def terms(cosine: Tensor) -> tuple[Tensor, Tensor]:
         steepness = _steepness(cosine)
@@ -253,7 +317,15 @@ def angular_hinges(p: Points, margin: float) -> Means:
 
 
 def distance_exponentials(p: Points, rate: Tensor) -> Means:
-    """Log of each group's mean of exp(-|z_i - z_j|^2 rate) over pairs, with ``rate`` (groups,)."""
+    """Return the log of the mean of exp(-|z_i - z_j|^2 * rate) over the pairs of each group.
+
+    Args:
+        p: The tokens.
+        rate: Shape (groups,), one factor for each group.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
     needs_gradient = _needs_gradient(p.z)
     with torch.no_grad(), full_precision(p.z.device):
         ok, owner = p.real, _pair_owner(p, p.real)
@@ -291,10 +363,16 @@ def distance_exponentials(p: Points, rate: Tensor) -> Means:
 
 
 def median_distance(p: Points, most: int = 128) -> Tensor:
-    """Median squared distance over each group's pairs, (groups,), NaN where it has none.
+    """Return the median squared distance over the pairs of each group.
 
-    Of more than ``most`` points, so many are taken, evenly spaced; of an even number of pairs, the lower
-    middle.
+    Of an even number of pairs the lower middle one is taken.
+
+    Args:
+        p: The tokens.
+        most: Number of tokens of a group at most; of more, so many are taken at even distances.
+
+    Returns:
+        Shape (groups,); NaN for a group without a pair.
     """
     z, real = p.by_group()
     z = z.detach()
@@ -494,14 +572,26 @@ def _needs_gradient(z: Tensor) -> bool:
 
 
 def unit_scale(z: Tensor) -> Tensor:
-    """1/|z| along the last axis, 0 for vectors without a direction, NaN for those that are not finite."""
+    """Return 1 / |z| along the last axis.
+
+    It is 0 for vectors of length up to 1e-12, which have no direction, and NaN for vectors with NaN
+    or infinity.
+    """
     norm = torch.linalg.vector_norm(z, dim=-1)
     # An infinite norm must not pass for a vector to leave out: inf - inf is NaN.
     return torch.where(norm <= NO_DIRECTION, 0.0, norm.reciprocal() + (norm - norm))
 
 
 def unit_sums(p: Points, scale: Tensor) -> Tensor:
-    """Each group's sum of unit vectors, (groups, d) in float64."""
+    """Return the sum of each group's unit vectors.
+
+    Args:
+        p: The tokens.
+        scale: Shape (rows, t), what `unit_scale` returns for them.
+
+    Returns:
+        Shape (groups, d), float64.
+    """
     z = p.z
     g, t, d = z.shape
     with full_precision(z.device):
@@ -525,7 +615,10 @@ def unit_sums(p: Points, scale: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute products in the operands' own precision: no autocast, no TF32."""
+    """Compute products inside the block in the precision of their operands.
+
+    Autocast and TF32 are switched off, and restored afterwards.
+    """
     with torch.autocast(device.type, enabled=False):
         before = torch.get_float32_matmul_precision()
         if device.type == "cuda":

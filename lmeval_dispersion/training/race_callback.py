@@ -40,35 +40,36 @@ _log = logging.getLogger(__name__)
 
 
 class RaceCallback(TrainerCallback):  # type: ignore[misc]
-    """Asks the model in memory at each save, and logs which save is the best so far.
+    """Ask the model in memory at each save, and log which save is the best so far.
 
-    ``race/score``, ``race/margin`` and ``race/best_step`` go to ``state.log_history``, and with
-    :meth:`attach` to the trainer's trackers; the answers go to ``RUN/race-TASKS``, where
-    ``dispersion race RUN --tasks TASKS`` goes on to the proof. Nothing in the training changes:
-    losses are equal to the last bit with and without it. What fails while it trains is a warning.
+    ``race/score``, ``race/margin`` and ``race/best_step`` are logged to ``state.log_history``, and
+    after :meth:`attach` to the trainer's trackers. The answers are kept in ``RUN/race-TASKS``,
+    where ``dispersion race RUN --tasks TASKS`` can continue the race. The training itself does not
+    change: its losses are the same to the last bit. An error while the model trains becomes a
+    warning.
 
     Args:
-        tasks: lm-eval's ``NAME,NAME``; None asks nothing, and logs the geometry alone.
-        questions: Number of questions for each save, the same for all.
-        every: Also ask at every so many steps, without a save.
-        share: Part of the training's time, by which the questions are lowered at the first save;
-            None: all.
-        stop_after: End the run after so many saves in a row that are shown to be worse than the
-            best.
-        run: The folder of the saves, in a loop of your own; a trainer has its output folder.
-        tokenizer: The model's. Default: the trainer's.
-        options: Of the geometry: ``domains``, ``reference``, ``texts``, ``layers``, as
-            :class:`~lmeval_dispersion.training.measuring.Measuring` has them. Of the race:
-            ``error``, and those of :func:`~lmeval_dispersion.race` on questions and lm-eval, such
-            as ``metric``, ``batch_size``, ``num_fewshot``, ``include_path``,
+        tasks: Tasks of lm-eval, separated by commas. None to log the geometry alone.
+        questions: Number of questions for each save.
+        every: Also ask after every so many steps, without a save; None to ask at saves alone.
+        share: Share of the training's time that the questions may take, above 0 and below 1. Their
+            number is lowered accordingly at the first save; None for no limit.
+        stop_after: End the training after so many saves in a row that are shown to be worse than
+            the best; None to never end it.
+        run: The folder of the saves. Needed in a loop of your own; a trainer has one.
+        tokenizer: The model's tokenizer; None for the trainer's.
+        options: For the geometry ``domains``, ``reference``, ``texts`` and ``layers``, as in
+            :class:`~lmeval_dispersion.training.measuring.Measuring`. For the race ``error``, and
+            the options of :func:`~lmeval_dispersion.race` on questions and lm-eval, such as
+            ``metric``, ``batch_size``, ``num_fewshot``, ``include_path`` or
             ``apply_chat_template``.
 
     Attributes:
         should_stop: Whether ``stop_after`` saves in a row are shown to be worse than the best.
-        trainer: The attached trainer; None without one.
+        trainer: The trainer that was attached; None without one.
 
     Raises:
-        UsageError: An argument cannot be used as given; of a task or the folder when the training
+        UsageError: An argument cannot be used. A task or the folder is checked when training
             begins.
     """
 
@@ -86,7 +87,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         _check(questions=questions, every=every, stop_after=stop_after)
         if share is not None and not 0 < share < 1:
-            raise UsageError(f"expected above 0 and below 1, got {share}", argument="share")
+            raise UsageError(f"expected a share above 0 and below 1, got {share}", argument="share")
         self.tasks = tasks
         self.questions = questions
         self.every = every
@@ -100,7 +101,9 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._geometry = {name: options.pop(name) for name in of_geometry if name in options}
         self._error = options.pop("error", ERROR)
         if not 0 < self._error < 1:
-            raise UsageError(f"expected above 0 and below 1, got {self._error}", argument="error")
+            raise UsageError(
+                f"expected an error above 0 and below 1, got {self._error}", argument="error"
+            )
         self._asking = _asking(tasks, options)
         self._measuring: Measuring | None = None
         self._race: LiveRace | None = None
@@ -111,14 +114,18 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._is_begun = False
 
     def attach(self, trainer: Any) -> RaceCallback:
-        """Join a trainer, whose trackers get the figures too; returns itself.
+        """Add the callback to a trainer, so that its trackers log the figures too.
+
+        Returns:
+            The callback itself.
 
         Raises:
-            UsageError: It is not a Trainer.
+            UsageError: ``trainer`` is not a Trainer of transformers.
         """
         if not isinstance(trainer, Trainer):
             raise UsageError(
-                f"expected a Trainer, got {type(trainer).__name__}; a loop of your own calls ask()"
+                f"expected a Trainer, got {type(trainer).__name__}; in a loop of your own call "
+                "ask()"
             )
         self.trainer = trainer
         if self not in trainer.callback_handler.callbacks:
@@ -126,17 +133,25 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def ask(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Ask and measure the model as the save ``RUN/checkpoint-STEP``; returns figures to log.
+        """Ask and measure the model as the save ``RUN/checkpoint-STEP``.
 
-        In a distributed training every process calls it.
+        Call it in a training loop of your own; in a distributed training every process must.
+
+        Args:
+            model: The model in memory.
+            step: The step of the save.
+
+        Returns:
+            The figures to log, by name.
 
         Raises:
-            UsageError: At the first call: an argument, a task or the folder cannot be used as
-                given.
+            UsageError: At the first call, if an argument, a task or the folder cannot be used.
         """
         if not self._is_begun:
             if self.run is None:
-                raise UsageError("expected the folder of the saves, got none", argument="run")
+                raise UsageError(
+                    "expected the folder of the saves, got none; pass it as run", argument="run"
+                )
             self._begin(_bare(model), self.tokenizer, planned=None, step=step)
             self._first_step = 0
         model = _bare(model)
@@ -158,7 +173,11 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     # --- a Trainer's events ---
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Open the race's folder, and print how much is asked; UsageError as the class says."""
+        """Open the folder of the race, and print how many questions each save will answer.
+
+        Raises:
+            UsageError: An argument, a task or the folder cannot be used.
+        """
         self.run = Path(args.output_dir)
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -175,17 +194,17 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             self._at(args, state, control, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask at every ``every``-th step that is not saved."""
+        """Ask the model at every ``every``-th step; a step that is saved is asked at its save."""
         if self.every is None or state.global_step % self.every or control.should_save:
             return control
         return self._at(args, state, control, given["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
-        """Ask the save's model."""
+        """Ask the model that was just saved."""
         return self._at(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Forget the run: the callback may serve another."""
+        """Forget the run, so that the callback can serve another one."""
         self._race = None
         self._measuring = None
         self._is_begun = False
@@ -225,7 +244,10 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         self._is_begun = True
         self.should_stop = False
         if tokenizer is None:
-            raise UsageError("expected the model's tokenizer, got none", argument="tokenizer")
+            raise UsageError(
+                "expected the model's tokenizer, got none; pass it as tokenizer",
+                argument="tokenizer",
+            )
         self.tokenizer = tokenizer
         try:
             self._measuring = Measuring(tokenizer, **self._geometry)
@@ -272,7 +294,7 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             try:
                 self._pace = race.timed(model, self.tokenizer)
             except Exception as error:
-                _warn("the questions that were to show their cost failed", step, error)
+                _warn("the questions that measure the speed failed", step, error)
         _say(race.forecast(self._pace))
 
     def _asked(self, model: Any, step: int) -> Place | None:
@@ -290,11 +312,13 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             return None
         if self.stop_after is not None and place.worse >= self.stop_after:
             self.should_stop = True
-            saves = "save" if place.worse == 1 else f"{place.worse} saves in a row"
+            saves = f"the save of step {step}"
+            if place.worse > 1:
+                saves = f"each of the last {place.worse} saves up to step {step}"
             _say(
-                f"race: the last {saves}, up to step {step}, are shown to be worse than step "
-                f"{place.best} (error at most {100 * self._error:g} %); the training ends. It says "
-                "nothing of later saves."
+                f"race: {saves} is shown to be worse than the save of step "
+                f"{place.best} (error at most {100 * self._error:g} %), so the training ends. "
+                "Later saves might have been better."
             )
         return place
 
@@ -303,7 +327,10 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         elapsed = time.perf_counter() - self._began - self._spent
         if self._pace > 0 and step > self._first_step:
             race.lower(max(_LEAST, int(share * elapsed / self._pace)))
-            _say(f"race: {race.questions} questions a save, for {100 * share:g} % of the time")
+            _say(
+                f"race: each save is asked {race.questions} questions, for {100 * share:g} % of "
+                "the time"
+            )
 
     def _planned(self, args: Any, state: Any) -> int | None:
         """The number of times that the run will be asked; None where it is not known."""
@@ -345,7 +372,9 @@ def _asking(tasks: str | None, options: dict[str, Any]) -> Asking:
     names = [field.name for field in fields(Asking) if field.name not in _NOT_HERE]
     for name in options:
         if name not in names:
-            raise UsageError(f"expected one of {', '.join(names)}, got {name}", argument=name)
+            raise UsageError(
+                f"expected an option among {', '.join(names)}, got {name}", argument=name
+            )
     if options.get("include_path") is not None:
         options["include_path"] = str(options["include_path"])
     asking = Asking(tasks=tasks, **options)
@@ -362,4 +391,4 @@ def _say(text: str) -> None:
 
 def _warn(what: str, step: int, error: Exception) -> None:
     reason = str(error) or type(error).__name__
-    _log.warning("race at step %s: %s (%s); the training goes on", step, what, reason)
+    _log.warning("race at step %s: %s (%s); the training continues", step, what, reason)

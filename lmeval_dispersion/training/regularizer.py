@@ -1,13 +1,14 @@
-"""A dispersion loss on the hidden states of any decoder, in any training loop, through forward hooks.
+"""A dispersion loss on the hidden states of any decoder, in any training loop, by forward hooks.
 
     reg = DispersionRegularizer(model, "angular_spread", layers="all", weight=0.1)
     model.train()  # from_pretrained leaves it in evaluation mode
     loss = model(**batch).loss + reg.pop()
 
-The decoder's own pre-hook arms the layers' hooks, in training and with gradients on only, and its post-hook
-disarms them: they ignore evaluation, generation and the second run of a checkpointed block. States are
-collected by layer during the forward pass; the loss is formed in :meth:`DispersionRegularizer.pop`, outside
-any checkpoint or compiled graph. :meth:`DispersionRegularizer.measured` watches evaluation on the same hooks.
+A hook before the decoder arms the hooks of the layers, only in training and with gradients, and a
+hook after it disarms them: they ignore evaluation, generation and the second run of a checkpointed
+block. States are collected by layer during the forward pass. The loss is formed in
+:meth:`DispersionRegularizer.pop`, outside any checkpoint or compiled graph.
+:meth:`DispersionRegularizer.measured` watches evaluation with the same hooks.
 """
 
 from __future__ import annotations
@@ -36,20 +37,31 @@ _STACKED_NUMBERS_CPU = 1 << 16
 
 
 class Layout(NamedTuple):
-    """``mask`` (b, t), true on real tokens; ``segments`` (b, t), documents. None: all real, one per row."""
+    """Which tokens of a batch are real, and to which document each belongs.
+
+    Attributes:
+        mask: Shape (b, t), true on real tokens; None if all are real.
+        segments: Shape (b, t), the document of each token; None if each row is one document.
+    """
 
     mask: Tensor | None
     segments: Tensor | None
 
 
 def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
-    """The layout of states (b, t, d) from the decoder's arguments.
+    """Read the layout of a batch from the arguments that the decoder was called with.
 
-    A mask that covers a cache or a prefix too is cut to the last t columns. Documents are those of
-    ``seq_idx``, else of ``cu_seq_lens_q``, else they begin where ``position_ids`` is 0.
+    The last t columns of ``attention_mask`` count, since it may cover a cache or a prefix too.
+    Documents are those of ``seq_idx``; without it those of ``cu_seq_lens_q``; without both a
+    document begins wherever ``position_ids`` is 0.
+
+    Args:
+        arguments: The arguments of the decoder's forward pass, by name.
+        b: Number of rows in the batch.
+        t: Number of tokens in a row.
 
     Raises:
-        GeometryError: An argument has an ambiguous shape; pass the layout yourself.
+        GeometryError: The shape of an argument does not fit; describe the layout yourself.
     """
     mask = arguments.get("attention_mask")
     if mask is not None:
@@ -66,34 +78,35 @@ def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
 
 
 class DispersionRegularizer:
-    """Adds ``weight`` times the mean over layers of a dispersion loss.
+    """Adds a dispersion loss on hidden states to the loss of any training loop.
 
-    Attach it before ``torch.compile`` or DDP run for the first time; it works around or inside PEFT, DDP,
-    FSDP2 and compiled models. Use it as a context manager, or call :meth:`detach` at the end.
+    Its value is ``weight`` times the mean over layers. Attach it before ``torch.compile`` or DDP
+    run for the first time. The model may be wrapped by PEFT, DDP, FSDP2 or ``torch.compile``,
+    before or after. Use it as a context manager, or call :meth:`detach` at the end.
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
-        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, a ``DispersionLoss``, or a
+        loss: Name of a loss of :mod:`lmeval_dispersion.training.losses`, a ``DispersionLoss``, or a
             function of your own as ``DispersionLoss`` takes it.
-        layers: States after blocks, by the names, words and indices of
-            :mod:`lmeval_dispersion.model`: ``last`` (after the final norm), ``all``,
-            ``early_half``, ``late_half``, ``layer.3``, ``[0, -1]``, ...
-        weight: Factor of the loss, at least 0; may be changed between steps.
-        mode: ``add``: :meth:`pop` returns the term to add to the loss. ``inject``: the gradient is added
-            at the layers' outputs, for loops whose loss cannot be changed; set ``loss_scale`` if such a loop
-            scales its loss. The forward pass then raises what :meth:`pop` would of the loss.
-        seed: Seed of the draw of tokens, with ``max_tokens``.
+        layers: The blocks whose output states count: ``last`` (after the final norm), ``all``,
+            ``early_half``, ``late_half``, names such as ``layer.3``, or indices such as ``[0,
+            -1]``.
+        weight: Factor of the loss, at least 0. It may be changed between steps.
+        mode: With ``add``, :meth:`pop` returns the term to add to your loss. With ``inject``, its
+            gradient is added to the layers' outputs, for loops whose loss cannot be changed; the
+            errors of :meth:`pop` are then raised by the forward pass.
+        seed: Seed of the tokens drawn for ``max_tokens``.
         options: Options of the loss, such as ``max_tokens=256`` or ``tau=0.5``.
 
     Attributes:
-        loss_scale: With ``inject``: the factor that the loop puts on its loss before ``backward``, such as
-            1/k with k accumulation steps.
-        step: Number of the next training forward pass.
-        values: The loss of each layer in the latest pass, without weight, by the layer's name.
+        loss_scale: With ``inject``, the factor that the loop puts on its loss before ``backward``,
+            such as 1/k with k accumulation steps. Set it if the loop has one.
+        step: Number of training forward passes so far.
+        values: The loss of each layer in the latest training pass, without the weight, by layer.
 
     Raises:
-        UsageError: The loss, an option, a layer, the weight or the mode is not usable.
-        CaptureError: The model has no decoder blocks.
+        UsageError: The loss, an option, a layer, the weight or the mode cannot be used.
+        CaptureError: The model has no list of decoder blocks.
     """
 
     def __init__(
@@ -111,10 +124,11 @@ class DispersionRegularizer:
             raise UsageError(f"expected a model (torch.nn.Module), got {type(model).__name__}")
         if not weight >= 0:
             raise UsageError(
-                f"expected a weight of at least 0, got {weight}; `squeeze` is the opposite loss"
+                f"expected a weight of at least 0, got {weight}; the loss squeeze has the opposite "
+                "effect"
             )
         if mode not in ("add", "inject"):
-            raise UsageError(f"expected a mode of add, inject, got {mode!r}")
+            raise UsageError(f"expected mode add or inject, got {mode!r}")
         decoder = Decoder.of(model)
         if not isinstance(loss, DispersionLoss):
             loss = DispersionLoss(loss, seed=seed, **options)
@@ -142,22 +156,24 @@ class DispersionRegularizer:
         self.attach()
 
     def pop(self) -> Tensor:
-        """Weight times the loss of the latest training forward pass, a scalar; add it to your loss.
+        """Return the term to add to your loss: the weighted loss of the latest training pass.
 
-        A training pass is one in training mode with gradients. Of several since the last call the latest
-        counts: if a step uses the losses of two, call this after each. A pass without
-        gradients in training mode (metrics, a reference) is ignored; one in evaluation mode drops a loss
-        not popped before it. The scalar is 0 where only passes without gradients ran, and always with
-        ``mode="inject"``.
+        A training pass is a forward pass in training mode with gradients. If a step has several,
+        the latest counts, so call this after each pass whose loss you use. A pass in training mode
+        without gradients, such as that of a reference model, changes nothing; a pass in evaluation
+        mode drops a loss that was not fetched.
+
+        Returns:
+            A scalar. It is 0 with ``mode="inject"``, or if only passes without gradients ran.
 
         Raises:
-            CaptureError: The model did not run since the last call, or ran with gradients in evaluation mode
-                last, or not all layers were seen: hooks set after the first call of a compiled model never
-                fire.
-            NonFiniteLossError: The loss is NaN or infinite. On a GPU it is raised one step later, so that no
-                step waits for it.
-            GeometryError: Mask, segments or domains do not fit the states.
-            UsageError: The loss needs ``domains``, and :meth:`describe` gave none.
+            CaptureError: The model did not run since the last call, ran with gradients in
+                evaluation mode, or a layer was not seen: hooks that are set after the first call of
+                a compiled model never run.
+            NonFiniteLossError: The loss is NaN or infinite. On a GPU this is raised one step later,
+                so that no step waits for it.
+            GeometryError: The mask, segments or domains do not fit the states.
+            UsageError: The loss needs ``domains``, and :meth:`describe` was given none.
         """
         if self.mode == "inject":
             return torch.zeros(())
@@ -169,20 +185,22 @@ class DispersionRegularizer:
             return torch.zeros(())
         if forward == "evaluation":
             raise CaptureError(
-                "expected a forward pass in training mode, got one in evaluation mode, as from_pretrained "
-                "leaves a model; call model.train() before you train"
+                "expected a forward pass in training mode, got one in evaluation mode, in which "
+                "from_pretrained leaves a model; call model.train() before you train"
             )
         missing = [name for name in self.layers if name not in states]
         if missing:
             raise CaptureError(
-                f"expected states of {', '.join(self.layers)} since the last pop(), got none of "
-                f"{', '.join(missing)}; run the model once in training mode before each pop(), and attach "
-                "before torch.compile runs"
+                f"expected states of {', '.join(self.layers)} since the last pop(), got none from "
+                f"{', '.join(missing)}; run the model once in training mode before each pop(), and "
+                "attach before torch.compile runs"
             )
-        shape = self._layout(states[self.layers[-1]])
+        last = states[self.layers[-1]]
+        shape = self._layout(last)
         values = self._losses([states[name] for name in self.layers], shape)
-        self._note(dict(zip(self.layers, values.detach().unbind(), strict=True)))
-        self._latest = (states[self.layers[-1]].detach(), shape.mask)
+        of_layers = values.detach().unbind()
+        self._note(dict(zip(self.layers, of_layers, strict=True)))
+        self._latest = (last.detach(), shape.mask)
         self.step += 1
         return values.mean() * self.weight
 
@@ -193,27 +211,32 @@ class DispersionRegularizer:
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> None:
-        """Describe the next training forward pass beyond its arguments.
+        """Give what the arguments of the next training forward pass do not tell.
 
         Args:
-            mask: (b, t), true on real tokens.
-            segments: (b, t), document ids of packed rows.
-            domains: (b,), for the cross-domain loss.
+            mask: Shape (b, t), true on real tokens; None for ``attention_mask``.
+            segments: Shape (b, t), the document of each token in packed rows; None for those that
+                the arguments of the pass tell.
+            domains: Shape (b,), the domain of each sequence, for the cross-domain loss.
         """
         self._next = {"mask": mask, "segments": segments, "domains": domains}
 
     @property
     def value(self) -> Tensor | None:
-        """Mean over layers of the latest pass's loss, without weight; None before the first."""
-        return torch.stack(list(self.values.values())).mean() if self.values else None
+        """The latest pass's loss, averaged over layers, without the weight; None before one."""
+        if not self.values:
+            return None
+        return torch.stack(list(self.values.values())).mean()
 
     @contextmanager
     def measured(self) -> Iterator[dict[str, TokenDispersion]]:
-        """Measure every chosen layer over the evaluation passes inside the block, also after :meth:`detach`.
+        """Measure the dispersion of each chosen layer in the evaluation passes inside the block.
+
+        It works after :meth:`detach`, too.
 
         Yields:
-            By layer the dispersion so far, over all real tokens (by ``attention_mask``) of all passes other
-            than training.
+            For each layer the dispersion so far, over all real tokens (by ``attention_mask``) of
+            all passes that are not training passes.
         """
         detached = not self._handles
         self.attach()
@@ -226,14 +249,17 @@ class DispersionRegularizer:
                 self.detach()
 
     def dispersion(self) -> float | None:
-        """Mean cosine distance over the latest training batch's token pairs, last layer; None without one."""
+        """Return the mean cosine distance over all token pairs of the latest training batch.
+
+        It is that of the last chosen layer; None before the first training pass.
+        """
         if self._latest is None:
             return None
         z, mask = self._latest
         return -float(push_away(z, mask=mask))
 
     def attach(self) -> None:
-        """Set the hooks again after :meth:`detach`."""
+        """Set the hooks on the model; needed only after :meth:`detach`."""
         if self._handles:
             return
         root = self._decoder.stack
@@ -250,7 +276,7 @@ class DispersionRegularizer:
         self._handles.append(root.register_forward_hook(self._leave))
 
     def detach(self) -> None:
-        """Remove all hooks; :meth:`attach` sets them again."""
+        """Remove all hooks from the model; :meth:`attach` sets them again."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -265,9 +291,12 @@ class DispersionRegularizer:
 
     def _enter(self, root: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._idle = not (root.training and torch.is_grad_enabled())
-        given = dict(zip(self._names, args, strict=False)) | kwargs
-        layout_names = ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q")
-        arguments = {name: given[name] for name in layout_names if given.get(name) is not None}
+        given = dict(zip(self._names, args, strict=False))
+        given.update(kwargs)
+        arguments = {}
+        for name in ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q"):
+            if given.get(name) is not None:
+                arguments[name] = given[name]
         if self._idle:
             if self._measured is not None:
                 self._idle_arguments = arguments
@@ -285,8 +314,8 @@ class DispersionRegularizer:
         self._arguments = arguments
 
     def _leave(self, _root: nn.Module, _args: Any, _output: Any) -> None:
-        # With `inject` a checkpointed block needs the hooks again in the backward pass, even if other passes
-        # without gradients ran in between.
+        # With `inject` a checkpointed block needs the hooks again in the backward pass, even if other
+        # passes without gradients ran in between.
         self._idle = False
         if self.mode == "add":
             self._armed = False
@@ -300,16 +329,21 @@ class DispersionRegularizer:
                 return None
             if self.mode == "add":
                 self._states[name] = state
-            elif torch.is_grad_enabled() and state.requires_grad:
-                pushed = self._with_gradient(name, state)
-                return pushed if isinstance(output, Tensor) else (pushed, *output[1:])
-            return None
+                return None
+            if not (torch.is_grad_enabled() and state.requires_grad):
+                return None
+            pushed = self._with_gradient(name, state)
+            if isinstance(output, Tensor):
+                return pushed
+            return (pushed, *output[1:])
 
         return hook
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _measure(self, measured: TokenDispersion, state: Tensor) -> None:
-        measured.add(state, layout(self._idle_arguments, state.shape[0], state.shape[1]).mask)
+        b, t = state.shape[:2]
+        mask, _ = layout(self._idle_arguments, b, t)
+        measured.add(state, mask)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _with_gradient(self, name: str, state: Tensor) -> Tensor:
@@ -335,27 +369,32 @@ class DispersionRegularizer:
         if states[0].device.type == "cpu":
             most = _STACKED_NUMBERS_CPU
         size = max(1, most // states[0].numel())
-        if any(z.shape != states[0].shape or z.device != states[0].device for z in states):
-            size = 1
+        for state in states:
+            if state.shape != states[0].shape or state.device != states[0].device:
+                size = 1
         for start in range(0, len(states), size):
             group = states[start : start + size]
             self.loss.calls = self.step * len(self.layers) + first + start
-            stack = torch.stack(group) if group[1:] else group[0].unsqueeze(0)
+            # A single layer is not copied.
+            stack = torch.stack(group) if len(group) > 1 else group[0].unsqueeze(0)
             values.append(self.loss(stack, **given))
-        return torch.cat([value.to(values[-1].device) for value in values])
+        device = values[-1].device
+        return torch.cat([value.to(device) for value in values])
 
     def _layout(self, state: Tensor) -> Layout:
         mask = self._described.get("mask")
         segments = self._described.get("segments")
         if mask is None and segments is None:
-            return layout(self._arguments, state.shape[0], state.shape[1])
+            b, t = state.shape[:2]
+            return layout(self._arguments, b, t)
         return Layout(mask, segments)
 
     def _note(self, values: dict[str, Tensor]) -> None:
         """Keep the losses of layers, and raise for a non-finite one: on a GPU after it was copied."""
         self.values.update(values)
         layers = list(values)
-        losses = torch.stack([value.to(values[layers[-1]].device) for value in values.values()])
+        device = values[layers[-1]].device
+        losses = torch.stack([value.to(device) for value in values.values()])
         if losses.device.type != "cuda":
             _check_finite(losses, layers, self.step)
             return
@@ -370,33 +409,46 @@ class DispersionRegularizer:
 
 
 class TokenDispersion:
-    """Mean cosine distance over all pairs of added tokens, batch by batch.
+    """The mean cosine distance over all pairs of tokens, which are added batch by batch.
 
-    It keeps only the sum and number of unit vectors: how tokens are batched does not matter, and processes
-    can add theirs.
+    Only the sum and the number of unit vectors are kept, so the result does not depend on the
+    batches, and the sums of several processes can be added.
     """
 
     def __init__(self) -> None:
         self.sums: Tensor | None = None  # (d + 1,): sum and number of the unit vectors, in float64
 
     def add(self, states: Tensor, mask: Tensor | None = None) -> None:
-        """Add the tokens of ``states`` (b, t, d) where ``mask`` (b, t) is true; None: all.
+        """Add the tokens of a batch.
 
-        Vectors of length up to 1e-12 have no direction and are left out. GeometryError if shapes do not fit.
+        Tokens of length up to 1e-12 have no direction and are left out.
+
+        Args:
+            states: Shape (b, t, d).
+            mask: Shape (b, t), true on the tokens to add; None for all.
+
+        Raises:
+            GeometryError: A shape or dtype does not fit.
         """
         p = points(states.detach(), mask=mask, pairs="batch")
         scale = unit_scale(p.z)
-        sums = torch.cat([unit_sums(p, scale)[0], p.counts(scale != 0).double()])
+        (vectors,) = unit_sums(p, scale)
+        number = p.counts(scale != 0).double()
+        sums = torch.cat([vectors, number])
         self.sums = sums if self.sums is None else self.sums + sums
 
     def mean(self) -> float:
-        """The dispersion in [0, n/(n - 1)]; NaN for fewer than two tokens. Source: RD eq. 1."""
+        """Return the dispersion, in [0, n / (n - 1)] for n tokens; NaN for fewer than two.
+
+        Source: RD eq. 1.
+        """
         if self.sums is None:
             return math.nan
         number = int(self.sums[-1])
         if number < 2:
             return math.nan
-        return mean_distance(self.sums[:-1].cpu().double().numpy(), number)
+        total = self.sums[:-1].cpu().double()
+        return mean_distance(total.numpy(), number)
 
 
 def _check_finite(losses: Tensor, layers: list[str], step: int) -> None:
@@ -412,7 +464,9 @@ def _documents(arguments: dict[str, Any], b: int, t: int) -> Tensor | None:
     bounds = arguments.get("cu_seq_lens_q")
     if isinstance(bounds, Tensor) and b == 1:
         place = torch.arange(t, device=bounds.device)
-        return torch.bucketize(place, bounds[1:].to(place.dtype), right=True).unsqueeze(0)
+        ends = bounds[1:].to(place.dtype)
+        documents = torch.bucketize(place, ends, right=True)
+        return documents.unsqueeze(0)
     positions = arguments.get("position_ids")
     if not isinstance(positions, Tensor):
         return None

@@ -27,7 +27,13 @@ CLAMP = 0.25  # of the released class and its Qwen3 script; its GPT-2 command li
 
 
 def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
-    """Log of each group's mean of exp(-D/tau + 0.01) over pairs, D = arccos(cut cosine)/pi."""
+    """Return the log of the mean of exp(-D / tau + 0.01) over the pairs of each group.
+
+    D = arccos(c) / pi, where c is the cosine, cut to at most 1 - ``clamp`` in size.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
 
     def measure(p: Points) -> Tensor:
         distance, pair = _angles(p, clamp)
@@ -39,7 +45,13 @@ def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
 
 
 def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
-    """Each group's mean of max(0, margin - D)^2 over pairs, D = arccos(cut cosine)/pi."""
+    """Return the mean of max(0, margin - D)^2 over the pairs of each group.
+
+    D = arccos(c) / pi, where c is the cosine, cut to at most 1 - ``clamp`` in size.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
 
     def measure(p: Points) -> Tensor:
         distance, pair = _angles(p, clamp)
@@ -50,7 +62,13 @@ def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
 
 
 def repulsion_as_released(p: Points, tau: float) -> Means:
-    """Log of each group's mean of exp(-|z_i - z_j|^2/tau + 0.01) over all i and j, also i = j."""
+    """Return the log of the mean of exp(-|z_i - z_j|^2 / tau + 0.01) over the i, j of each group.
+
+    The pairs i = j count too.
+
+    Returns:
+        Two tensors, shape (groups,): the values, and whether each group has a pair.
+    """
 
     def measure(p: Points) -> Tensor:
         z, real = p.by_group()
@@ -60,11 +78,15 @@ def repulsion_as_released(p: Points, tau: float) -> Means:
         z = (z - centre) * real.unsqueeze(-1)
         squares = z.square().sum(-1)
         both_squares = squares.unsqueeze(2) + squares.unsqueeze(1)
-        distance = both_squares - 2 * torch.bmm(z, z.mT)
-        distance = distance.masked_fill(_diagonal(real), 0.0).clamp(min=0.0)
+        products = torch.bmm(z, z.mT)
+        distance = both_squares - 2 * products
+        distance = distance.masked_fill(_diagonal(real), 0.0)
+        distance = distance.clamp(min=0.0)
         both = real.unsqueeze(2) & real.unsqueeze(1)
-        empty = ~real.any(1).view(-1, 1, 1)  # its value does not count, but must be finite
-        exponents = (EPSILON - distance / tau).masked_fill(~(both | empty), -math.inf)
+        # The value of a group without points does not count, but must be finite.
+        empty = ~real.any(1).view(-1, 1, 1)
+        exponents = EPSILON - distance / tau
+        exponents = exponents.masked_fill(~(both | empty), -math.inf)
         return exponents.logsumexp((1, 2)) - 2 * count.log()
 
     return _with_gradient(p, measure)
@@ -73,30 +95,38 @@ def repulsion_as_released(p: Points, tau: float) -> Means:
 def _pair_mean(terms: Tensor, pair: Tensor) -> Tensor:
     """Each group's mean of its pairs' terms, (groups, t, t) -> (groups,); 0 without a pair."""
     number = pair.sum((1, 2)).clamp(min=1)
-    return terms.where(pair, 0.0).sum((1, 2)) / number
+    of_pairs = terms.where(pair, 0.0)
+    return of_pairs.sum((1, 2)) / number
 
 
 def _angles(p: Points, clamp: float) -> tuple[Tensor, Tensor]:
     """Angles of each group's points in half turns, and which of them are of pairs, both (groups, t, t)."""
     z, real = p.by_group()
-    unit = z / (torch.linalg.vector_norm(z, dim=-1, keepdim=True) + EPSILON)
+    lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    unit = z / (lengths + EPSILON)
     cosine = torch.bmm(unit, unit.mT)
-    cut = cosine.clamp(clamp - 1.0, 1.0 - clamp)
-    passed_on = cosine + (cut - cosine).detach()  # the cut value, with the gradient of the cosine
-    pair = real.unsqueeze(2) & real.unsqueeze(1) & ~_diagonal(real)
+    limit = 1.0 - clamp
+    cut = cosine.clamp(-limit, limit)
+    # The cut value, with the gradient of the cosine.
+    passed_on = cosine + (cut - cosine).detach()
+    both = real.unsqueeze(2) & real.unsqueeze(1)
+    pair = both & ~_diagonal(real)
     return passed_on.arccos() / math.pi, pair
 
 
 def _diagonal(real: Tensor) -> Tensor:
-    return torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
+    size = real.shape[1]
+    return torch.eye(size, dtype=torch.bool, device=real.device)
 
 
 def _with_gradient(p: Points, measure: Callable[[Points], Tensor]) -> Means:
     """What ``measure`` gives for each group, its gradient formed at once, in full precision."""
     counted = p.counts(p.real) > 1
+    needs_gradient = p.z.requires_grad and torch.is_grad_enabled()
     with full_precision(p.z.device):
-        if not (p.z.requires_grad and torch.is_grad_enabled()):
-            return torch.where(counted, measure(p), 0.0), counted
+        if not needs_gradient:
+            value = torch.where(counted, measure(p), 0.0)
+            return value, counted
         with torch.enable_grad():
             leaf = p.z.detach().requires_grad_()
             value = measure(replace(p, z=leaf))

@@ -27,12 +27,16 @@ DOMAINS = "domains"
 
 @dataclass(frozen=True)
 class DispersionConfig:
-    """The dispersion loss that the trainer adds to its own.
+    """The dispersion loss that a trainer adds to its own loss.
 
     Attributes:
-        loss, layers: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
-        weight: Factor of the loss; a callback may change ``trainer.regularizer.weight`` between steps.
-        seed: Seed of the draw of tokens.
+        loss: Name of a loss, or a function of your own; see
+            :class:`~lmeval_dispersion.training.losses.DispersionLoss`.
+        layers: The blocks whose output states count; see
+            :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
+        weight: Factor of the loss. A callback may change ``trainer.regularizer.weight`` between
+            steps.
+        seed: Seed of the tokens drawn for ``max_tokens``.
         options: Options of the loss, such as ``{"max_tokens": 256}``.
     """
 
@@ -44,25 +48,31 @@ class DispersionConfig:
 
 
 class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
-    """Adds the loss to ``compute_loss`` and its parts to the training log.
+    """Adds a dispersion loss to a trainer of transformers or one derived from it.
 
-    Logged with ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
-    ``dispersion_loss`` (mean over layers, without weight), and ``dispersion``: the mean cosine distance of
-    the tokens of the latest batch at the last chosen layer. Evaluation adds ``eval_dispersion/LAYER`` for
-    every chosen layer, over all token pairs of the evaluation data, and ``eval_dispersion``, that of the last
-    one. The gradient is that of the mean over micro-batches, whatever the number of accumulation steps; pairs
-    are formed inside a micro-batch. If ``compute_loss`` runs the model more than once, the latest training
-    pass counts.
+    The training log gets, as means over the same steps as ``loss``:
+
+    - ``ce_loss``: the trainer's own loss;
+    - ``dispersion_loss``: the dispersion loss without its weight, averaged over layers;
+    - ``dispersion``: the mean cosine distance of the tokens in the latest batch, at the last chosen
+      layer.
+
+    Evaluation adds ``eval_dispersion/LAYER``, the dispersion of all tokens of the evaluation data,
+    for every chosen layer, and that of the last one as ``eval_dispersion``.
+
+    The gradient is that of the mean over micro-batches, for any number of accumulation steps; pairs
+    are formed inside a micro-batch. If ``compute_loss`` runs the model more than once, the latest
+    training pass counts.
 
     Args:
-        args: The parent trainer's.
-        dispersion: The loss to add; None trains without one, and logs only ``ce_loss``.
-        kwargs: The parent trainer's.
+        *args: The arguments of the trainer.
+        dispersion: The loss to add. None trains without one and logs ``ce_loss`` alone.
+        **kwargs: The keyword arguments of the trainer.
 
     Raises:
-        UsageError: The loss, a layer or the weight is not usable, or several GPUs are driven by one process
-            (``DataParallel``), which shares no hooks.
-        CaptureError: The model has no decoder blocks.
+        UsageError: The loss, a layer or the weight cannot be used, or one process drives several
+            GPUs (``DataParallel``).
+        CaptureError: The model has no list of decoder blocks.
     """
 
     def __init__(
@@ -83,7 +93,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         self._regularize(self.model, dispersion)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's new model, from ``model_init``, with the loss attached."""
+        """Return a new model from ``model_init``, with the dispersion loss attached."""
         model = super().call_model_init(*args, **kwargs)
         chosen = getattr(self, "dispersion", None)  # not yet while the parent is constructed
         if chosen is not None:
@@ -91,7 +101,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return model
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the parent does; the hooks are always removed afterwards."""
+        """Train as the trainer does, and remove the hooks of the dispersion loss afterwards."""
         if self.regularizer is None:
             return super().train(*args, **kwargs)
         self.regularizer.attach()
@@ -107,47 +117,64 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The parent's loss, plus the weighted one in training; raises as ``DispersionRegularizer.pop``."""
+        """Return the trainer's loss, with the weighted dispersion loss added while training.
+
+        Raises:
+            CaptureError: A layer's states were not seen in this pass.
+            NonFiniteLossError: The dispersion loss is NaN or infinite.
+        """
         inputs = dict(inputs)
         domains = inputs.pop(DOMAINS, None)
         reg = self.regularizer if model.training else None
         if reg is not None and domains is not None:
             reg.describe(domains=domains)
-        options = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
-        result = super().compute_loss(model, inputs, **options)
+        result = super().compute_loss(
+            model,
+            inputs,
+            return_outputs=return_outputs,
+            num_items_in_batch=num_items_in_batch,
+        )
         if not model.training:
             return result
-        loss, outputs = result if return_outputs else (result, None)
-        # A loss summed over the whole accumulated batch is no longer divided by the steps; ours is always a
-        # mean over micro-batches.
+        loss = result
+        outputs = None
+        if return_outputs:
+            loss, outputs = result
+        # A loss summed over the whole accumulated batch is no longer divided by the steps; ours is
+        # always a mean over micro-batches.
         steps = getattr(self, "current_gradient_accumulation_steps", None)
         share = 1.0 / (steps or self.args.gradient_accumulation_steps)
-        whole = self._is_scaled(num_items_in_batch)
-        of_loss, of_ours = (1.0, share) if whole else (share, 1.0)
-        self._add("ce_loss", loss.detach() * of_loss)
+        is_whole = self._is_scaled(num_items_in_batch)
+        self._add("ce_loss", loss.detach() if is_whole else loss.detach() * share)
         if reg is not None:
-            extra = reg.pop()
+            extra = reg.pop().to(loss.device)
             if reg.value is not None:
-                self._add("dispersion_loss", reg.value.to(loss.device) * share)
-            loss = loss + extra.to(loss.device) * of_ours
-        return (loss, outputs) if return_outputs else loss
+                value = reg.value.to(loss.device)
+                self._add("dispersion_loss", value * share)
+            loss = loss + (extra * share if is_whole else extra)
+        if return_outputs:
+            return loss, outputs
+        return loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's evaluation, with the chosen layers' dispersion among its metrics."""
+        """Evaluate as the trainer does, and add each chosen layer's dispersion to the metrics."""
         if self.regularizer is None:
             return super().evaluation_loop(*args, **kwargs)
         name = f"{kwargs.get('metric_key_prefix', 'eval')}_dispersion"
         with self.regularizer.measured() as layers:
             result = super().evaluation_loop(*args, **kwargs)
         for layer, measured in layers.items():
-            if measured.sums is not None:
-                here = measured.sums.to(self.accelerator.device)
-                measured.sums = self.accelerator.reduce(here, "sum")
-                result.metrics[f"{name}/{layer}"] = result.metrics[name] = measured.mean()
+            if measured.sums is None:
+                continue
+            here = measured.sums.to(self.accelerator.device)
+            measured.sums = self.accelerator.reduce(here, "sum")
+            mean = measured.mean()
+            result.metrics[f"{name}/{layer}"] = mean
+            result.metrics[name] = mean  # the last layer's remains
         return result
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as the parent does, with ``loss`` split into its parts."""
+        """Log as the trainer does, and add the parts of ``loss``."""
         if "loss" in logs and self._sums:
             steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():
@@ -160,19 +187,27 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         super().log(logs, *args, **kwargs)
 
     def _mean_of_processes(self, value: Tensor) -> float:
-        return float(self.accelerator.gather(value.reshape(1).to(self.accelerator.device)).mean())
+        here = value.reshape(1).to(self.accelerator.device)
+        values = self.accelerator.gather(here)
+        return float(values.mean())
 
     def _regularize(self, model: Any, chosen: DispersionConfig) -> None:
         if self.regularizer is not None:
             self.regularizer.detach()
         self.regularizer = DispersionRegularizer(
-            model, chosen.loss, chosen.layers, chosen.weight, seed=chosen.seed, **chosen.options
+            model,
+            chosen.loss,
+            chosen.layers,
+            chosen.weight,
+            seed=chosen.seed,
+            **chosen.options,
         )
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        if self._signature_columns is not None and DOMAINS not in self._signature_columns:
-            self._signature_columns.append(DOMAINS)
+        columns = self._signature_columns
+        if columns is not None and DOMAINS not in columns:
+            columns.append(DOMAINS)
 
     def _is_scaled(self, num_items_in_batch: Any) -> bool:
         """Whether the parent's loss is already divided by the whole accumulated batch's tokens."""
@@ -183,12 +218,14 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return bool(accepts or self.compute_loss_func is not None)
 
     def _add(self, name: str, value: Tensor) -> None:
-        before = self._sums.get(name)
-        self._sums[name] = value.float() if before is None else before + value.float()
+        value = value.float()
+        if name in self._sums:
+            value = self._sums[name] + value
+        self._sums[name] = value
 
 
 class DispersionTrainer(DispersionTrainerMixin, Trainer):  # type: ignore[misc]
-    """transformers' Trainer with a dispersion loss: see :class:`DispersionTrainerMixin`."""
+    """The Trainer of transformers with a dispersion loss; see :class:`DispersionTrainerMixin`."""
 
 
 class _Resumed(TrainerCallback):  # type: ignore[misc]

@@ -168,7 +168,7 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
         (
             ("sublayers", "model", "--data", "few.jsonl", "--knn", "--test", "3"),
             2,
-            "--test: expected a share from 0 to 1, or a text, got 3.0",
+            "--test: expected a share above 0 and at most 1, or a text, got 3.0",
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_too_short_a_text_for_the_largest_draw_is_said_and_partly_done(place, mo
     assert run_here(*arguments) == 3
     first = capsys.readouterr()
     assert "has 200 segments, too few for draws of 5000" in first.err
-    assert "Dispersion of draws" in first.out
+    assert "Mean dispersion of the draws" in first.out
     assert run_here(*arguments) == 3
     assert capsys.readouterr().out == first.out
     assert list((place / "here").iterdir()) == []

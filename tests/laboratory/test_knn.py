@@ -138,7 +138,7 @@ def test_noise_has_no_neighbours_and_parts_may_be_texts_of_their_own(model, plac
     assert found.manifest["models"][0]["parts"]["test"] == 30
     for row in found.knn.to_dict("records"):
         assert row["change_high"] >= 0 or row["weight"] == 0
-    with pytest.raises(UsageError, match=r"add up to 1 at most, got 1\.4"):
+    with pytest.raises(UsageError, match=r"add up to at most 1, got 1\.4"):
         sublayers(model, repeated, **options, datastore=0.9, tune=0.3, test=0.2)
     with pytest.raises(UsageError, match="expected knn with the parts"):
         sublayers(model, repeated, segment=10, test=0.2)
@@ -167,11 +167,15 @@ def losses(rng, better, noise=0.05, documents=40):
 @pytest.mark.parametrize(
     ("better", "recommended", "words"),
     [
-        (0.1, True, "The recommendation holds here: attn, the key of highest dispersion, gives "),
+        (0.1, True, "The recommendation holds here: attn, the most dispersed key, gives "),
         (-0.1, True, "The recommendation does not hold here: attn, "),
-        (0.0, True, "Whether the recommendation holds is not shown here: by perplexity attn, "),
-        (0.1, False, "By perplexity: attn, the key of highest dispersion, gives "),
-        (0.0, False, "By perplexity attn, the key of highest dispersion, is not clearly better or"),
+        (
+            0.0,
+            True,
+            "It is unclear whether the recommendation holds here: the perplexity of attn, ",
+        ),
+        (0.1, False, "By perplexity: attn, the most dispersed key, gives "),
+        (0.0, False, "The perplexities do not decide: the perplexity of attn, "),
     ],
 )
 def test_the_recommendation_is_judged_by_planted_losses(better, recommended, words):

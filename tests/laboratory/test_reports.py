@@ -117,7 +117,7 @@ def test_the_interval_beside_a_claim_is_that_of_the_claim(kinds, layers):
             row = rows.loc[(kind, "last")]
             low, high = (f"{row[f'all_{end}']:+.2f}" for end in ("low", "high"))
             assert f", 95 % {low} to {high}" in sentence
-            assert (f" counting all {len(kinds) * layers} r" in sentence) == (
+            assert (f" for all {len(kinds) * layers} r at once" in sentence) == (
                 len(kinds) * layers > 1
             )
             claims = (
@@ -166,7 +166,7 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
     first, *others = result.answer()
     assert first.startswith("Whole segments: r of perplexity and ")
     assert words in first
-    assert "2 models on 2 texts, 95 % intervals counting all 4 r." in first
+    assert "2 models on 2 texts, 95 % intervals that hold for all 4 r at once." in first
     assert ("not clearly different from 0 in b on news" in first) == (slopes[3] == 0 != slopes[0])
     assert others == (["It is positive in a on news."] if slopes[1] > 0 else []) + [NO_CONTROL]
     assert ("positive" in first) == (1.5 in slopes)
@@ -175,11 +175,14 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
 @pytest.mark.parametrize(
     ("control", "sentence"),
     [
-        ({"shuffled": 0.0}, "Where it is negative, it is so more than shuffled."),
+        (
+            {"shuffled": 0.0},
+            "Where it is negative, it is clearly more so than with the control shuffled.",
+        ),
         (
             {"shuffled": -1.5},
-            "It is not clearly more negative than shuffled in a on wiki, a on news, b on wiki and "
-            "b on news.",
+            "It is not clearly more negative than with the control shuffled in a on wiki, a on "
+            "news, b on wiki and b on news.",
         ),
     ],
 )
@@ -338,13 +341,13 @@ def family(levels, noise=0.02, seed=0):
     [
         (
             {"s": 0.9, "m": 0.7, "l": 0.5},
-            "Of s, m and l on these texts, larger models condense less, at each step of size: "
-            "similarity of the last 3 depths falls by 0.3",
+            "Among s, m and l, on these texts, larger models condense less, at each step in size: "
+            "similarity of tokens in the last 3 layers falls by 0.3",
         ),
         ({"s": 0.9, "m": 0.5, "l": 0.6}, "larger models condense less, but not l after m: "),
-        ({"s": 0.5, "m": 0.7, "l": 0.9}, "larger models condense more, at each step of size: "),
+        ({"s": 0.5, "m": 0.7, "l": 0.9}, "larger models condense more, at each step in size: "),
         ({"s": 0.7, "m": 0.7, "l": 0.7}, "larger models do not clearly condense less or more: "),
-        ({"s": 0.9, "l": 0.5}, "Of s and l on these texts, larger models condense less: "),
+        ({"s": 0.9, "l": 0.5}, "Among s and l, on these texts, larger models condense less: "),
     ],
 )
 def test_larger_models_condense_less_where_it_is_planted(levels, words):

@@ -354,7 +354,7 @@ def test_sampling_has_its_own_generator_and_takes_real_tokens_only():
             UsageError,
             "a number as tau with released, got 'median'",
         ),
-        (lambda z: losses.angular_spread(z, released=1.5), UsageError, "in (0, 1), got 1.5"),
+        (lambda z: losses.angular_spread(z, released=1.5), UsageError, "between 0 and 1, got 1.5"),
         (lambda z: losses.l2_repel(z, tau="mean"), UsageError, "got 'mean'"),
         (lambda z: losses.l2_repel(z, norm_weight=-1), UsageError, "got -1"),
         (

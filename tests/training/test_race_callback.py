@@ -83,9 +83,9 @@ def test_saves_are_logged_and_the_best_is_named(
     assert 0 < log[12]["race/margin"] < 1
     begun = " ".join(capsys.readouterr().err.split())
     assert f"20 of {QUESTIONS} questions" in begun
-    assert "differences of about 0." in begun
-    assert "a save, " in begun
-    assert "for 3." in begun
+    assert "a difference of about 0." in begun
+    assert "for each save, " in begun
+    assert "for all 3 saves." in begun
     # The entry is in the state of the next save.
     state = json.loads((run / "checkpoint-8" / "trainer_state.json").read_text())
     assert list(raced(state["log_history"])) == [4]
@@ -222,8 +222,8 @@ def test_a_run_ends_after_saves_that_are_shown_to_be_worse(
         str(run / f"checkpoint-{step}") for step in (1, 2, 3)
     }
     shown = " ".join(capsys.readouterr().err.split())
-    assert "2 saves in a row" in shown
-    assert "nothing of later saves" in shown
+    assert "the last 2 saves" in shown
+    assert "Later saves" in shown
     (file,) = run.glob("race-*/race.json")
     assert json.loads(file.read_text())["may_stop"] is True
 
@@ -261,7 +261,7 @@ def test_a_failure_is_a_warning_and_the_training_goes_on(
     assert given.state.best_model_checkpoint is None
     warned = [record.message for record in caplog.records if "race at step" in record.message]
     reason = "a task's own mistake" if failing == "asking" else "No space left"
-    assert sum(reason in line and "goes on" in line for line in warned) >= 3
+    assert sum(reason in line and "continues" in line for line in warned) >= 3
     monkeypatch.undo()
 
 

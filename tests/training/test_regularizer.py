@@ -233,7 +233,7 @@ def test_domains_are_described_for_one_pass(mode):
     reg.pop()
     wanted = losses.cross_domain_push_away(out.hidden_states[-1], domains=domains)
     torch.testing.assert_close(reg.value, wanted.detach())
-    with pytest.raises(UsageError, match="one number a sequence"):  # noqa: PT012
+    with pytest.raises(UsageError, match="`domains`"):  # noqa: PT012
         model(ids)
         reg.pop()
 
@@ -287,7 +287,7 @@ def test_nan_is_found_at_a_later_step_on_a_gpu():
         ({"layers": "middle"}, "last, all, early_half, late_half"),
         ({"weight": -0.1}, "at least 0, got -0.1"),
         ({"weight": float("nan")}, "got nan"),
-        ({"mode": "hook"}, "add, inject"),
+        ({"mode": "hook"}, "add or inject"),
         ({"loss": "push_away", "tau": 1.0}, "got 'tau'"),
     ],
 )
