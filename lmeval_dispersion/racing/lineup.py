@@ -304,13 +304,13 @@ def lineup(
     """Return the list of a race.
 
     If a manifest is named, the list is the manifest's. With ``which.all`` all named checkpoints
-    race. Otherwise they are screened, and the short list races; checkpoints with equal rows all
-    race, as do those that a block of questions is to order.
+    race. Otherwise they are screened, and the short list races; checkpoints that the screen cannot
+    tell apart (equal rows) all race, as do those that shared questions are to order.
 
     Args:
         named: The named checkpoints.
         tasks: The race's tasks, ``NAME,NAME``.
-        which: Which of the checkpoints race.
+        which: The options that say which of the checkpoints race.
         api: Whether the backend is a server, which knows all of them by their names.
         count: Called to count the answers in the tasks' documents; returns the counts and the
             number of documents.
@@ -613,7 +613,7 @@ class Plan:
         top: int = 1,
         answered: Mapping[str, int] = MappingProxyType({}),
     ) -> Plan:
-        """Plan the race of a list.
+        """Return the plan for the race of a list.
 
         Args:
             lineup: The list.
@@ -622,7 +622,7 @@ class Plan:
             budget: The most questions in all, which are spent on shared ones; None for a race to
                 its end.
             api: Whether the backend is a server.
-            top: How many of the best checkpoints are wanted.
+            top: Number of best checkpoints wanted.
             answered: Label -> number of questions to which the folder has answers.
 
         Raises:

@@ -131,8 +131,7 @@ def check_settings(racing: Racing) -> None:
     """Check those arguments of a race that need no folder and no model.
 
     Raises:
-        UsageError: A number is out of its range, or a choice or the budget is not one that there
-            is.
+        UsageError: A number is out of its range, or another value is none of those allowed.
     """
     ranges = {
         "error": (0 < racing.error < 1, "above 0 and below 1"),
