@@ -213,22 +213,28 @@ def _array(text: str, file: Path) -> Iterator[Line]:
 def _line(content: Mapping[str, Any], place: str, digest: int) -> Line:
     if "doc_id" not in content:
         raise HarnessError(
-            f"{place}: expected a document that lm-eval logged, got one without 'doc_id'"
+            f"{place}: expected a document that lm-eval logged, got one without 'doc_id'; name a "
+            "file of samples"
         )
     doc_id = content["doc_id"]
     if isinstance(doc_id, str) and doc_id.isascii() and doc_id.isdigit() and len(doc_id) < 16:
         doc_id = int(doc_id)
     if isinstance(doc_id, bool) or not isinstance(doc_id, int) or not 0 <= doc_id < _MOST_ID:
-        raise HarnessError(f"{place}: expected `doc_id` to be a whole number, got {brief(doc_id)}")
+        raise HarnessError(
+            f"{place}: expected `doc_id` to be a whole number, got {brief(doc_id)}; run lm-eval "
+            "again"
+        )
     name = content.get("filter")
     if "filter" in content and not isinstance(name, str):
-        raise HarnessError(f"{place}: expected `filter` to be a name, got {brief(name)}")
+        raise HarnessError(
+            f"{place}: expected `filter` to be a name, got {brief(name)}; run lm-eval again"
+        )
     names: Any = [key for key in content if key not in _KEYS]
     if "metrics" in content:
         names = content["metrics"]
         if not isinstance(names, list) or not all(isinstance(metric, str) for metric in names):
             raise HarnessError(
-                f"{place}: expected `metrics` to be a list of names, got {brief(names)}"
+                f"{place}: expected `metrics` to be a list of names, got {brief(names)}; run lm-eval again"
             )
     metrics: dict[str, Any] = {}
     for metric in names:

@@ -714,7 +714,11 @@ Ask = Callable[[int, int], Scores]
 
 
 def run(
-    contest: Contest, label: str, ask: Ask, batch: int = STEP, known: Scores = NOTHING
+    contest: Contest,
+    label: str,
+    ask: Ask,
+    batch: int = STEP,
+    known: Scores = NOTHING,
 ) -> Standing:
     """Ask a checkpoint until it is dropped or was asked everything, and return its standing.
 

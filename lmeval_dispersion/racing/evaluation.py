@@ -414,7 +414,11 @@ class Evaluation:
         return seams.built_requests(task, documents, lm if self.chat else None)
 
     def scores(
-        self, label: str, template: str | None, texts: Mapping[str, str], configs: Mapping[str, Any]
+        self,
+        label: str,
+        template: str | None,
+        texts: Mapping[str, str],
+        configs: Mapping[str, Any],
     ) -> Scores:
         """Return the scores of all N questions from logged samples, NaN where there is no answer.
 
@@ -497,7 +501,7 @@ class Evaluation:
         for label, questions in self.others.items():
             notes.append(
                 f"{label}: its chat template gave {len(questions)} questions other prompts than earlier "
-                "checkpoints had, as a template that contains the date does."
+                "checkpoints had, for example because it contains the date."
             )
         return notes
 
@@ -521,7 +525,7 @@ class Evaluation:
         named = split_judge(self._named[task])[1]
         return UsageError(
             f"{task}: expected a metric that scores each question from 0 to 1, where higher is better, "
-            f"got {named or 'none'}; the task has {', '.join(metrics)}",
+            f"got {named or 'none'}; name one of {', '.join(metrics)}, or leave the task out",
             argument="metric",
         )
 
@@ -992,7 +996,7 @@ class Entrant:
 
     def _changed(self, error: Exception) -> DispersionError:
         return not_as_left(
-            self._folder, error, "remove it, and the same command asks the checkpoint again"
+            self._folder, error, "remove the folder, and the same command asks the checkpoint again"
         )
 
     def _unwritten(self, error: Exception) -> DispersionError:

@@ -394,7 +394,14 @@ class RaceFolder:
             names[entry.label] = name
         return names
 
-    def contest(self, *, error: float, margin: float, top: int, engine: bool) -> Contest:
+    def contest(
+        self,
+        *,
+        error: float,
+        margin: float,
+        top: int,
+        engine: bool,
+    ) -> Contest:
         """Return the contest of this race; it knows whose turn has begun, and no answers yet.
 
         Args:
@@ -404,7 +411,13 @@ class RaceFolder:
             engine: Whether the checkpoints race side by side.
         """
         raced = len(self.raced) if engine else 0
-        return contest_of(self.kept, error=error, margin=margin, top=top, side_by_side=raced)
+        return contest_of(
+            self.kept,
+            error=error,
+            margin=margin,
+            top=top,
+            side_by_side=raced,
+        )
 
     def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
         """Race the checkpoints one after the other; shared questions are asked of all before.
@@ -458,7 +471,13 @@ class RaceFolder:
                 if len(known.score):
                     contest.hold(label, known)
 
-    def _share(self, contest: Contest, entry: Entry, update: Update, count: int) -> None:
+    def _share(
+        self,
+        contest: Contest,
+        entry: Entry,
+        update: Update,
+        count: int,
+    ) -> None:
         """Ask a checkpoint its first ``count`` questions, which others are asked as well."""
         from lmeval_dispersion.racing.shared import complete
 
@@ -497,7 +516,11 @@ class RaceFolder:
 
     @contextmanager
     def _asking(
-        self, contest: Contest, entry: Entry, update: Update, more: More | None = None
+        self,
+        contest: Contest,
+        entry: Entry,
+        update: Update,
+        more: More | None = None,
     ) -> Iterator[_Asking]:
         """A checkpoint that is asked; a race goes on where it fails, or nothing may be asked any more."""
         from lmeval_dispersion.racing.evaluation import CheckpointError
@@ -704,7 +727,12 @@ class RaceFolder:
 
 
 def contest_of(
-    kept: Mapping[str, Any], *, error: float, margin: float, top: int = 1, side_by_side: int = 0
+    kept: Mapping[str, Any],
+    *,
+    error: float,
+    margin: float,
+    top: int = 1,
+    side_by_side: int = 0,
 ) -> Contest:
     """Return the contest of the race that ``race.json`` describes, without any answers.
 
@@ -846,7 +874,12 @@ def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
     return contest.asked, most, ", ".join(words)
 
 
-def take_out(failed: dict[str, str], contest: Contest, label: str, error: CheckpointError) -> None:
+def take_out(
+    failed: dict[str, str],
+    contest: Contest,
+    label: str,
+    error: CheckpointError,
+) -> None:
     """Take a checkpoint that could not be loaded or asked out of the race.
 
     Args:

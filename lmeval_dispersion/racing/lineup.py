@@ -361,7 +361,10 @@ def _check_unscreened(which: Which) -> None:
 
 
 def _screened(
-    named: Named, tasks: str, which: Which, count: Callable[[], tuple[Counter[str], int]]
+    named: Named,
+    tasks: str,
+    which: Which,
+    count: Callable[[], tuple[Counter[str], int]],
 ) -> tuple[Result, list[str]]:
     """The screening of the named checkpoints, and a note on tokens that the tasks' documents gave."""
     task = first_known(tasks)[0].removesuffix(SUFFIX)
@@ -513,7 +516,11 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
 
 
 def all_named(
-    names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named"
+    names: Sequence[str],
+    family: str | None = None,
+    *,
+    api: bool,
+    chosen: str = "named",
 ) -> Lineup:
     """Return a list of all named checkpoints, in the order named.
 

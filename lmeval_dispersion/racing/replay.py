@@ -340,8 +340,8 @@ def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence
         lower = sorted(plain.intersection(manifest.get("lower_is_better", ())))
         if lower:
             raise UsageError(
-                f"expected a metric of which higher values are better, but lower ones are in "
-                f"{', '.join(lower)} of {name}; name another",
+                "expected a metric of which higher values are better, but lower values are better in "
+                f"{', '.join(lower)} of {name}; name another metric",
                 argument="metric",
             )
 
@@ -406,7 +406,13 @@ def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sentences
 
 
-def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | None:
+def judged(
+    place: str,
+    *,
+    error: float,
+    margin: float,
+    top: int = 1,
+) -> Race | None:
     """Judge a race by the answers in its folder; no model is loaded.
 
     A checkpoint that would have to be asked more is undecided.
@@ -429,7 +435,12 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     if "schema" not in kept:
         return None
     entries = kept["checkpoints"]
-    contest = contest_of(kept, error=error, margin=margin, top=top)
+    contest = contest_of(
+        kept,
+        error=error,
+        margin=margin,
+        top=top,
+    )
     answers = _answers_in(path, contest, kept["drawn"])
     labels = _held(contest, entries, answers.known)
     if kept["turns"]:
@@ -540,7 +551,7 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
                     log_probabilities.append(sample.columns["logprobs"])
                     values.append(score)
             except (OSError, *WRONG_CONTENT) as error:
-                step = "remove it, and race the checkpoint again"
+                step = "remove the folder, and race the checkpoint again"
                 raise not_as_left(file.parent, error, step) from error
             kept.metrics[metric] = None
         reason = failure(log_probabilities, np.array(values))
@@ -558,7 +569,12 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
     return kept
 
 
-def _samples(file: Path, task: str, chosen: str, content: RaceResults) -> dict[int, Sample]:
+def _samples(
+    file: Path,
+    task: str,
+    chosen: str,
+    content: RaceResults,
+) -> dict[int, Sample]:
     """A task's samples of the filter ``chosen``, by document, next to the results ``file``."""
     name = file.name.replace("results_", f"samples_{task}_")
     logged = file.with_name(name).with_suffix(".jsonl")
@@ -719,7 +735,12 @@ def raced(
         has_reference = len(others) < len(labels)
         contest.split = len(others)
         planned = phases(
-            len(others), count, budget, top=contest.top, kept=kept, reference=has_reference
+            len(others),
+            count,
+            budget,
+            top=contest.top,
+            kept=kept,
+            reference=has_reference,
         )
         for phase in planned:
             for label in contest.share(phase, labels):
@@ -733,7 +754,10 @@ def raced(
         order = drawn[contest.order(label)]
 
         def ask(
-            begin: int, end: int, label: str = label, order: NDArray[np.int64] = order
+            begin: int,
+            end: int,
+            label: str = label,
+            order: NDArray[np.int64] = order,
         ) -> Scores:
             watch(contest)
             return answers[label].at(order[begin:end])

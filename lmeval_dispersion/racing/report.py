@@ -279,8 +279,8 @@ class Race(Report):
         }
         numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
         meaning = (
-            "No other checkpoint is better than the best so far by more than the margin, but for an "
-            f"error of at most {self.error:g}."
+            f"With a probability of at least {1 - self.error:g}, no other checkpoint is better than the "
+            "best so far by more than the margin."
         )
         return Chart(drawn, "Margin shown against questions asked", numbers, meaning)
 
@@ -588,7 +588,13 @@ def margin_words(margin: float) -> str:
     return f"{digits:g}" if digits else ""
 
 
-def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) -> str:
+def shown_words(
+    margin: float | None,
+    error: float,
+    top: int,
+    *,
+    is_part: bool,
+) -> str:
     """Return a clause on how much better than the best ones another checkpoint may be.
 
     Args:
@@ -703,7 +709,12 @@ def _place(row: Raced) -> tuple[int, float]:
     return 0, -(height or 0.0)
 
 
-def _row(contest: Contest, entry: Entry, best: str | None, asked: Asked) -> Raced:
+def _row(
+    contest: Contest,
+    entry: Entry,
+    best: str | None,
+    asked: Asked,
+) -> Raced:
     """One checkpoint of a list."""
     label = entry.label
     scores = contest.answered.get(label, NOTHING).score
@@ -829,5 +840,10 @@ def _names_at(named: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, An
     length = 0.15 * max(end["questions"] for end in ends)
     points = list(together.values())
     return names_apart(
-        points, "questions", "score", length=length, line=0.05 * height or 1.0, most=4
+        points,
+        "questions",
+        "score",
+        length=length,
+        line=0.05 * height or 1.0,
+        most=4,
     )

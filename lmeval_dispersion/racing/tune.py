@@ -33,7 +33,11 @@ _TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER
 
 
 def race_on_ray(
-    folder: RaceFolder, contest: Contest, *, gpus: float | None = None, hidden: bool = False
+    folder: RaceFolder,
+    contest: Contest,
+    *,
+    gpus: float | None = None,
+    hidden: bool = False,
 ) -> None:
     """Race the checkpoints of a folder side by side on a Ray cluster.
 
@@ -75,7 +79,10 @@ def race_on_ray(
 
 
 def _race(
-    folder: RaceFolder, contest: Contest, resources: dict[str, float], scheduler: Any
+    folder: RaceFolder,
+    contest: Contest,
+    resources: dict[str, float],
+    scheduler: Any,
 ) -> None:
     from ray import tune
 
@@ -90,7 +97,11 @@ def _race(
                 param_space={"label": tune.grid_search(going)},
                 # A worker loads the tasks once, and one checkpoint after the other.
                 tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
-                run_config=tune.RunConfig(storage_path=state, verbose=0, failure_config=retries),
+                run_config=tune.RunConfig(
+                    storage_path=state,
+                    verbose=0,
+                    failure_config=retries,
+                ),
             )
             try:
                 tuner.fit()

@@ -105,8 +105,8 @@ def judged_task(
     notes += section(results, "inspect").get("notes", [])
     if repeated:
         notes.append(
-            f"{repeated} documents were logged twice with equal content, as by several processes that pad "
-            "their shares, and count once"
+            f"{repeated} documents were logged twice with equal content, as several processes together may "
+            "do, and count once"
         )
     numeric = {}
     for name, documents in filters.items():

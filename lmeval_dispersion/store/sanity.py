@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 #: What to do about answers that are not finite, as the end of a sentence.
-NOT_FINITE_ADVICE = "its weights may be damaged, or try model_args dtype=float32"
+NOT_FINITE_ADVICE = "check that its weights are not damaged, or try model_args dtype=float32"
 INVALID = "[invalid]"  # lm-eval's filters answer so where they match nothing
 
 _ONE_ANSWER = 0.9  # share of the commonest answer above which a model counts as giving only one
@@ -97,8 +97,8 @@ def not_finite_sentence(documents: int) -> str:
     The reason is a clause that follows the checkpoint's name and a colon.
 
     >>> not_finite_sentence(1)
-    'the log-probabilities of 1 question are not finite; its weights may be damaged, or try model_args \
-dtype=float32'
+    'the log-probabilities of 1 question are not finite; check that its weights are not damaged, or \
+try model_args dtype=float32'
     """
     questions = "1 question" if documents == 1 else f"{documents:,} questions"
     return f"the log-probabilities of {questions} are not finite; {NOT_FINITE_ADVICE}"

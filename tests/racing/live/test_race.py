@@ -731,7 +731,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--metric", "f1"], "expected a metric of sums, got 'f1'; name one of acc"),
         (
             ["--tasks", "lengths"],
-            "--metric: lengths: expected a score from 0 to 1 for each question",
+            "--metric: lengths: expected a metric that scores each question from 0 to 1",
         ),
         (
             ["--tasks", "lengths", "--metric", "characters"],
@@ -964,8 +964,8 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
     given += ["--limit", "25"]
     for _ in range(2):  # of answers that are there, too
         assert raced(capsys, *given)["notes"] == [
-            "other: its chat template gave 25 questions other prompts than earlier checkpoints had, as "
-            "one with the date does."
+            "other: its chat template gave 25 questions other prompts than earlier checkpoints had, "
+            "for example because it contains the date."
         ]
     evaluation = asked_of("sums_written", tasks, limit=25)  # without a template
 
@@ -1168,10 +1168,10 @@ def test_an_unusable_metric_is_refused_before_a_model_is_loaded(
         )
         said = capsys.readouterr().err
         assert (
-            "--metric: sums_written: expected a score from 0 to 1 for each question, the higher"
+            "--metric: sums_written: expected a metric that scores each question from 0 to 1, where higher"
             in said
         )
-        assert f"it has {', '.join(m['metric'] for m in metrics)}" in said
+        assert f"name one of {', '.join(m['metric'] for m in metrics)}" in said
 
 
 def test_choices_that_a_task_shuffles_as_it_is_loaded_are_the_same_each_time(
