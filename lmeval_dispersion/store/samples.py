@@ -180,7 +180,7 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
 def task_scores(
     run: LoggedRun, task: str, judge: str | None = None
 ) -> tuple[str, dict[int, Sample]]:
-    """Return what :func:`read_scores` returns, for one task of a run.
+    """Return the scoring metric and the scored samples of one task, like :func:`read_scores`.
 
     A score that lm-eval logged as NaN stays NaN; a document without a score is left out.
 
@@ -209,7 +209,7 @@ def stock_name(task: str) -> str:
 
 
 def names_of(run: LoggedRun, task: str) -> list[str]:
-    """Return the names by which ``--metric`` may mean a task.
+    """Return the names by which ``--metric`` may refer to a task.
 
     They are its own name, the stock task's, and those of the groups around it.
     """

@@ -38,11 +38,11 @@ _HALF_PRECISION = 0x1FFF  # bits of a float32 that float16 and bfloat16 lack
 
 
 def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
-    """Return for each document whether its log-probabilities are an answer. Shape (n,), bool.
+    """Return for each document whether its log-probabilities are an answer.
 
     They are not if one of them is NaN or +inf, or if none is finite. A choice of -inf next to a
     finite one has a probability of 0, and is fine. A document without log-probabilities, such as
-    one with a generated answer, counts as answered.
+    one with a generated answer, counts as answered. Shape (n,), bool.
 
     >>> nan, inf = float("nan"), float("inf")
     >>> finite_answer([[-1.0, -inf], [nan, -1.0], [inf, -1.0], [-inf, -inf], []]).tolist()
@@ -56,14 +56,17 @@ def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
 
 
 def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
-    """Return for each document whether its score is as expected. Shape (n,), bool.
+    """Return for each document whether its score is known, or missing for a reason.
 
-    It is not if the score is missing although another document of the same task has one. A task
-    without any scores has no metric for single documents, which is no fault.
+    A score is missing for a reason if no document of the same task has one: then the task has no
+    metric for single documents.
 
     Args:
         scores: Score of each document; NaN if missing. Shape (n,).
         tasks: Task of each document.
+
+    Returns:
+        Shape (n,), bool.
     """
     is_known = np.isfinite(scores)
     scored = {tasks[row] for row in np.flatnonzero(is_known).tolist()}
@@ -72,7 +75,7 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
-    """Return why a checkpoint fails by its answers; empty if all answers are finite.
+    """Return the reason why a checkpoint's answers make it fail; empty if all are finite.
 
     The reason is a clause that follows the checkpoint's name and a colon.
 
@@ -92,7 +95,7 @@ def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
 
 
 def not_finite_sentence(documents: int) -> str:
-    """Return why a checkpoint fails that has ``documents`` answers that are not finite.
+    """Return the reason why a checkpoint fails with ``documents`` answers that are not finite.
 
     The reason is a clause that follows the checkpoint's name and a colon.
 
@@ -225,7 +228,7 @@ class Logged:
         return clauses
 
     def doubts_by_task(self) -> list[str]:
-        """Return clauses on the doubts about single tasks; the first few name their task.
+        """Return clauses on doubts about single tasks: the first few, and the number of the others.
 
         The list is empty if the run has only one task, or if there are doubts about the whole run.
         """
@@ -360,7 +363,7 @@ class CommonestAnswer:
 
     @property
     def is_only_one(self) -> bool:
-        """Whether the model gives nearly always this answer, and gains nothing by the others.
+        """Whether the model nearly always gives this answer, and gains nothing by the others.
 
         A model with a better score than by this answer alone has earned it.
         """
@@ -463,7 +466,7 @@ def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
 
     Returns:
         The first number is 0 if it would be below twenty, or if equal log-probabilities have
-            different scores, so that the scores do not come from them.
+        different scores, so that the scores do not come from them.
     """
     telling = first.telling & second.telling
     compared = int(telling.sum())
