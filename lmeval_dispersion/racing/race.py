@@ -82,12 +82,7 @@ def ended_race(racing: Racing) -> Ended:
         from lmeval_dispersion.racing import replay
 
         return Ended(
-            replay.demo(
-                racing.seed,
-                error=racing.error,
-                margin=racing.margin,
-                top=racing.top,
-            )
+            replay.demo(racing.seed, error=racing.error, margin=racing.margin, top=racing.top)
         )
     _check_engine(racing)
     named = Named.of(racing.checkpoints)

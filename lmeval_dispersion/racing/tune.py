@@ -58,7 +58,8 @@ def race_on_ray(
             written.
     """
     for entry in folder.raced:
-        if len((known := folder.entrant(entry, contest).known).score):
+        known = folder.entrant(entry, contest).known
+        if len(known.score):
             contest.add(entry.label, known)
     contest.judge_again()
     try:
@@ -134,14 +135,17 @@ def _scheduler(
             if label in folder.failed:
                 return self.STOP
             known = max(0, len(contest.answered.get(label, NOTHING).score) - result["begin"])
-            folder.allowance.asked += len(result["scores"].score) - known
-            standing = contest.add(label, Scores(*(part[known:] for part in result["scores"])))
+            scores = result["scores"]
+            folder.allowance.asked += len(scores.score) - known
+            more = Scores(scores.score[known:], scores.probability[known:])
+            standing = contest.add(label, more)
             update(*progress(contest, len(folder.raced), label))
             going = standing == "running" and not folder.allowance.spent
             return self.CONTINUE if going else self.STOP
 
         def on_trial_error(self, controller: Any, trial: Any) -> None:
-            losses[label := trial.config["label"]] += 1
+            label = trial.config["label"]
+            losses[label] += 1
             if losses[label] > _RETRIES:
                 folder.failed[label] = (
                     f"its worker on the Ray cluster was lost {losses[label]} times"
@@ -153,7 +157,8 @@ def _scheduler(
 
 def _trial(folder: RaceFolder, contest: Contest) -> Callable[[dict[str, Any]], None]:
     """Life of a checkpoint in a worker: it is asked until the contest ends it."""
-    here, path = os.getcwd(), folder.path.resolve()
+    here = os.getcwd()
+    path = folder.path.resolve()
     entries = {entry.label: entry for entry in folder.raced}
     asked = Contest(contest.questions, side_by_side=contest.side_by_side)  # without the answers
 
