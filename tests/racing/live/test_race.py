@@ -630,7 +630,8 @@ def test_a_dry_run_says_what_would_be_loaded_and_keeps_nothing(
     ]
     about = (planned := raced(capsys, *screen))["plan"]
     (cheap,) = planned["notes"]
-    assert cheap.startswith("Loading is cheap here") and "--by block" in cheap
+    assert cheap.startswith("Loading is cheap here")
+    assert "--by block" in cheap
     size = re.search(r"load 5 checkpoints \(about (\S+) MB\)", about)
     assert size is not None
     weights = sum(file.stat().st_size for file in (DEMO / "sums-45").glob("*.safetensors"))
