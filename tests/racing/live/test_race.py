@@ -1300,7 +1300,7 @@ def test_own_answers_without_tokens_need_a_domain_or_all(
     assert why in error
     assert "or race all checkpoints, without a screen" in error
     assert main(["race", str(DEMO / "sums-80")]) == 2
-    assert "--tasks: expected NAME,NAME" in capsys.readouterr().err
+    assert "--tasks: expected the names of tasks" in capsys.readouterr().err
 
 
 @pytest.mark.slow
