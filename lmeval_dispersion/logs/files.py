@@ -99,7 +99,7 @@ def whole_text(file: Path) -> str:
         raise HarnessError(f"{file} cannot be read ({_reason(error)}); copy it again") from None
     if len(content) > _LARGEST:
         raise HarnessError(
-            f"{file}: expected at most {_LARGEST:,} bytes, got more; evaluate fewer documents (--limit)"
+            f"{file}: expected at most {_LARGEST:,} bytes, got more; evaluate fewer documents (limit)"
         )
     try:
         return content.decode("utf-8-sig")
@@ -172,7 +172,7 @@ def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
         count += 1
         if count > _MOST_LINES:
             raise HarnessError(
-                f"{file}: expected at most {_MOST_LINES:,} lines, got more; evaluate fewer documents (--limit)"
+                f"{file}: expected at most {_MOST_LINES:,} lines, got more; evaluate fewer documents (limit)"
             )
         place = f"{file}: line {number}"
         yield _line(json_object(line, place), place, hash(line))
@@ -267,7 +267,7 @@ def _text_lines(file: Path) -> Iterator[str]:
                 if len(line) > _LONGEST_LINE:
                     raise HarnessError(
                         f"{file}: line {number}: expected at most {_LONGEST_LINE:,} bytes, got more; "
-                        "leave this document out (--samples)"
+                        "leave this document out (samples)"
                     )
                 yield line.decode("utf-8")
     except UnicodeDecodeError:

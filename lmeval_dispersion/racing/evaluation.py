@@ -949,7 +949,7 @@ class Entrant:
         sizes = dict[Path, int]()
         for task, size in self._sizes.items():
             if task not in self.evaluation.tasks:
-                raise ValueError(f"it has samples of {task}, which is no task of this race")
+                raise ValueError(f"it has samples of {task}, which this race does not ask")
             sizes[self._place(task)] = size
         written = self._folder.glob(f"samples_*_{escape(self._date)}.jsonl")
         for place in {*sizes, *written}:

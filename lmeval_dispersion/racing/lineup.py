@@ -141,8 +141,8 @@ class Lineup(NamedTuple):
 
         Args:
             by: ``rows``, for the screen's ranking, or ``block``, for the answers to shared
-                questions. None for a block if all checkpoints were named or the ranking cannot tell
-                them apart, and for rows otherwise.
+                questions. None for a block if all checkpoints were named or the ranking
+                does not separate them, and for rows otherwise.
             shared: Whether the base that adapters have in common may be added to the list, if they
                 race by a block; it is asked as well.
         """
@@ -304,8 +304,8 @@ def lineup(
     """Return the list of a race.
 
     If a manifest is named, the list is the manifest's. With ``which.all`` all named checkpoints
-    race. Otherwise they are screened, and the short list races; checkpoints that the screen cannot
-    tell apart (equal rows) all race, as do those that shared questions are to order.
+    race. Otherwise they are screened, and the short list races. All checkpoints race that the
+    screen does not separate (equal rows), or that shared questions are to order.
 
     Args:
         named: The named checkpoints.
@@ -355,7 +355,7 @@ def _check_unscreened(which: Which) -> None:
     for name in ("base", "domain", "audit_sample"):
         if getattr(which, name):
             raise UsageError(
-                "needs a screen, and there is none for a short list or with --all; leave it out",
+                "needs a screen, and there is none for a short list or for all checkpoints; leave it out",
                 argument=name,
             )
 
@@ -531,7 +531,7 @@ def all_named(
         chosen: Why they race, as in :class:`Entry`.
 
     Raises:
-        UsageError: A name is no checkpoint, such as a folder that does not exist.
+        UsageError: A name is not that of a checkpoint, such as a folder that does not exist.
     """
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]

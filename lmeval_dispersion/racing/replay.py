@@ -282,7 +282,7 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
         if not 0 <= lowest <= highest <= 1:
             raise UsageError(
                 f"expected scores from 0 to 1, got {lowest:g} to {highest:g} from {store.model}; name "
-                "another metric (--metric)"
+                "another metric (metric)"
             )
         answers[store.model] = scores
     notes = _judged_by(manifests)

@@ -420,7 +420,7 @@ def _holes(file: Path, filters: Filters, counts: Mapping[str, Any], allowed: boo
     if is_uneven or not allowed:
         raise HarnessError(
             f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({names}); run lm-eval "
-            "again, or add --force if they were left out on purpose (--samples)"
+            "again, or force it if they were left out on purpose (samples)"
         )
     return [f"{len(absent)} of {expected} documents are not in the samples ({names})"]
 

@@ -219,7 +219,7 @@ class Logged:
     def remarks(self) -> list[str]:
         """Return clauses on doubts about single tasks, and on scores that are all the same.
 
-        A good model may have such scores, so they are no doubts about the run.
+        A good model may have such scores, so these clauses are not doubts about the run.
         """
         clauses = self.doubts_by_task()
         known = self.scores[np.isfinite(self.scores)]

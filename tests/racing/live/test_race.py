@@ -742,7 +742,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--margin", "1"], "--margin: expected from 0 to below 1, got 1.0"),
         (
             ["--base", "base"],
-            "--base: needs a screen, and there is none for a short list or with --all",
+            "--base: needs a screen, and there is none for a short list or for all checkpoints",
         ),
         (["--limit", "0"], "--limit: expected at least 1, got 0"),
         (["--seed", "-1"], "--seed: expected at least 0, got -1"),
