@@ -99,7 +99,7 @@ def whole_text(file: Path) -> str:
         raise HarnessError(f"{file} cannot be read ({_reason(error)}); copy it again") from None
     if len(content) > _LARGEST:
         raise HarnessError(
-            f"{file}: expected at most {_LARGEST:,} bytes, got more; evaluate fewer documents (--limit)"
+            f"{file}: expected at most {_LARGEST:,} bytes, got more; evaluate fewer documents (limit)"
         )
     try:
         return content.decode("utf-8-sig")
@@ -172,7 +172,7 @@ def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
         count += 1
         if count > _MOST_LINES:
             raise HarnessError(
-                f"{file}: expected at most {_MOST_LINES:,} lines, got more; evaluate fewer documents (--limit)"
+                f"{file}: expected at most {_MOST_LINES:,} lines, got more; evaluate fewer documents (limit)"
             )
         place = f"{file}: line {number}"
         yield _line(json_object(line, place), place, hash(line))
@@ -213,22 +213,28 @@ def _array(text: str, file: Path) -> Iterator[Line]:
 def _line(content: Mapping[str, Any], place: str, digest: int) -> Line:
     if "doc_id" not in content:
         raise HarnessError(
-            f"{place}: expected a document that lm-eval logged, got one without 'doc_id'"
+            f"{place}: expected a document that lm-eval logged, got one without 'doc_id'; name a "
+            "file of samples"
         )
     doc_id = content["doc_id"]
     if isinstance(doc_id, str) and doc_id.isascii() and doc_id.isdigit() and len(doc_id) < 16:
         doc_id = int(doc_id)
     if isinstance(doc_id, bool) or not isinstance(doc_id, int) or not 0 <= doc_id < _MOST_ID:
-        raise HarnessError(f"{place}: expected `doc_id` to be a whole number, got {brief(doc_id)}")
+        raise HarnessError(
+            f"{place}: expected `doc_id` to be a whole number, got {brief(doc_id)}; run lm-eval "
+            "again"
+        )
     name = content.get("filter")
     if "filter" in content and not isinstance(name, str):
-        raise HarnessError(f"{place}: expected `filter` to be a name, got {brief(name)}")
+        raise HarnessError(
+            f"{place}: expected `filter` to be a name, got {brief(name)}; run lm-eval again"
+        )
     names: Any = [key for key in content if key not in _KEYS]
     if "metrics" in content:
         names = content["metrics"]
         if not isinstance(names, list) or not all(isinstance(metric, str) for metric in names):
             raise HarnessError(
-                f"{place}: expected `metrics` to be a list of names, got {brief(names)}"
+                f"{place}: expected `metrics` to be a list of names, got {brief(names)}; run lm-eval again"
             )
     metrics: dict[str, Any] = {}
     for metric in names:
@@ -261,7 +267,7 @@ def _text_lines(file: Path) -> Iterator[str]:
                 if len(line) > _LONGEST_LINE:
                     raise HarnessError(
                         f"{file}: line {number}: expected at most {_LONGEST_LINE:,} bytes, got more; "
-                        "leave this document out (--samples)"
+                        "leave this document out (samples)"
                     )
                 yield line.decode("utf-8")
     except UnicodeDecodeError:

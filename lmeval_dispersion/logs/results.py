@@ -45,7 +45,7 @@ def read_results(file: Path) -> Results:
     content = json_object(whole_text(file), str(file))
     if not isinstance(content.get("results"), dict):
         raise HarnessError(f"{file} has no `results`; name a file results_DATE.json of lm-eval")
-    checked(_Layout, content, file, "copy it again or run it again", HarnessError)
+    checked(_Layout, content, file, "copy it again, or run lm-eval again", HarnessError)
     return content
 
 

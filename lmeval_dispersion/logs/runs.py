@@ -81,13 +81,13 @@ def find_run(place: str | Path) -> LoggedRun:
     path = Path(place).expanduser()
     if not path.exists():
         raise HarnessError(
-            f"{path} does not exist; name the folder that lm-eval wrote (--output_path)"
+            f"{path} does not exist; name the folder that lm-eval wrote (output_path)"
         )
     runs = find_runs(path)
     if not runs:
         raise HarnessError(
-            f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run lm-eval with --log_samples "
-            "and --output_path"
+            f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run lm-eval with log_samples "
+            "and output_path"
         )
     if len(runs) == 1:
         return runs[0]

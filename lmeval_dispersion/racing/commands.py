@@ -99,7 +99,12 @@ def _judged(args: argparse.Namespace) -> Race | None:
     """The race of a folder, judged by its own questions; None for other results."""
     if len(args.replay) > 1 or args.checkpoints:
         return None
-    race = replay.judged(args.replay[0], error=args.error, margin=args.margin, top=args.top)
+    race = replay.judged(
+        args.replay[0],
+        error=args.error,
+        margin=args.margin,
+        top=args.top,
+    )
     if race is None:
         return None
     for name, default in (("metric", None), ("by", None), ("budget", None), ("weigh", "units")):

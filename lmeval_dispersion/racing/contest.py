@@ -105,7 +105,7 @@ class Shown(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A phase of shared questions, in which the best checkpoints so far are asked on.
+    """A phase of shared questions, in which the best checkpoints so far are asked more questions.
 
     Attributes:
         checkpoints: Number of checkpoints that are asked in this phase.
@@ -224,7 +224,7 @@ class Contest:
     def share(self, phase: Phase, labels: Sequence[str]) -> list[str]:
         """Begin a phase of shared questions, and return the labels of the checkpoints to ask.
 
-        Each of these is then asked until it has ``phase.questions`` answers. They are the best of
+        Each of these is to be asked until it has ``phase.questions`` answers. They are the best of
         ``labels`` by the answers in the phase before. Checkpoints that failed, or whose turn has
         begun, are not asked; the reference is asked in the first phase only.
         """
@@ -342,7 +342,7 @@ class Contest:
     def fail(self, label: str) -> None:
         """Take a failed checkpoint out of the race.
 
-        Side by side, checkpoints that were dropped because of this one alone race on.
+        If checkpoints race side by side, those that were dropped only because of this one race on.
         """
         self.standing[label] = "failed"
         if self.side_by_side:  # in turns it dropped nobody
@@ -714,7 +714,11 @@ Ask = Callable[[int, int], Scores]
 
 
 def run(
-    contest: Contest, label: str, ask: Ask, batch: int = STEP, known: Scores = NOTHING
+    contest: Contest,
+    label: str,
+    ask: Ask,
+    batch: int = STEP,
+    known: Scores = NOTHING,
 ) -> Standing:
     """Ask a checkpoint until it is dropped or was asked everything, and return its standing.
 

@@ -125,10 +125,10 @@ class CheckpointError(DispersionError):
 class Evaluation:
     """The questions of a race, drawn at random from one or several tasks.
 
-    A *unit* is a task, or a group of tasks for which lm-eval gives one figure. The tasks of a tag,
-    or of a group without a figure, are units each. A checkpoint's score is the mean over the units,
-    where a group's own score is computed as lm-eval does. With ``weigh`` ``questions`` the score is
-    the mean over the questions instead. A limit is a number of questions of each unit.
+    A *unit* is a task, or a group of tasks for which lm-eval gives one figure. Each task of a tag,
+    or of a group without a figure, is a unit of its own. A checkpoint's score is the mean over the
+    units, where a group's score is computed as lm-eval does. With ``weigh`` ``questions`` the score
+    is the mean over the questions instead. A limit is a number of questions for each unit.
 
     Attributes:
         asking: The options that say what is asked, and how.
@@ -138,13 +138,11 @@ class Evaluation:
         weights: Weight of each question in a checkpoint's score, with a mean of 1; None if all are
             equal. Shape (N,).
         units: Name of a unit -> indices of its questions, ascending; the units in the order named.
-        groups: Name -> the tasks of a unit that is a group, and how they weigh.
-        weighing: ``units`` if that changes the questions or the score, as against ``questions``;
-            else None.
+        groups: Name of a group that is a unit -> its tasks, and how they weigh.
+        weighing: ``units`` if weighing by units changes the questions or the score; None otherwise.
         places: Task -> indices of its questions, ascending.
         own_rules: Names of the multiple-choice tasks that score answers by a function of their own.
-        judges: Task -> the filter and the metric that score it; only tasks that were asked are in
-            it.
+        judges: Task -> the filter and the metric that score it, for the tasks asked so far.
         recorded: Name -> dispersion task. The hidden states of these tasks are kept.
         blocks: Label -> question -> the probabilities that :func:`shared.complete` added to the
             answer.
@@ -232,7 +230,7 @@ class Evaluation:
             self.units[unit] = np.flatnonzero(np.isin(tasks, members))
 
     def mean(self, scores: NDArray[np.float64], places: NDArray[np.int64] | None = None) -> float:
-        """Return the score by the questions that have one: lm-eval's of these documents.
+        """Return a checkpoint's score over the questions that have one, as lm-eval computes it.
 
         Args:
             scores: Score of each question, NaN where there is none. Shape (N,).
@@ -265,7 +263,7 @@ class Evaluation:
         return means
 
     def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the entries ``results`` and ``n-samples`` of lm-eval's results.
+        """Return ``results`` and ``n-samples`` of lm-eval's results, for the questions asked.
 
         A group has a figure, without a standard error, if one metric scores all its tasks.
         ``scores`` is the score of each question, NaN where there is none. Shape (N,).
@@ -416,7 +414,11 @@ class Evaluation:
         return seams.built_requests(task, documents, lm if self.chat else None)
 
     def scores(
-        self, label: str, template: str | None, texts: Mapping[str, str], configs: Mapping[str, Any]
+        self,
+        label: str,
+        template: str | None,
+        texts: Mapping[str, str],
+        configs: Mapping[str, Any],
     ) -> Scores:
         """Return the scores of all N questions from logged samples, NaN where there is no answer.
 
@@ -499,7 +501,7 @@ class Evaluation:
         for label, questions in self.others.items():
             notes.append(
                 f"{label}: its chat template gave {len(questions)} questions other prompts than earlier "
-                "checkpoints had, as a template that contains the date does."
+                "checkpoints had, for example because it contains the date."
             )
         return notes
 
@@ -523,7 +525,7 @@ class Evaluation:
         named = split_judge(self._named[task])[1]
         return UsageError(
             f"{task}: expected a metric that scores each question from 0 to 1, where higher is better, "
-            f"got {named or 'none'}; the task has {', '.join(metrics)}",
+            f"got {named or 'none'}; name one of {', '.join(metrics)}, or leave the task out",
             argument="metric",
         )
 
@@ -577,7 +579,7 @@ class Entrant:
         folder: The folder for its answers; it need not exist.
         date: Date in the names of the folder's files.
         arguments: lm-eval's arguments for loading it, such as ``pretrained``. The command's
-            ``model_args`` come on top.
+            ``model_args`` take precedence.
         order: Indices of the questions in the order in which it is asked. Shape (N,).
         pinned: Whether the commit that gave the earlier answers is loaded. If not, the present one
             is loaded, and it has to be the same.
@@ -947,7 +949,7 @@ class Entrant:
         sizes = dict[Path, int]()
         for task, size in self._sizes.items():
             if task not in self.evaluation.tasks:
-                raise ValueError(f"it has samples of {task}, which is no task of this race")
+                raise ValueError(f"it has samples of {task}, which this race does not ask")
             sizes[self._place(task)] = size
         written = self._folder.glob(f"samples_*_{escape(self._date)}.jsonl")
         for place in {*sizes, *written}:
@@ -994,7 +996,7 @@ class Entrant:
 
     def _changed(self, error: Exception) -> DispersionError:
         return not_as_left(
-            self._folder, error, "remove it, and the same command asks the checkpoint again"
+            self._folder, error, "remove the folder, and the same command asks the checkpoint again"
         )
 
     def _unwritten(self, error: Exception) -> DispersionError:

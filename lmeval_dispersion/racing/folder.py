@@ -102,31 +102,47 @@ class Spent(Exception):
 
 @dataclass
 class RaceFolder:
-    """A race, and the folder that keeps its checkpoints, its questions and its answers."""
+    """A race, and the folder that keeps its checkpoints, its questions and its answers.
 
-    asking: Asking  # its tasks are names, `NAME,NAME`
+    Attributes:
+        asking: The options that say what is asked, and how; its tasks are ``NAME,NAME``.
+        path: The folder.
+        lineup: The list of checkpoints.
+        date: Date in the names of the results files.
+        failed: Label -> why the checkpoint could not be loaded or asked.
+        seconds: Label -> seconds that loading and asking the checkpoint took.
+        as_base: Labels of the adapters that answer exactly as their base.
+        kept: Content of ``race.json``.
+        allowance: How much this command may still ask.
+        more: Called to add probabilities to the answers to shared questions; None for
+            :func:`shared.complete`.
+        forecast_said: Whether the forecast of the time has been printed, or is not wanted.
+        named: Name and GGUF file of each checkpoint that the command names -> lm-eval's arguments
+            for it. None if every checkpoint of the list may be loaded.
+        patterns: Words of the command that could not be resolved to checkpoints.
+        left_out: Label -> name of each checkpoint that is not loaded, as the command does not name
+            it.
+        margins: The margins shown so far, one for each time that it became smaller.
+        budget: The most shared questions, as this command has it; None without a budget.
+    """
+
+    asking: Asking
     path: Path
     lineup: Lineup
-    date: str  # in the results files' names
-    #: Label -> why it could not be loaded or asked.
+    date: str
     failed: dict[str, str] = field(default_factory=dict)
-    #: Label -> time to load and ask it.
     seconds: dict[str, float] = field(default_factory=dict)
-    as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
-    kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
+    as_base: list[str] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
     allowance: Limits = field(default_factory=Limits)
-    #: Adds the probabilities of shared questions; None: as :func:`shared.complete`.
     more: More | None = None
     forecast_said: bool = False
-    #: What the command names, by `what_loads`; None: a list of one's own.
     named: dict[tuple[str, str], Mapping[str, str]] | None = None
-    #: Words of the command that could not be listed.
     patterns: list[str] = field(default_factory=list)
     _bases_known: dict[tuple[str, str], dict[str, str]] | None = None
-    left_out: dict[str, str] = field(default_factory=dict)  # label -> name, unnamed by the command
-    #: Questions asked, and the margin shown then, as it became smaller.
+    left_out: dict[str, str] = field(default_factory=dict)
     margins: list[MarginAt] = field(default_factory=list)
-    budget: int | None = None  # of shared questions, by this command
+    budget: int | None = None
     _plan: Plan = field(default_factory=lambda: Plan((), 0))
 
     @classmethod
@@ -378,7 +394,14 @@ class RaceFolder:
             names[entry.label] = name
         return names
 
-    def contest(self, *, error: float, margin: float, top: int, engine: bool) -> Contest:
+    def contest(
+        self,
+        *,
+        error: float,
+        margin: float,
+        top: int,
+        engine: bool,
+    ) -> Contest:
         """Return the contest of this race; it knows whose turn has begun, and no answers yet.
 
         Args:
@@ -388,7 +411,13 @@ class RaceFolder:
             engine: Whether the checkpoints race side by side.
         """
         raced = len(self.raced) if engine else 0
-        return contest_of(self.kept, error=error, margin=margin, top=top, side_by_side=raced)
+        return contest_of(
+            self.kept,
+            error=error,
+            margin=margin,
+            top=top,
+            side_by_side=raced,
+        )
 
     def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
         """Race the checkpoints one after the other; shared questions are asked of all before.
@@ -442,7 +471,13 @@ class RaceFolder:
                 if len(known.score):
                     contest.hold(label, known)
 
-    def _share(self, contest: Contest, entry: Entry, update: Update, count: int) -> None:
+    def _share(
+        self,
+        contest: Contest,
+        entry: Entry,
+        update: Update,
+        count: int,
+    ) -> None:
         """Ask a checkpoint its first ``count`` questions, which others are asked as well."""
         from lmeval_dispersion.racing.shared import complete
 
@@ -481,7 +516,11 @@ class RaceFolder:
 
     @contextmanager
     def _asking(
-        self, contest: Contest, entry: Entry, update: Update, more: More | None = None
+        self,
+        contest: Contest,
+        entry: Entry,
+        update: Update,
+        more: More | None = None,
     ) -> Iterator[_Asking]:
         """A checkpoint that is asked; a race goes on where it fails, or nothing may be asked any more."""
         from lmeval_dispersion.racing.evaluation import CheckpointError
@@ -586,12 +625,12 @@ class RaceFolder:
         write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
 
     def take(self, lineup: Lineup) -> None:
-        """Race the checkpoints of this list from now on."""
+        """Replace the list of checkpoints."""
         self.lineup = lineup
         vars(self).pop("_names", None)  # of the list before
 
     def keep(self, lineup: Lineup, **more: Any) -> None:
-        """Race the checkpoints of a list, and write list, manifest and questions to the folder.
+        """Replace the list of checkpoints, and write list, manifest and questions to the folder.
 
         ``more`` are further entries of ``race.json``.
 
@@ -688,7 +727,12 @@ class RaceFolder:
 
 
 def contest_of(
-    kept: Mapping[str, Any], *, error: float, margin: float, top: int = 1, side_by_side: int = 0
+    kept: Mapping[str, Any],
+    *,
+    error: float,
+    margin: float,
+    top: int = 1,
+    side_by_side: int = 0,
 ) -> Contest:
     """Return the contest of the race that ``race.json`` describes, without any answers.
 
@@ -784,8 +828,7 @@ def _is_as_begun(kept: Mapping[str, Any], contest: Contest) -> bool:
 def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
     """Return notes on what has changed since the race began.
 
-    They are on checkpoints that joined, on another error, and on another number of best ones
-    wanted.
+    Changes are checkpoints that joined, another ``error``, and another ``top``.
     """
     notes = list[str]()
     if kept.get("times", 1) > 1:
@@ -809,7 +852,7 @@ def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
 
 
 def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
-    """Return the questions asked, the most that there may be, and a text on what happens now.
+    """Return the number of questions asked, the most that it can become, and the state in words.
 
     Args:
         contest: The race so far.
@@ -831,7 +874,12 @@ def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
     return contest.asked, most, ", ".join(words)
 
 
-def take_out(failed: dict[str, str], contest: Contest, label: str, error: CheckpointError) -> None:
+def take_out(
+    failed: dict[str, str],
+    contest: Contest,
+    label: str,
+    error: CheckpointError,
+) -> None:
     """Take a checkpoint that could not be loaded or asked out of the race.
 
     Args:

@@ -141,8 +141,8 @@ class Lineup(NamedTuple):
 
         Args:
             by: ``rows``, for the screen's ranking, or ``block``, for the answers to shared
-                questions. None for a block if all checkpoints were named or the ranking cannot tell
-                them apart, and for rows otherwise.
+                questions. None for a block if all checkpoints were named or the ranking
+                does not separate them, and for rows otherwise.
             shared: Whether the base that adapters have in common may be added to the list, if they
                 race by a block; it is asked as well.
         """
@@ -304,13 +304,13 @@ def lineup(
     """Return the list of a race.
 
     If a manifest is named, the list is the manifest's. With ``which.all`` all named checkpoints
-    race. Otherwise they are screened, and the short list races; checkpoints with equal rows all
-    race, as do those that a block of questions is to order.
+    race. Otherwise they are screened, and the short list races. All checkpoints race that the
+    screen does not separate (equal rows), or that shared questions are to order.
 
     Args:
         named: The named checkpoints.
         tasks: The race's tasks, ``NAME,NAME``.
-        which: Which of the checkpoints race.
+        which: The options that say which of the checkpoints race.
         api: Whether the backend is a server, which knows all of them by their names.
         count: Called to count the answers in the tasks' documents; returns the counts and the
             number of documents.
@@ -355,13 +355,16 @@ def _check_unscreened(which: Which) -> None:
     for name in ("base", "domain", "audit_sample"):
         if getattr(which, name):
             raise UsageError(
-                "needs a screen, and there is none for a short list or with --all; leave it out",
+                "needs a screen, and there is none for a short list or for all checkpoints; leave it out",
                 argument=name,
             )
 
 
 def _screened(
-    named: Named, tasks: str, which: Which, count: Callable[[], tuple[Counter[str], int]]
+    named: Named,
+    tasks: str,
+    which: Which,
+    count: Callable[[], tuple[Counter[str], int]],
 ) -> tuple[Result, list[str]]:
     """The screening of the named checkpoints, and a note on tokens that the tasks' documents gave."""
     task = first_known(tasks)[0].removesuffix(SUFFIX)
@@ -513,7 +516,11 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
 
 
 def all_named(
-    names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named"
+    names: Sequence[str],
+    family: str | None = None,
+    *,
+    api: bool,
+    chosen: str = "named",
 ) -> Lineup:
     """Return a list of all named checkpoints, in the order named.
 
@@ -524,7 +531,7 @@ def all_named(
         chosen: Why they race, as in :class:`Entry`.
 
     Raises:
-        UsageError: A name is no checkpoint, such as a folder that does not exist.
+        UsageError: A name is not that of a checkpoint, such as a folder that does not exist.
     """
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
@@ -613,7 +620,7 @@ class Plan:
         top: int = 1,
         answered: Mapping[str, int] = MappingProxyType({}),
     ) -> Plan:
-        """Plan the race of a list.
+        """Return the plan for the race of a list.
 
         Args:
             lineup: The list.
@@ -622,7 +629,7 @@ class Plan:
             budget: The most questions in all, which are spent on shared ones; None for a race to
                 its end.
             api: Whether the backend is a server.
-            top: How many of the best checkpoints are wanted.
+            top: Number of best checkpoints wanted.
             answered: Label -> number of questions to which the folder has answers.
 
         Raises:

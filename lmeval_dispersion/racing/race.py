@@ -100,7 +100,10 @@ def ended_race(racing: Racing) -> Ended:
     with folder.alone():
         _keep(folder, line, plan, racing)
         contest = folder.contest(
-            error=racing.error, margin=racing.margin, top=racing.top, engine=bool(racing.engine)
+            error=racing.error,
+            margin=racing.margin,
+            top=racing.top,
+            engine=bool(racing.engine),
         )
         stopped = _asked(folder, contest, plan, racing)
     if folder.failed and not contest.answered:
@@ -264,7 +267,12 @@ def _planned(folder: RaceFolder, racing: Racing) -> Plan:
 # --- ask and judge -------------------------------------------------------------------------------
 
 
-def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
+def _keep(
+    folder: RaceFolder,
+    line: _Line,
+    plan: Plan,
+    racing: Racing,
+) -> None:
     """Write the list, and what is fixed before the first question, to the folder."""
     kept = folder.kept
     if racing.answers == "none":
@@ -292,7 +300,10 @@ def _keep(folder: RaceFolder, line: _Line, plan: Plan, racing: Racing) -> None:
 
 
 def _asked(
-    folder: RaceFolder, contest: Contest, plan: Plan, racing: Racing
+    folder: RaceFolder,
+    contest: Contest,
+    plan: Plan,
+    racing: Racing,
 ) -> BaseException | None:
     """Ask until the contest is decided, or something stops it, which is returned.
 

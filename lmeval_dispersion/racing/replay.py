@@ -100,9 +100,32 @@ class Replayed:
 class Replay(Report):
     """A race on finished evaluations, and how races in random orders of the questions would end.
 
-    The fields from ``best`` to ``seed`` are of the race with that seed; those from ``orders`` to
-    ``shuffled`` are of the races in random orders. ``checkpoints`` is sorted by score, the highest
-    first.
+    Attributes:
+        best: Label of the best checkpoint in the race with ``seed``. The fields down to
+            ``left_out`` are of that race, too.
+        top: Labels of the best checkpoints, as many as were wanted.
+        tasks: Names of the tasks.
+        error: Largest probability of a wrong outcome.
+        margin: The smallest difference in score that counts.
+        margin_shown: No other checkpoint is better than the best by more than this; None if too few
+            were asked everything.
+        loaded: Number of checkpoints that raced: those that a screen lists, or all.
+        of: Number of checkpoints with an evaluation.
+        questions: Number of questions asked, summed over the checkpoints.
+        questions_all: Number of questions of all checkpoints together.
+        questions_each: Number of questions that all models answered.
+        by: ``rows`` for the order given, ``block`` for that of the answers to shared questions.
+        budget: The most questions; None for a race to its end.
+        left_out: Labels of the checkpoints that were left out after the shared questions.
+        seed: Seed of the race, and of the random orders.
+        orders: Number of races in random orders.
+        same: Number of these races that named the best checkpoint, or one with the same score.
+        lost: By how much the score of a checkpoint that they named was lower, at most.
+        share: Share of the questions that they asked: median, 5th and 95th percentile.
+        shuffled: Whether the order of the checkpoints was random as well.
+        checkpoints: The checkpoints, the highest score first.
+        notes: Sentences on what was read, and on what was left out.
+        failed: Model -> why it does not race.
     """
 
     template: ClassVar[str] = "replay.jinja"
@@ -110,31 +133,29 @@ class Replay(Report):
     libraries: ClassVar[Sequence[str]] = ("numpy",)
     guide: ClassVar[str] = "docs/reference/race.md"
 
-    best: str  # that the race of ``seed`` names, as do the keys up to ``seed``
+    best: str
     top: Sequence[str]
     tasks: Sequence[str]
     error: float
     margin: float
-    margin_shown: (
-        float | None
-    )  # no other is better by more; None where too few were asked everything
-    loaded: int  # checkpoints that a screen lists, or all
+    margin_shown: float | None
+    loaded: int
     of: int
-    questions: int  # questions asked, over all checkpoints
+    questions: int
     questions_all: int
-    questions_each: int  # that all models answered
-    by: str  # rows: in the order of the list; block: by shared questions
+    questions_each: int
+    by: str
     budget: int | None
-    left_out: Sequence[str]  # labels that did not go on after the shared questions
+    left_out: Sequence[str]
     seed: int
     orders: int
-    same: int  # orders in which the best was named, or another of its score
-    lost: float  # largest loss of score, where another was named
-    share: Sequence[float]  # asked share of all questions: median, 5th and 95th percentile
-    shuffled: bool  # whether the checkpoints' order is random as well
+    same: int
+    lost: float
+    share: Sequence[float]
+    shuffled: bool
     checkpoints: Sequence[Replayed]
     notes: Sequence[str]
-    failed: Mapping[str, str]  # by name, why a checkpoint does not race
+    failed: Mapping[str, str]
 
     def tables(self) -> dict[str, Table]:
         """Return the table ``checkpoints``, the highest score first."""
@@ -228,8 +249,8 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
         metric: ``[FILTER/]METRIC`` to judge by; None for the first known one of each task.
 
     Raises:
-        DispersionError: A result cannot be read, has no score from 0 to 1, or is of other prompts
-            than the first.
+        DispersionError: A result cannot be read, has a score outside 0 to 1, or was asked with
+            other prompts than the first one.
         MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "finished evaluations")
@@ -261,7 +282,7 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
         if not 0 <= lowest <= highest <= 1:
             raise UsageError(
                 f"expected scores from 0 to 1, got {lowest:g} to {highest:g} from {store.model}; name "
-                "another metric (--metric)"
+                "another metric (metric)"
             )
         answers[store.model] = scores
     notes = _judged_by(manifests)
@@ -319,8 +340,8 @@ def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence
         lower = sorted(plain.intersection(manifest.get("lower_is_better", ())))
         if lower:
             raise UsageError(
-                f"expected a metric of which higher values are better, but lower ones are in "
-                f"{', '.join(lower)} of {name}; name another",
+                "expected a metric of which higher values are better, but lower values are better in "
+                f"{', '.join(lower)} of {name}; name another metric",
                 argument="metric",
             )
 
@@ -385,16 +406,22 @@ def _judged_by(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sentences
 
 
-def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | None:
+def judged(
+    place: str,
+    *,
+    error: float,
+    margin: float,
+    top: int = 1,
+) -> Race | None:
     """Judge a race by the answers in its folder; no model is loaded.
 
     A checkpoint that would have to be asked more is undecided.
 
     Args:
         place: The folder.
-        error: Error of the race.
-        margin: Margin of the race.
-        top: How many of the best checkpoints are wanted.
+        error: Largest probability of a wrong outcome.
+        margin: The smallest difference in score that counts.
+        top: Number of best checkpoints wanted.
 
     Returns:
         The race; None if the folder has none, or one of an older version.
@@ -408,7 +435,12 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
     if "schema" not in kept:
         return None
     entries = kept["checkpoints"]
-    contest = contest_of(kept, error=error, margin=margin, top=top)
+    contest = contest_of(
+        kept,
+        error=error,
+        margin=margin,
+        top=top,
+    )
     answers = _answers_in(path, contest, kept["drawn"])
     labels = _held(contest, entries, answers.known)
     if kept["turns"]:
@@ -519,7 +551,7 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
                     log_probabilities.append(sample.columns["logprobs"])
                     values.append(score)
             except (OSError, *WRONG_CONTENT) as error:
-                step = "remove it, and race the checkpoint again"
+                step = "remove the folder, and race the checkpoint again"
                 raise not_as_left(file.parent, error, step) from error
             kept.metrics[metric] = None
         reason = failure(log_probabilities, np.array(values))
@@ -537,7 +569,12 @@ def _answers_in(path: Path, contest: Contest, drawn: Sequence[tuple[str, int]]) 
     return kept
 
 
-def _samples(file: Path, task: str, chosen: str, content: RaceResults) -> dict[int, Sample]:
+def _samples(
+    file: Path,
+    task: str,
+    chosen: str,
+    content: RaceResults,
+) -> dict[int, Sample]:
     """A task's samples of the filter ``chosen``, by document, next to the results ``file``."""
     name = file.name.replace("results_", f"samples_{task}_")
     logged = file.with_name(name).with_suffix(".jsonl")
@@ -698,7 +735,12 @@ def raced(
         has_reference = len(others) < len(labels)
         contest.split = len(others)
         planned = phases(
-            len(others), count, budget, top=contest.top, kept=kept, reference=has_reference
+            len(others),
+            count,
+            budget,
+            top=contest.top,
+            kept=kept,
+            reference=has_reference,
         )
         for phase in planned:
             for label in contest.share(phase, labels):
@@ -712,7 +754,10 @@ def raced(
         order = drawn[contest.order(label)]
 
         def ask(
-            begin: int, end: int, label: str = label, order: NDArray[np.int64] = order
+            begin: int,
+            end: int,
+            label: str = label,
+            order: NDArray[np.int64] = order,
         ) -> Scores:
             watch(contest)
             return answers[label].at(order[begin:end])

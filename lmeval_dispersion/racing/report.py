@@ -83,15 +83,30 @@ class Asked:
 
 @dataclass(frozen=True)
 class Raced:
-    """A checkpoint's row in a race; its score is the mean over the questions that it was asked."""
+    """A checkpoint's row in a race.
 
-    rank: Annotated[
-        int | None, Col("Screen", "d", short="#", drop=1)
-    ]  # from 1; None without a screen
+    Attributes:
+        rank: Rank by the screen, from 1; None without a screen.
+        label: Name of the checkpoint.
+        questions: Number of questions that it was asked.
+        score: Mean score over these questions; None without any, or without labels.
+        se: Standard error of the score over questions; None below two questions.
+        best_there: Mean score of the best checkpoint over those of these questions that it was
+            asked as well; None for the best checkpoint itself.
+        status: What became of the checkpoint.
+        outcome: The same in words.
+        seconds: Seconds that loading and asking it took; None if unknown.
+        message: Why it failed; empty if it did not.
+        agreement: Mean agreement with the mean answer of all checkpoints, in a race without labels;
+            None in any other.
+        agreement_se: Standard error of the agreement.
+    """
+
+    rank: Annotated[int | None, Col("Screen", "d", short="#", drop=1)]
     label: Annotated[str, Col("Checkpoint")]
     questions: Annotated[int, Col("Questions", "d", short="Asked", drop=2)]
     score: Annotated[float | None, Col("Score", ".3f", error="se", dots="both")]
-    se: float | None  # standard error over questions
+    se: float | None
     best_there: Annotated[
         float | None,
         Col(
@@ -103,9 +118,9 @@ class Raced:
         ),
     ]
     status: Status
-    outcome: Annotated[str, Col("Status")]  # the same in words
-    seconds: float | None  # time to load and ask it
-    message: str  # why it failed
+    outcome: Annotated[str, Col("Status")]
+    seconds: float | None
+    message: str
     agreement: Annotated[
         float | None,
         Col(
@@ -133,7 +148,14 @@ class MarginAt:
 
 @dataclass(frozen=True)
 class UnitScore:
-    """A checkpoint's mean score on one unit (a task or a group), over the questions asked of it."""
+    """A checkpoint's score on one unit of a race.
+
+    Attributes:
+        unit: Name of the unit: a task, or a group with one figure in lm-eval.
+        label: Name of the checkpoint.
+        questions: Number of the unit's questions that it was asked.
+        score: Mean score over these questions.
+    """
 
     unit: Annotated[str, Col("Task")]
     label: Annotated[str, Col("Checkpoint")]
@@ -143,10 +165,39 @@ class UnitScore:
 
 @dataclass(frozen=True, repr=False)
 class Race(Report):
-    """The result of a race: the best checkpoint, and what became of each of the others.
+    """The result of a race.
 
-    ``checkpoints`` starts with the best; then come the others that were asked, by falling score,
-    those that failed, and those that were not loaded.
+    Attributes:
+        best: Label of the best checkpoint so far; None if none can be named yet.
+        top: Labels of the best checkpoints, as many as were wanted.
+        task: Names of the tasks, ``NAME,NAME``.
+        metric: Names of the metrics that score them.
+        error: Largest probability that a checkpoint better than the best by more than the margin
+            was dropped.
+        margin: The smallest difference in score that counts.
+        margin_shown: No other checkpoint is better than the best by more than this, with the same
+            ``error``; None if nothing is shown yet.
+        by: ``score``, or ``agreement`` for a race without labels, which has neither margin nor
+            error.
+        budget: The most shared questions, summed over the checkpoints; None for a race to its end.
+        loaded: Number of checkpoints that were loaded.
+        of: Number of checkpoints on the list.
+        questions: Number of questions asked, summed over the checkpoints.
+        questions_all: Number of questions of all checkpoints on the list, and of the base.
+        questions_each: The most questions that one checkpoint is asked.
+        questions_there: Number of questions in the tasks; more than ``questions_each`` with
+            ``--limit``.
+        tasks: Number of tasks.
+        seconds: Seconds that the race took; None if no model was asked.
+        seed: Seed of the orders in which the questions are asked.
+        checkpoints: The best checkpoint; the others that were asked, the highest score first; those
+            that failed; those that were not loaded.
+        audit_sample: Labels of the checkpoints outside of the short list that were drawn at random
+            to race.
+        notes: Sentences on what to know about the answers.
+        units: Scores by task or group, if there are several; the highest first in each.
+        margins: The margins shown so far, one for each time that it became smaller.
+        plan: The sentence of a dry run; empty for a race.
     """
 
     template: ClassVar[str] = "race.jinja"
@@ -155,34 +206,32 @@ class Race(Report):
     guide: ClassVar[str] = "docs/reference/race.md"
     each: ClassVar[str] = "checkpoints"
 
-    best: str | None  # None: none can be named yet
-    top: Sequence[str]  # the best that were wanted
+    best: str | None
+    top: Sequence[str]
     task: str
     metric: str
-    error: float  # chance, at most, that a checkpoint better by more than the margin was dropped
+    error: float
     margin: float
-    margin_shown: (
-        float | None
-    )  # no other is better by more, with that error; None: nothing is shown
-    by: Literal["score", "agreement"]  # agreement: without labels, with neither margin nor error
-    budget: int | None  # shared questions of all together; None for a race to its end
-    loaded: int  # checkpoints loaded, out of ``of`` on the list
+    margin_shown: float | None
+    by: Literal["score", "agreement"]
+    budget: int | None
+    loaded: int
     of: int
-    questions: int  # questions asked, over all checkpoints
-    questions_all: int  # most questions for all on the list and the base
-    questions_each: int  # most questions for one checkpoint
-    questions_there: int  # questions in the tasks; more than ``questions_each`` with --limit
-    tasks: int  # number of tasks
+    questions: int
+    questions_all: int
+    questions_each: int
+    questions_there: int
+    tasks: int
     seconds: float | None
-    seed: int  # seed of the questions' orders
+    seed: int
     checkpoints: Sequence[Raced]
-    audit_sample: Sequence[str]  # labels of random others, raced with the list
+    audit_sample: Sequence[str]
     notes: Sequence[str]
-    units: Sequence[UnitScore] = ()  # of several tasks, by task and falling score
-    margins: Sequence[MarginAt] = ()  # as it became smaller
-    plan: str = ""  # a dry run's forecast, in a sentence
+    units: Sequence[UnitScore] = ()
+    margins: Sequence[MarginAt] = ()
+    plan: str = ""
     _answered: Mapping[str, Scores] = field(default_factory=dict)
-    _racing: int = 0  # those that race, the base included
+    _racing: int = 0
 
     def tables(self) -> dict[str, Table]:
         """Return the tables ``race``, the checkpoints, and ``units``, their scores by task.
@@ -230,8 +279,8 @@ class Race(Report):
         }
         numbers = "; ".join(f"{at.questions:,}: {at.margin:.3f}" for at in self.margins[-12:])
         meaning = (
-            "No other checkpoint is better than the best so far by more than the margin, but for an "
-            f"error of at most {self.error:g}."
+            f"With a probability of at least {1 - self.error:g}, no other checkpoint is better than the "
+            "best so far by more than the margin."
         )
         return Chart(drawn, "Margin shown against questions asked", numbers, meaning)
 
@@ -359,7 +408,7 @@ class Race(Report):
     def first_sentence(self) -> str:
         """Return the answer: the best checkpoint, and how much better another one may be.
 
-        It is the plan after a dry run; without a best checkpoint it says why there is none.
+        After a dry run it is the plan. Without a best checkpoint it says why there is none.
         """
         if self.plan:
             return self.plan
@@ -539,7 +588,13 @@ def margin_words(margin: float) -> str:
     return f"{digits:g}" if digits else ""
 
 
-def shown_words(margin: float | None, error: float, top: int, *, is_part: bool) -> str:
+def shown_words(
+    margin: float | None,
+    error: float,
+    top: int,
+    *,
+    is_part: bool,
+) -> str:
     """Return a clause on how much better than the best ones another checkpoint may be.
 
     Args:
@@ -567,9 +622,9 @@ def asked_words(questions: int, everything: int, part: int | None = None) -> str
 
     Args:
         questions: Number of questions asked.
-        everything: Number of questions of all checkpoints together.
-        part: Number of questions of those in the race together, of which a budget is a share; None
-            without a budget.
+        everything: Number of questions that all checkpoints have together.
+        part: Number of questions that the checkpoints in the race have together, of which a budget
+            is a share; None without a budget.
 
     >>> asked_words(500, 50_000), asked_words(500, 50_000, 5_000)[:40]
     ('500 of 50,000 questions asked (1 %)', '500 of 50,000 questions asked (1 %; 10 %')
@@ -654,7 +709,12 @@ def _place(row: Raced) -> tuple[int, float]:
     return 0, -(height or 0.0)
 
 
-def _row(contest: Contest, entry: Entry, best: str | None, asked: Asked) -> Raced:
+def _row(
+    contest: Contest,
+    entry: Entry,
+    best: str | None,
+    asked: Asked,
+) -> Raced:
     """One checkpoint of a list."""
     label = entry.label
     scores = contest.answered.get(label, NOTHING).score
@@ -780,5 +840,10 @@ def _names_at(named: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, An
     length = 0.15 * max(end["questions"] for end in ends)
     points = list(together.values())
     return names_apart(
-        points, "questions", "score", length=length, line=0.05 * height or 1.0, most=4
+        points,
+        "questions",
+        "score",
+        length=length,
+        line=0.05 * height or 1.0,
+        most=4,
     )

@@ -64,7 +64,10 @@ _PRETENDED = 5  # pseudo-answers
 
 
 class Bets:
-    """Bets against the claim that the mean of all scores is at least a level, for every level.
+    """Bets on a checkpoint's scores; if they win much, its mean score lies below a level.
+
+    The bets are against the claim that the mean of all N scores is at least the level, for every
+    level at once. If the claim is true, they win nothing on average.
 
     Args:
         of: Number of questions in all, N.
@@ -164,9 +167,9 @@ class Bets:
         return found
 
     def wealth(self, level: float) -> Array:
-        """Return the logarithm of what bets against a level have made of 1, after each question.
+        """Return the logarithm of the wealth of the bets against a level, after each question.
 
-        Shape (taken,), float64.
+        It is 0 before the first question. Shape (taken,), float64.
         """
         n = self.taken
         seen = (

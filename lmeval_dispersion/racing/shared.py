@@ -249,7 +249,7 @@ def _probability(question: Question, logs: Sequence[float]) -> float:
 
 
 def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
-    """Return what adds the probabilities of answer tokens to the samples of a race.
+    """Return a function that adds the probabilities of answer tokens to a race's samples.
 
     The tokens are those of the first task for which a set is known.
 

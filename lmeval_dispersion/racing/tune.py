@@ -33,7 +33,11 @@ _TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER
 
 
 def race_on_ray(
-    folder: RaceFolder, contest: Contest, *, gpus: float | None = None, hidden: bool = False
+    folder: RaceFolder,
+    contest: Contest,
+    *,
+    gpus: float | None = None,
+    hidden: bool = False,
 ) -> None:
     """Race the checkpoints of a folder side by side on a Ray cluster.
 
@@ -54,7 +58,8 @@ def race_on_ray(
             written.
     """
     for entry in folder.raced:
-        if len((known := folder.entrant(entry, contest).known).score):
+        known = folder.entrant(entry, contest).known
+        if len(known.score):
             contest.add(entry.label, known)
     contest.judge_again()
     try:
@@ -75,7 +80,10 @@ def race_on_ray(
 
 
 def _race(
-    folder: RaceFolder, contest: Contest, resources: dict[str, float], scheduler: Any
+    folder: RaceFolder,
+    contest: Contest,
+    resources: dict[str, float],
+    scheduler: Any,
 ) -> None:
     from ray import tune
 
@@ -90,7 +98,11 @@ def _race(
                 param_space={"label": tune.grid_search(going)},
                 # A worker loads the tasks once, and one checkpoint after the other.
                 tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
-                run_config=tune.RunConfig(storage_path=state, verbose=0, failure_config=retries),
+                run_config=tune.RunConfig(
+                    storage_path=state,
+                    verbose=0,
+                    failure_config=retries,
+                ),
             )
             try:
                 tuner.fit()
@@ -123,14 +135,17 @@ def _scheduler(
             if label in folder.failed:
                 return self.STOP
             known = max(0, len(contest.answered.get(label, NOTHING).score) - result["begin"])
-            folder.allowance.asked += len(result["scores"].score) - known
-            standing = contest.add(label, Scores(*(part[known:] for part in result["scores"])))
+            scores = result["scores"]
+            folder.allowance.asked += len(scores.score) - known
+            more = Scores(scores.score[known:], scores.probability[known:])
+            standing = contest.add(label, more)
             update(*progress(contest, len(folder.raced), label))
             going = standing == "running" and not folder.allowance.spent
             return self.CONTINUE if going else self.STOP
 
         def on_trial_error(self, controller: Any, trial: Any) -> None:
-            losses[label := trial.config["label"]] += 1
+            label = trial.config["label"]
+            losses[label] += 1
             if losses[label] > _RETRIES:
                 folder.failed[label] = (
                     f"its worker on the Ray cluster was lost {losses[label]} times"
@@ -142,7 +157,8 @@ def _scheduler(
 
 def _trial(folder: RaceFolder, contest: Contest) -> Callable[[dict[str, Any]], None]:
     """Life of a checkpoint in a worker: it is asked until the contest ends it."""
-    here, path = os.getcwd(), folder.path.resolve()
+    here = os.getcwd()
+    path = folder.path.resolve()
     entries = {entry.label: entry for entry in folder.raced}
     asked = Contest(contest.questions, side_by_side=contest.side_by_side)  # without the answers
 

@@ -90,7 +90,7 @@ def make_folder(folder: Path, kind: str = "store") -> None:
 
     Args:
         folder: The folder.
-        kind: What the folder is for, as the message has it.
+        kind: Word for the folder in the message.
 
     Raises:
         UsageError: The folder cannot be created or written.

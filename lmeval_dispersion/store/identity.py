@@ -173,8 +173,8 @@ def prompt_differences(
     """Return the prompt settings in which two runs differ, according to their manifests.
 
     Returns:
-        Setting -> both values; and, apart from these, the chat template, if it differs because the
-            models do.
+        Two dictionaries, setting -> both values. The second one has the chat template, if it
+        differs only because the models do; the first one has all other settings.
     """
     if first[0][1].get("identity") is None or other[0][1].get("identity") is None:
         return {}, {}
@@ -213,7 +213,7 @@ def _models_known(a: Identity, b: Identity) -> bool:
 def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
     """Return the identity of several stores that are read as one.
 
-    A setting in which their tasks differ is a hash of all its values.
+    Where the prompt settings of their tasks differ, it has a hash of all values.
     """
     joint = dict(identities[0])
     for key in TASK_KEYS:

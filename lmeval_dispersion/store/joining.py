@@ -66,7 +66,7 @@ class Joined(NamedTuple):
 
 
 def join(runs: Sequence[JoinedRun]) -> Joined:
-    """Return the documents that all runs answered, and in prompts comparable to the first run's.
+    """Return the documents that all runs answered with prompts comparable to the first run's.
 
     Documents are matched by their hash, or by their number if the hash repeats or is missing.
     Prompts are the same if their hashes are; without hashes, if the runs' settings are. Documents

@@ -176,7 +176,7 @@ class Store:
             stored = f"layer.{number}{block[2] or ''}"
             if stored in self.layers:
                 return stored
-        raise StoreError(f"{self.path} has no layer {name!r}; it has {', '.join(self.layers)}")
+        raise StoreError(f"{self.path} has no layer {name!r}; name one of {', '.join(self.layers)}")
 
 
 class _Needed(TypedDict):
@@ -288,7 +288,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     given = checked(_Manifest, manifest, file, _REPAIR, StoreError)
     if set(given["layers"]) != set(given["width"]) or given["default_layer"] not in given["layers"]:
         raise StoreError(
-            f"{file} is damaged (`layers`: expected the layers of `width` and `default_layer`, got "
+            f"{file} is damaged (`layers`: expected those of `width`, with `default_layer`, got "
             f"{', '.join(given['layers'])[:200]}); {_REPAIR}"
         )
     return manifest

@@ -105,8 +105,8 @@ def judged_task(
     notes += section(results, "inspect").get("notes", [])
     if repeated:
         notes.append(
-            f"{repeated} documents were logged twice with equal content, as by several processes that pad "
-            "their shares, and count once"
+            f"{repeated} documents were logged twice with equal content, as several processes together may "
+            "do, and count once"
         )
     numeric = {}
     for name, documents in filters.items():
@@ -180,7 +180,7 @@ def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[i
 def task_scores(
     run: LoggedRun, task: str, judge: str | None = None
 ) -> tuple[str, dict[int, Sample]]:
-    """Return what :func:`read_scores` returns, for one task of a run.
+    """Return the scoring metric and the scored samples of one task, like :func:`read_scores`.
 
     A score that lm-eval logged as NaN stays NaN; a document without a score is left out.
 
@@ -209,7 +209,7 @@ def stock_name(task: str) -> str:
 
 
 def names_of(run: LoggedRun, task: str) -> list[str]:
-    """Return the names by which ``--metric`` may mean a task.
+    """Return the names by which ``--metric`` may refer to a task.
 
     They are its own name, the stock task's, and those of the groups around it.
     """
@@ -420,7 +420,7 @@ def _holes(file: Path, filters: Filters, counts: Mapping[str, Any], allowed: boo
     if is_uneven or not allowed:
         raise HarnessError(
             f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({names}); run lm-eval "
-            "again, or add --force if they were left out on purpose (--samples)"
+            "again, or force it if they were left out on purpose (samples)"
         )
     return [f"{len(absent)} of {expected} documents are not in the samples ({names})"]
 

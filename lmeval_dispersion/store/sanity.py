@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 #: What to do about answers that are not finite, as the end of a sentence.
-NOT_FINITE_ADVICE = "its weights may be damaged, or try model_args dtype=float32"
+NOT_FINITE_ADVICE = "check that its weights are not damaged, or try model_args dtype=float32"
 INVALID = "[invalid]"  # lm-eval's filters answer so where they match nothing
 
 _ONE_ANSWER = 0.9  # share of the commonest answer above which a model counts as giving only one
@@ -38,11 +38,11 @@ _HALF_PRECISION = 0x1FFF  # bits of a float32 that float16 and bfloat16 lack
 
 
 def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
-    """Return for each document whether its log-probabilities are an answer. Shape (n,), bool.
+    """Return for each document whether its log-probabilities are an answer.
 
     They are not if one of them is NaN or +inf, or if none is finite. A choice of -inf next to a
     finite one has a probability of 0, and is fine. A document without log-probabilities, such as
-    one with a generated answer, counts as answered.
+    one with a generated answer, counts as answered. Shape (n,), bool.
 
     >>> nan, inf = float("nan"), float("inf")
     >>> finite_answer([[-1.0, -inf], [nan, -1.0], [inf, -1.0], [-inf, -inf], []]).tolist()
@@ -56,14 +56,17 @@ def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
 
 
 def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
-    """Return for each document whether its score is as expected. Shape (n,), bool.
+    """Return for each document whether its score is known, or missing for a reason.
 
-    It is not if the score is missing although another document of the same task has one. A task
-    without any scores has no metric for single documents, which is no fault.
+    A score is missing for a reason if no document of the same task has one: then the task has no
+    metric for single documents.
 
     Args:
         scores: Score of each document; NaN if missing. Shape (n,).
         tasks: Task of each document.
+
+    Returns:
+        Shape (n,), bool.
     """
     is_known = np.isfinite(scores)
     scored = {tasks[row] for row in np.flatnonzero(is_known).tolist()}
@@ -72,7 +75,7 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
-    """Return why a checkpoint fails by its answers; empty if all answers are finite.
+    """Return the reason why a checkpoint's answers make it fail; empty if all are finite.
 
     The reason is a clause that follows the checkpoint's name and a colon.
 
@@ -92,13 +95,13 @@ def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
 
 
 def not_finite_sentence(documents: int) -> str:
-    """Return why a checkpoint fails that has ``documents`` answers that are not finite.
+    """Return the reason why a checkpoint fails with ``documents`` answers that are not finite.
 
     The reason is a clause that follows the checkpoint's name and a colon.
 
     >>> not_finite_sentence(1)
-    'the log-probabilities of 1 question are not finite; its weights may be damaged, or try model_args \
-dtype=float32'
+    'the log-probabilities of 1 question are not finite; check that its weights are not damaged, or \
+try model_args dtype=float32'
     """
     questions = "1 question" if documents == 1 else f"{documents:,} questions"
     return f"the log-probabilities of {questions} are not finite; {NOT_FINITE_ADVICE}"
@@ -216,7 +219,7 @@ class Logged:
     def remarks(self) -> list[str]:
         """Return clauses on doubts about single tasks, and on scores that are all the same.
 
-        A good model may have such scores, so they are no doubts about the run.
+        A good model may have such scores, so these clauses are not doubts about the run.
         """
         clauses = self.doubts_by_task()
         known = self.scores[np.isfinite(self.scores)]
@@ -225,7 +228,7 @@ class Logged:
         return clauses
 
     def doubts_by_task(self) -> list[str]:
-        """Return clauses on the doubts about single tasks; the first few name their task.
+        """Return clauses on doubts about single tasks: the first few, and the number of the others.
 
         The list is empty if the run has only one task, or if there are doubts about the whole run.
         """
@@ -360,7 +363,7 @@ class CommonestAnswer:
 
     @property
     def is_only_one(self) -> bool:
-        """Whether the model gives nearly always this answer, and gains nothing by the others.
+        """Whether the model nearly always gives this answer, and gains nothing by the others.
 
         A model with a better score than by this answer alone has earned it.
         """
@@ -463,7 +466,7 @@ def equal_answers(first: Fingerprints, second: Fingerprints) -> tuple[int, int]:
 
     Returns:
         The first number is 0 if it would be below twenty, or if equal log-probabilities have
-            different scores, so that the scores do not come from them.
+        different scores, so that the scores do not come from them.
     """
     telling = first.telling & second.telling
     compared = int(telling.sum())

@@ -45,7 +45,7 @@ def test_a_layer_has_the_stores_name_however_it_is_named(tmp_path):
     for given, name in (names | {"layer.-2.attn": "layer.0.attn"}).items():
         assert read_run(tmp_path, given).layer == name
     with pytest.raises(
-        StoreError, match=r"no layer 'layer\.-2'; it has last, layer\.1, layer\.0\.attn"
+        StoreError, match=r"no layer 'layer\.-2'; name one of last, layer\.1, layer\.0\.attn"
     ):
         read_run(tmp_path, "layer.-2")
 

@@ -464,7 +464,10 @@ def test_filters_that_differ_are_said_first_and_can_be_named(tmp_path, capsys):
     first = filtered(tmp_path, "base", STRICT, FLEXIBLE)
     second = filtered(tmp_path, "tuned", STRICT, FLEXIBLE | (np.arange(N) > 30))
     named = ["--metric", "flexible-extract/exact_match", "-q"]
-    expected = f"{logs.TASK}: strict-match 10 %, flexible-extract 80 %; --metric flexible-extract/exact_match"
+    expected = (
+        f"{logs.TASK}: 10 % are right by the filter strict-match, 80 % by flexible-extract; "
+        "--metric flexible-extract/exact_match"
+    )
     assert main(["audit", str(first), "-q"]) == 0
     assert " ".join(capsys.readouterr().out.split()).startswith(expected)
     assert main(["compare", str(first), str(second), "-q"]) == 0
@@ -499,7 +502,7 @@ def test_a_metric_of_any_name_and_range_can_be_named(tmp_path, capsys):
     first, second = scored(tmp_path, "base", x.tolist()), scored(tmp_path, "tuned", y.tolist())
     assert main(["audit", str(first), "-q", "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "`--metric` names what scores it: score" in text
+    assert "name one that is by `--metric`: score" in text
     assert "no metric judges" not in text
     whole = compare([first, second], metric="score").others[0].slices[0]
     assert ttest_rel(y, x).pvalue < 1e-6
@@ -543,7 +546,7 @@ def test_metrics_of_all_documents_at_once_are_named_as_such(tmp_path, capsys):
     assert main(["audit", str(first), "--metric", "bleu"]) == 1
     assert "bleu does not score single documents" in capsys.readouterr().err
     assert main(["audit", str(first), "--metric", "acc"]) == 1
-    assert "it has bleu" in capsys.readouterr().err
+    assert "name one of bleu" in capsys.readouterr().err
 
 
 def test_verify_reads_what_others_read_and_refuses_other_shots(tmp_path):

@@ -25,7 +25,7 @@ def test_a_group_keeps_its_categories_and_the_judge_can_be_chosen(stock, from_sa
         "gsm8k", families=("gsm8k",), out="gsm", gen_kwargs={"max_gen_toks": 8}, limit=3
     )
     with pytest.raises(
-        HarnessError, match="it has strict-match/exact_match, flexible-extract/exact_match"
+        HarnessError, match="name one of strict-match/exact_match, flexible-extract/exact_match"
     ):
         from_samples(logged, judge="exact-match")
     store = from_samples(logged, judge="flexible-extract/exact_match")

@@ -155,9 +155,9 @@ def test_a_race_that_is_stopped_shows_what_is_known(
         (["--budget", "200%"], "got 200%"),
         (["--budget", "0"], "expected a number of questions, or a share such as 10%, got 0"),
         (["--budget", "many", "--dry-run"], "got many"),
-        (["--answers", "none"], "--answers: without answers nothing can be shown"),
-        (["--answers", "none", "--budget", "12"], "5 or more questions each"),
-        (["--gpus-per-checkpoint", "2"], "expected `--engine ray`"),
+        (["--answers", "none"], "--answers: without the right answers"),
+        (["--answers", "none", "--budget", "12"], "5 questions of each"),
+        (["--gpus-per-checkpoint", "2"], "add `--engine ray`"),
     ],
 )
 def test_a_budget_that_cannot_be_spent_is_one_sentence(
@@ -192,7 +192,7 @@ def test_without_labels_the_order_is_by_agreement_and_says_that_nothing_is_shown
     assert faults(result) == []
     assert (result["by"], result["margin_shown"]) == ("agreement", None)
     assert result["answer"][0].startswith(f"Best by agreement: {result['best']}, 0.")
-    assert result["answer"][0].endswith("without labels this has no margin and no error.")
+    assert result["answer"][0].endswith("without labels there is neither a margin nor an error.")
     rows = result["checkpoints"]
     assert [row["questions"] for row in rows] == [10] * 4
     assert {row["score"] for row in rows} == {None}

@@ -293,7 +293,7 @@ def test_a_block_of_adapters_has_their_base_once(adapters: Path) -> None:
     spent = Plan.of(raced, raced.entries, 40, budget=60, api=False)
     assert spent.resident  # the base and its adapters: two thirds stay in each phase
     assert spent.expected == (60, 60)
-    assert "1 load, and asked 60 questions" in spent.words()
+    assert "ask 60 questions, with 1 load in" in spent.words()
     assert may_cut([*listed.entries] * 12)
     assert not may_cut([*raced.entries] * 12)  # some were named
 

@@ -148,7 +148,7 @@ def test_agreement_is_with_the_mean_answer() -> None:
     assert found == pytest.approx([float((each * mean).sum(1).mean()) for each in answers])
     unlike = [list(each) for each in answers]
     unlike[3] = [each[:4] for each in unlike[3]]
-    with pytest.raises(UsageError, match="of one tokenizer"):
+    with pytest.raises(UsageError, match="that share a tokenizer"):
         agreement(unlike)
     for checkpoints, questions in ((2, 25), (3, 4)):
         with pytest.raises(UsageError, match="at least 3 checkpoints and 5 questions"):

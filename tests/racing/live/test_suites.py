@@ -281,7 +281,7 @@ def test_a_task_or_group_may_have_a_metric_of_its_own(
             "expected the metric of a task that is scored, got longer=acc; tasks are long",
         ),
         ("long=f1", "expected a metric of long, got 'f1'; name one of acc, acc_norm"),
-        ("acc", "written has no 'acc'"),
+        ("acc", "a metric of written, got 'acc'"),
         ("long=acc,long=acc_norm", "one metric for long, got acc and acc_norm"),
         ("acc,acc_norm", "one metric for all tasks, got acc and acc_norm"),
         ("long=", r"expected \[TASK=\]\[FILTER/\]METRIC"),
