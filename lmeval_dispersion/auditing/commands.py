@@ -85,7 +85,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         file="JSON file to write the calibrator to; with --from, file to write the report to "
         "(default: only print the report)",
-        form="table; with --from, the suffix of --output",
+        form="table; with --from, as the suffix of --output says",
     )
     add_examples(
         parser,

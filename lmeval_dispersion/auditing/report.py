@@ -143,7 +143,7 @@ class Audit(RunReport):
         return reasons
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Return the whole run, then every slice of every column; ``by`` is the column."""
+        """Return the rows of CSV: the whole run, then all slices; ``by`` is their column."""
         rows: list[Mapping[str, Any]] = [{"by": "all", **fields_of(self.overall)}]
         for by, table in self.slices.items():
             rows += [{"by": by, **fields_of(row)} for row in table.rows]
