@@ -36,7 +36,10 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    """Run ``dispersion audit``; 3 if a run with vectors lacks a part other than confidence, else 0."""
+    """Run ``dispersion audit`` and return its exit status.
+
+    3 if a part other than confidence could not be computed for a run with vectors, else 0.
+    """
     output = Output.of(args)
     if len(args.runs) > 1:
         raise UsageError(
@@ -152,7 +155,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Run ``dispersion compare``; returns 0."""
+    """Run ``dispersion compare``; the exit status is 0."""
     output = Output.of(args)
     comparison = compare(
         args.runs, demo=args.demo, layer=args.layer, metric=args.metric, slice=args.slice

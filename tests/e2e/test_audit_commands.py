@@ -125,7 +125,7 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
     np.testing.assert_array_equal(of_python.to_numpy("layer.1"), store.to_numpy("layer.1"))
     audit = dispersion_command("audit", tmp_path / "s", "--slice", "source", "--format", "csv")
     assert audit.returncode == 3
-    assert "calibration not available" in audit.stderr
+    assert "calibration could not be computed" in audit.stderr
     rows = {row["slice"]: row for row in csv.DictReader(audit.stdout.splitlines())}
     assert (rows["web 0"]["documents"], rows["web 0"]["labelled"]) == ("20", "20")
 
