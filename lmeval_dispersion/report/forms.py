@@ -48,7 +48,7 @@ _SUFFIXES = {
 
 
 def form_of(path: Path) -> str:
-    """Return the format that the suffix of a file stands for.
+    """Return the format that the suffix of a file names.
 
     Raises:
         UsageError: The suffix is unknown.

@@ -315,7 +315,7 @@ class Calibrator:
         """Read a calibrator's JSON file.
 
         Raises:
-            UsageError: The file cannot be read, is no calibrator, or is damaged.
+            UsageError: The file cannot be read, does not hold a calibrator, or is damaged.
         """
         hint = "`dispersion calibrate RUN -o FILE` writes one"
         content = read_json(
