@@ -1,7 +1,7 @@
 """The report of ``dispersion audit`` on one run; docs/reference/audit.md has the JSON.
 
 A part that cannot be computed is ``{"missing": sentence}``; the others still appear. Where right
-and wrong answers are no evidence, the parts that they judge are left out and not computed.
+and wrong answers give no evidence, the parts that they judge are left out and not computed.
 """
 
 from __future__ import annotations
