@@ -57,7 +57,7 @@ def form_of(path: Path) -> str:
     if suffix not in _SUFFIXES:
         raise UsageError(
             f"expected one of the suffixes {', '.join(_SUFFIXES)}, got {path}; rename it, or "
-            "choose a --format",
+            "choose a format",
             argument="output",
         )
     return _SUFFIXES[suffix]

@@ -181,7 +181,7 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["audit"], "expected a RUN"),
         (["calibrate", "STORE", "--from", "TEXTS"], "expected a calibrator"),
         (["calibrate", "STORE", "--from", "c.json", "--layer", "last"], "leave out --layer"),
-        (["audit", "run", "--demo"], "leave out run or --demo"),
+        (["audit", "run", "--demo"], "leave out run or `--demo`"),
         (
             ["audit", "STORE", "--worst", "5", "--slice", "category"],
             "have no effect on the order of --worst",
