@@ -255,9 +255,10 @@ def mixture_batches(
 
 
 def natural_batches(run: AuditRun, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
-    """Draw one random batch from each subject that has ``size`` documents among ``rows``.
+    """Draw one random batch of ``size`` of the documents ``rows`` from each subject.
 
-    Without subjects categories are taken. Empty if fewer than two of them are large enough.
+    Subjects with fewer documents are left out. If fewer than two remain, categories are taken
+    instead; if fewer than two of these remain, there are no batches.
     """
     for column in ("subject", "category"):
         values = run.documents[column].iloc[rows].tolist()
