@@ -15,7 +15,7 @@ from lmeval_dispersion.options import Once
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """Which vectors of a run.
+    """Arguments that choose the vectors of a run.
 
     Attributes:
         layer: Layer of the vectors. Default: the run's.
@@ -26,7 +26,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class OneRun(Vectors, Judge):
-    """A finished run.
+    """The finished run that is read, and the seed of random draws.
 
     Attributes:
         run: Folder of the store, or a folder that holds the stores of one run.
@@ -42,7 +42,7 @@ class OneRun(Vectors, Judge):
 
 @dataclass(frozen=True)
 class Auditing(OneRun):
-    """All arguments of an audit.
+    """Arguments of :func:`lmeval_dispersion.audit`.
 
     Attributes:
         slice: Also slice by this column of the documents; may be repeated.
@@ -72,12 +72,13 @@ class Ordering(OneRun):
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedDocuments:
-    """Which documents a calibrator learns from or estimates, and in which slices.
+    """Arguments that choose and slice the documents of a calibration or an estimate.
 
     Attributes:
         where: Take only documents that satisfy this, such as "subject in ('anatomy', 'virology')".
             Default: all.
-        slice: Column of the documents that makes the slices. Default: the calibrator's; of a new one
+        slice: Column of the documents that makes the slices. Default: the calibrator's; of a new
+            one
             subject, else category or task, and cluster where these are too few.
     """
 
@@ -87,7 +88,7 @@ class SlicedDocuments:
 
 @dataclass(frozen=True)
 class Calibrating(SlicedDocuments, Vectors):
-    """All arguments of a calibration.
+    """Arguments of :func:`lmeval_dispersion.calibrate`.
 
     Attributes:
         run: Folder of the store, or a folder that holds the stores of one run.
@@ -101,7 +102,7 @@ class Calibrating(SlicedDocuments, Vectors):
 
 @dataclass(frozen=True)
 class Comparing(Vectors, Judge):
-    """All arguments of a comparison.
+    """Arguments of :func:`lmeval_dispersion.compare`.
 
     Attributes:
         runs: Two runs or more, each the folder of a store, lm-eval's samples (a folder, or a file

@@ -124,7 +124,7 @@ class Predictions(RunReport):
 
 @dataclass(frozen=True)
 class Predicting(SlicedDocuments):
-    """All arguments of a prediction.
+    """Arguments of :func:`predict`.
 
     Attributes:
         calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion
