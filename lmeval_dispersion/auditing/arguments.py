@@ -78,8 +78,7 @@ class SlicedDocuments:
         where: Take only documents that satisfy this, such as "subject in ('anatomy', 'virology')".
             Default: all.
         slice: Column of the documents that makes the slices. Default: the calibrator's; of a new
-            one
-            subject, else category or task, and cluster where these are too few.
+            one subject, else category or task, and cluster where these are too few.
     """
 
     where: Annotated[str | None, Option("EXPR")] = None
