@@ -147,7 +147,7 @@ def first_line(error: BaseException) -> str:
 
 
 def listed_names(names: Sequence[str]) -> str:
-    """Join up to five names with commas, for a message; "…" stands for more.
+    """Join up to five names with commas, for a message; more are marked by "…".
 
     >>> listed_names(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, …'

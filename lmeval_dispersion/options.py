@@ -182,7 +182,7 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def print_whole(text: str) -> None:
-    """Print a text on standard output; it is no error if a pipe is closed before the end."""
+    """Print a text on standard output; a pipe that is closed early raises no error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -616,9 +616,9 @@ def auroc_bounds(
 ) -> Bounds:
     """Return the 95 % interval of an AUROC, made on the logit scale.
 
-    It is ``point`` standard errors ``se`` wide on both sides (:func:`normal_point`). An AUROC of 1
-    (or 0) has the bound that follows from the smaller class, 0.025^(1/documents of it), and the
-    other end at 1 (or 0). NaN if the error is NaN (one right or one wrong document) or 0.
+    It is ``point`` standard errors ``se`` wide on both sides (:func:`normal_point`). For an AUROC
+    of 1 (or 0) one end is 1 (or 0), and the other follows from the n documents of the smaller
+    class, by 0.025^(1/n). NaN if the error is NaN (one right or one wrong document) or 0.
 
     Source: Qin and Hotilovac, Statistical Methods in Medical Research 17 (2008), for the logit.
     """

@@ -26,7 +26,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class OneRun(Vectors, Judge):
-    """Arguments that name a finished run.
+    """The finished run that is read, and the seed of random draws.
 
     Attributes:
         run: A finished run: the folder of its store, samples of lm-eval (a folder, or a file of
@@ -45,7 +45,7 @@ class OneRun(Vectors, Judge):
 
 @dataclass(frozen=True)
 class Auditing(OneRun):
-    """The arguments of an audit.
+    """Arguments of :func:`lmeval_dispersion.audit`.
 
     Attributes:
         slice: Column of the documents by which they are also sliced; may be repeated.
@@ -76,7 +76,7 @@ class RankArguments(OneRun):
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedDocuments:
-    """Which documents a calibrator learns from or estimates, and how they are sliced.
+    """Arguments that choose and slice the documents of a calibration or an estimate.
 
     Attributes:
         where: Take only documents that satisfy this condition, such as
@@ -91,7 +91,7 @@ class SlicedDocuments:
 
 @dataclass(frozen=True)
 class Calibrating(SlicedDocuments, Vectors):
-    """The arguments of a calibration.
+    """Arguments of :func:`lmeval_dispersion.calibrate`.
 
     Attributes:
         run: Folder of a finished run's store, or of several stores of one model.
@@ -105,7 +105,7 @@ class Calibrating(SlicedDocuments, Vectors):
 
 @dataclass(frozen=True)
 class Comparing(Vectors, Judge):
-    """The arguments of a comparison.
+    """Arguments of :func:`lmeval_dispersion.compare`.
 
     Attributes:
         runs: Two runs or more, each the folder of a store, samples of lm-eval (a folder, or a file

@@ -29,7 +29,10 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    """Run ``dispersion audit``; 3 if a run with vectors lacks a part other than confidence, else 0."""
+    """Run ``dispersion audit`` and return its exit status.
+
+    3 if a part other than confidence could not be computed for a run with vectors, else 0.
+    """
     output = Output.of(args)
     if len(args.run) > 1:
         raise UsageError(
@@ -40,7 +43,7 @@ def run_audit(args: argparse.Namespace) -> int:
     if args.worst is not None:
         if args.slice or args.metrics == "all":
             raise UsageError(
-                "--slice and --metrics change nothing in the order of --worst; leave them out"
+                "--slice and --metrics have no effect on the order of --worst; leave them out"
             )
         output.write(rank(run, worst=args.worst).document())
         return 0
@@ -53,7 +56,7 @@ def run_audit(args: argparse.Namespace) -> int:
     )
     output.write(report.document())
     for reason, parts in report.reasons().items():
-        output.say(f"dispersion audit: {listed(parts)} not available: {reason}")
+        output.say(f"dispersion audit: {listed(parts)} could not be computed: {reason}")
     if report.missing and report.run["width"]:
         return 3
     return 0  # without vectors, none of them is expected
@@ -66,9 +69,9 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, Calibrating, "where", "slice", "layer")
     add_output(
         parser,
-        file="file of the calibrator, JSON; with --from of the report (default: the report alone, on "
-        "standard output)",
-        form="table; with --from by the suffix of --output",
+        file="JSON file to write the calibrator to; with --from, file to write the report to "
+        "(default: only print the report)",
+        form="table; with --from, as the suffix of --output says",
     )
     add_examples(
         parser,
@@ -76,7 +79,8 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         "RUN -o calibrator.json --where \"subject in ('anatomy', 'virology')\"",
         "RUN --from calibrator.json",
         "RUN --from calibrator.json --slice category -o estimated.csv",
-        more="\nexit status: 0 done, 1 failed or no slice has an estimate, 2 wrong usage, 3 some have none\n",
+        more="\nexit status: 0 done, 1 failed or no slice has an estimate, 2 wrong usage, 3 some "
+        "slices have none\n",
     )
 
 
@@ -127,7 +131,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Run ``dispersion compare``; returns 0."""
+    """Run ``dispersion compare``; the exit status is 0."""
     output = Output.of(args)
     output.write(compare(**given_of(Comparing, args)).document())
     return 0

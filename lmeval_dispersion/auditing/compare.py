@@ -554,7 +554,7 @@ def compare(asked: Comparing) -> Comparison:
         if paths:
             raise UsageError(
                 f"expected either runs or `--demo` (demo=True), got both; leave out {paths[0]} or "
-                "--demo"
+                "`--demo`"
             )
         paths = sorted(data_folder("demo_runs").glob("sums-*"))
     if len(paths) < 2:

@@ -1,7 +1,7 @@
 """The report of ``dispersion audit`` on one run; docs/reference/audit.md has the JSON.
 
 A part that cannot be computed is ``{"missing": sentence}``; the others still appear. Where right
-and wrong answers are no evidence, the parts that they judge are left out and not computed.
+and wrong answers give no evidence, the parts that they judge are left out and not computed.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Audit(RunReport):
         return reasons
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Return the whole run, then every slice of every column; ``by`` is the column."""
+        """Return the rows of CSV: the whole run, then all slices; ``by`` is their column."""
         rows: list[Mapping[str, Any]] = [{"by": "all", **fields_of(self.overall)}]
         for by, table in self.slices.items():
             rows += [{"by": by, **fields_of(row)} for row in table.rows]

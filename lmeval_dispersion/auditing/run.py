@@ -362,7 +362,7 @@ def read_run(
         if run is not None:
             raise UsageError(
                 f"expected either a RUN or `--demo` (demo=True), got both; leave out {run} or "
-                "--demo"
+                "`--demo`"
             )
         run = data_folder("demo_runs") / "sums-30"
     if run is None:

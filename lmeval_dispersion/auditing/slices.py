@@ -161,7 +161,7 @@ def by_column(run: AuditRun, name: str) -> list[Slice]:
 def by_value(values: Sequence[object]) -> list[Slice]:
     """Return one slice for each distinct value; missing values belong to none.
 
-    Slices are ordered by size of the number, or by name.
+    Slices are in the order of their numbers, or else of their names.
     """
     rows: dict[str, list[int]] = {}
     for row, value in enumerate(values):

@@ -104,7 +104,7 @@ def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
 
 
 def more_of(table: Table) -> str:
-    """Return the sentence below a table that says how many of its rows are shown; "" if all are."""
+    """Return the sentence below a table on rows that are not shown; "" if all are."""
     if not table.excerpt:
         return table.more
     count = f"{len(table.excerpt)} of {len(table.rows)} rows"

@@ -284,7 +284,7 @@ class Document:
         return tables
 
     def origin(self) -> dict[str, str]:
-        """Return by label the link to the guide, the versions that made it, and the date."""
+        """Return, by label, the link to the guide, the versions used, and the date."""
         import platform
         from importlib import metadata  # importing it takes as long as numpy's arrays
 

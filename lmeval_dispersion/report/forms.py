@@ -48,7 +48,7 @@ _SUFFIXES = {
 
 
 def form_of(path: Path) -> str:
-    """Return the format that the suffix of a file stands for.
+    """Return the format that the suffix of a file names.
 
     Raises:
         UsageError: The suffix is unknown.
@@ -57,7 +57,7 @@ def form_of(path: Path) -> str:
     if suffix not in _SUFFIXES:
         raise UsageError(
             f"expected one of the suffixes {', '.join(_SUFFIXES)}, got {path}; rename it, or "
-            "choose a --format",
+            "choose a format",
             argument="output",
         )
     return _SUFFIXES[suffix]

@@ -68,7 +68,7 @@ def test_without_a_law_it_refuses_and_names_the_labelled_accuracy(noise):
     ) as refused:
         check_worth(fitted, "cal.json")
     labelled = run.score[rows_where(run, "part == 'labelled'")].mean()
-    assert str(refused.value).endswith(f"; take the labelled accuracy ({labelled:.3f})")
+    assert str(refused.value).endswith(f" labelled documents ({labelled:.3f})")
     with pytest.raises(UsageError, match="the calibrator should not be used"):
         predict(fitted, run)
     # The same words as the calibrator's own report.
@@ -152,9 +152,9 @@ def test_documents_that_were_learnt_from_are_left_out(law):
     labelled = rows_where(run, "part == 'labelled'")
     assert sum(row.documents for row in result.slices[1:]) == len(run.vectors) - len(labelled)
     assert any(
-        f"{len(labelled)} documents of this run were labelled" in note for note in result.notes
+        f"{len(labelled)} documents of this run are left out" in note for note in result.notes
     )
-    with pytest.raises(UsageError, match="fitted on the labels of all"):
+    with pytest.raises(UsageError, match="fitted to the labels of all"):
         predict(fitted, run, where="part == 'labelled'")
 
 

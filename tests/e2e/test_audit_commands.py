@@ -125,7 +125,7 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
     np.testing.assert_array_equal(of_python.to_numpy("layer.1"), store.to_numpy("layer.1"))
     audit = dispersion_command("audit", tmp_path / "s", "--slice", "source", "--format", "csv")
     assert audit.returncode == 3
-    assert "calibration not available" in audit.stderr
+    assert "calibration could not be computed" in audit.stderr
     rows = {row["slice"]: row for row in csv.DictReader(audit.stdout.splitlines())}
     assert (rows["web 0"]["documents"], rows["web 0"]["labelled"]) == ("20", "20")
 
@@ -181,10 +181,10 @@ def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_p
         (["audit"], "expected a RUN"),
         (["calibrate", "STORE", "--from", "TEXTS"], "expected a calibrator"),
         (["calibrate", "STORE", "--from", "c.json", "--layer", "last"], "leave out --layer"),
-        (["audit", "run", "--demo"], "leave out run or --demo"),
+        (["audit", "run", "--demo"], "leave out run or `--demo`"),
         (
             ["audit", "STORE", "--worst", "5", "--slice", "category"],
-            "change nothing in the order of --worst",
+            "have no effect on the order of --worst",
         ),
         (["compare", "STORE", "STORE", "--layer", "layer.9"], "layer.9"),
         (["calibrate", "STORE", "--slice", "nothing"], "no column 'nothing'"),

@@ -236,7 +236,7 @@ def test_other_prompts_are_refused_or_left_out_with_their_number(
     whole = compare([first, mixed]).others[0].slices[0]
     assert (whole.labelled, whole.accuracy) == (50, SECOND[:50].mean())
     assert compare_samples(first, mixed).other_prompts == 10
-    with pytest.raises(MixedStoresError, match="in other prompts"):
+    with pytest.raises(MixedStoresError, match="in different prompts"):
         compare_samples(first, second)
 
 

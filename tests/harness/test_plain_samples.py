@@ -183,7 +183,10 @@ def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_r
     assert (
         main(["audit", str(logged.parent / "good")]) == 0
     )  # all that a run without vectors can show
-    assert "ranking not available: samples of lm-eval hold no vectors" in capsys.readouterr().err
+    assert (
+        "ranking could not be computed: samples of lm-eval hold no vectors"
+        in capsys.readouterr().err
+    )
     assert report.reliability.documents == report.answers.with_choices
     shown = render(report.document(), "table", width=80)
     assert "least accurate first" in shown

@@ -130,7 +130,8 @@ class Calibration(RunReport):
         documents_a_slice: The fewest and the most documents in a slice.
         documents: Number of labelled documents.
         accuracy: Accuracy over the labelled documents, in [0, 1].
-        better: Whether the estimate beats the labelled accuracy alone.
+        better: Whether the calibrator beats the labelled accuracy alone, that is, taking the
+            accuracy of all labelled documents for every slice.
         level: Level of the intervals, in (0, 1).
         half_width: Half width of the interval for a slice of average size.
         cautions: Sentences on why right and wrong answers support no conclusion; empty where they
@@ -316,9 +317,10 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Return how many random labels put the mean of ``scores`` (n,) within 5 percentage points.
+    """Return how many random labels suffice to know the mean of ``scores`` (n,) to 5 points.
 
-    At a level of 95 %, by the normal approximation; at most n.
+    With a probability of 95 %, by the normal approximation; at most n. Points are percentage
+    points.
     """
     n = len(scores)
     variance = float(scores.var(ddof=1))

@@ -315,7 +315,7 @@ class Calibrator:
         """Read a calibrator's JSON file.
 
         Raises:
-            UsageError: The file cannot be read, is no calibrator, or is damaged.
+            UsageError: The file cannot be read, does not hold a calibrator, or is damaged.
         """
         hint = "`dispersion calibrate RUN -o FILE` writes one"
         content = read_json(
@@ -481,8 +481,8 @@ def _ranges(ids: Rows) -> str:
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     """Check that a calibrator applies to a run.
 
-    Returns one note if either of them does not record the identity of its model, else an empty
-    list.
+    Returns one note if the calibrator or the run does not record what identifies its model, else an
+    empty list.
 
     Raises:
         UsageError: The model, the layer, the prompts, a task or its version differs.

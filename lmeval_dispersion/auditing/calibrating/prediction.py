@@ -124,7 +124,7 @@ class Predictions(RunReport):
 
 @dataclass(frozen=True)
 class Predicting(SlicedDocuments):
-    """All arguments of a prediction.
+    """Arguments of :func:`predict`.
 
     Attributes:
         calibrator: Calibrator that estimates the accuracy without the run's labels, a file that -o

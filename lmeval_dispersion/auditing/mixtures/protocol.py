@@ -174,14 +174,23 @@ def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> Paper
         splits.append(errors_of_split)
     errors: Errors = {}
     for key in splits[0]:
-        if all(key in split for split in splits):
+        in_every_split = all(key in split for split in splits)
+        if in_every_split:
             errors[key] = [split[key] for split in splits]
+    times_chosen = {}
+    for regression in REGRESSIONS:
+        if regression in chosen:
+            times_chosen[regression] = chosen.count(regression)
+    verdicts = []
+    for kind in KINDS:
+        if (kind, DISPERSION) in errors:
+            verdicts.append(_verdict(kind, errors))
     return PaperProtocol(
         documents_per_batch=size,
         seeds=seeds,
-        chosen={kind: chosen.count(kind) for kind in REGRESSIONS if kind in chosen},
-        errors=[_paper_error(*key, values) for key, values in errors.items()],
-        verdicts=[_verdict(kind, errors) for kind in KINDS if (kind, DISPERSION) in errors],
+        chosen=times_chosen,
+        errors=[_paper_error(kind, name, values) for (kind, name), values in errors.items()],
+        verdicts=verdicts,
     )
 
 
@@ -234,23 +243,32 @@ def mixture_batches(
     Target accuracies are those in steps of ``step`` % for which there are enough documents.
     """
     pool = pools(run, rows)
+    targets = np.arange(0, 101, step)
+    counts = np.round(targets * size / 100).astype(int)
     drawn = []
-    for correct in np.unique(np.round(np.arange(0, 101, step) * size / 100).astype(int)).tolist():
-        if pool.reaches(size, correct):
-            drawn += [pool.draw(rng, size, correct) for _ in range(repeats)]
+    for correct in np.unique(counts).tolist():
+        if not pool.reaches(size, correct):
+            continue
+        for _ in range(repeats):
+            drawn.append(pool.draw(rng, size, correct))
     return _measured(run, drawn)
 
 
 def natural_batches(run: AuditRun, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
-    """Draw one random batch from each subject that has ``size`` documents among ``rows``.
+    """Draw one random batch of ``size`` of the documents ``rows`` from each subject.
 
-    Without subjects categories are taken. Empty if fewer than two of them are large enough.
+    Subjects with fewer documents are left out. If fewer than two remain, categories are taken
+    instead; if fewer than two of these remain, there are no batches.
     """
     for column in ("subject", "category"):
-        slices = by_value(run.documents[column].iloc[rows].tolist())
-        large = [rows[part.rows] for part in slices if len(part.rows) >= size]
+        values = run.documents[column].iloc[rows].tolist()
+        large = []
+        for part in by_value(values):
+            if len(part.rows) >= size:
+                large.append(rows[part.rows])
         if len(large) >= 2:
-            return _measured(run, [rng.choice(part, size=size, replace=False) for part in large])
+            batches = [rng.choice(part, size=size, replace=False) for part in large]
+            return _measured(run, batches)
     return _measured(run, [])
 
 
@@ -325,8 +343,9 @@ def _means(values: NDArray[Any], batches: Batches) -> Array:
 
 def _paper_error(kind: str, name: str, splits: Sequence[Array]) -> PaperError:
     sizes = [float(np.abs(values).mean()) for values in splits]
-    bias = float(np.mean([values.mean() for values in splits]))
-    return PaperError(kind, name, float(np.mean(sizes)), *student_interval(sizes), bias)
+    biases = [values.mean() for values in splits]
+    low, high = student_interval(sizes)
+    return PaperError(kind, name, float(np.mean(sizes)), low, high, float(np.mean(biases)))
 
 
 def _verdict(kind: str, errors: Errors) -> PaperVerdict:
