@@ -259,7 +259,7 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
         if field is None:
             raise UsageError(
                 f"{task.task_name}: expected reference solutions in a field {' or '.join(_SOLUTIONS)}, "
-                f"got documents with the fields {', '.join(doc)}"
+                f"got documents with the fields {', '.join(doc)}; name another task"
             )
         before = str(doc.get("prompt", "")) if field == _SOLUTIONS[0] else ""
         yield from dict.fromkeys(words_of_code(before, doc[field]))
@@ -268,7 +268,9 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
     targets = task.doc_to_target(doc)
     for target in targets if isinstance(targets, list) else [targets]:
         if not isinstance(target, str):
-            raise UsageError(f"{task.task_name}: expected answers that are texts, got {target!r}")
+            raise UsageError(
+                f"{task.task_name}: expected answers that are texts, got {target!r}; name another task"
+            )
         [[taken]] = regex.apply([[target]], [doc]) if regex else [[None]]
         place = target.rfind(taken) if taken else -1
         if place < 0:

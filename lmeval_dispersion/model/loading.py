@@ -294,8 +294,8 @@ def _source(name: str | Path) -> str:
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
             raise UsageError(
-                f"expected a model, got the PEFT adapter {text}; give its base model, and model_args "
-                f"peft={text}"
+                f"expected a model, got the PEFT adapter {text}; give its base model, with "
+                f"model_args peft={text}"
             )
         if not (path / "config.json").is_file():
             inside = sorted(child.parent.name for child in path.glob("*/config.json"))

@@ -78,7 +78,7 @@ def test_a_model_is_chosen_by_the_words_of_lm_eval(folder):
 def test_arguments_of_a_model_that_say_nothing_clear_are_refused(given, sentence):
     with pytest.raises(UsageError, match=sentence):
         chosen_model("org/m", given)
-    with pytest.raises(UsageError, match="expected one revision of .*, got 1 and 2"):
+    with pytest.raises(UsageError, match=r"expected one revision of .*, got 1 and 2"):
         chosen_model("org/m@1", "revision=2")
 
 

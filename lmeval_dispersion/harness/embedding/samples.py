@@ -365,4 +365,4 @@ def _agreement(
             f"{name}: {difference}, so the samples come from another model, tokenizer or prompt template; "
             "give the model that made the samples, or use --force"
         )
-    return figures, [f"{difference}, as from another model, tokenizer or precision"]
+    return figures, [f"{difference}, perhaps because of another model, tokenizer or precision"]

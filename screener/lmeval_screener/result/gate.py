@@ -45,7 +45,8 @@ class Distance:
         words = f"{figure} {side} by {abs(self.difference):.{places}f}{error}"
         if self.chance is not None and self.chance <= _HARDLY:
             words += (
-                f", better with a chance of {self.chance:.0%} by our own models or by `--slope`"
+                f", better with a chance of {self.chance:.0%}, measured on our own models or given "
+                "by `--slope`"
             )
         return f"{self.label} ({words})"
 
