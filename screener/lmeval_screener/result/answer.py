@@ -178,8 +178,11 @@ def group_sentences(
         ]
     if against and group.places < 2:
         return [*equal, *against]
-    below = [c for c in members if c.against is not None and c.against.side == "below"]
-    if domain == "code" and len(below) > 1:
+    below = 0
+    for c in members:
+        if c.against is not None and c.against.side == "below":
+            below += 1
+    if domain == "code" and below > 1:
         against.append(_BELOW)
     first = first_of(group, places)
     if not first:

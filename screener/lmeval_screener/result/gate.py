@@ -101,9 +101,10 @@ class Gate:
         if floor.is_set_aside:
             return cls(reference, (), 0, others, "NoRatio")
         group = of_floor
-        figures: dict[Screened, Gap | Ratio] = {
-            c: c.figure for c in group.candidates if c is not floor
-        }
+        figures: dict[Screened, Gap | Ratio] = {}
+        for c in group.candidates:
+            if c is not floor:
+                figures[c] = c.figure
         sides = against_base(floor.figure, figures)
         below = []
         distances = []
