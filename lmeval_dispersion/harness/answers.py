@@ -186,9 +186,12 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
 
 
 def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
-    """Return the token set with the fields of :func:`counted_set`.
+    """Return a token set as YAML, whose first line shows some of the answers.
 
-    Its first line shows the answers or, if ``tokenizer`` is given, their tokens.
+    Args:
+        fields: Fields of the YAML, such as those that :func:`counted_set` returns.
+        tokenizer: A tokenizer of transformers, in whose tokens answers are shown; None to show them
+            as text.
 
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
