@@ -161,7 +161,8 @@ class LoadedModel(NamedTuple):
     def identity(self) -> dict[str, str]:
         """What identifies the model by content: its weights, adapter, dtype and quantisation.
 
-        Two models with equal identities give the same answers, whatever their names.
+        Models are the same, whatever their names, if their identities are equal and contain
+        ``weights``. The keys are listed in docs/reference/store.md.
         """
         identity = settings_identity(self.model)
         weights = weights_identity(self.name, self.revision)

@@ -81,8 +81,13 @@ class Gate:
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """Compare the checkpoints of all groups with a reference.
 
-        ``reference`` is the label of a checkpoint in ``groups`` or in ``failed``; any other label
-        is a KeyError.
+        Args:
+            groups: The groups of a screening.
+            failed: The checkpoints that could not be screened.
+            reference: Label of a checkpoint in ``groups`` or ``failed``.
+
+        Raises:
+            KeyError: No checkpoint has the label ``reference``.
         """
         # A registry may have figures of failed checkpoints.
         errors = {f.label: f.error for f in failed}
