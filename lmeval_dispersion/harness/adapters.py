@@ -66,7 +66,7 @@ def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> N
 def answers_as_base(lm: Any, text: str) -> bool:
     """Whether lm-eval's model has an adapter that does not change a single logit on ``text``.
 
-    Two forward passes, with and without the adapter, tell. False without an adapter.
+    It compares two forward passes, with and without the adapter. False if there is no adapter.
     """
     if not getattr(lm, "peft", None) or lm.backend != "causal" or not isinstance(text, str):
         return False

@@ -186,9 +186,12 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
 
 
 def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
-    """Return the token set with the fields of :func:`counted_set`.
+    """Return a token set as YAML, whose first line shows some of the answers.
 
-    Its first line shows the answers or, if ``tokenizer`` is given, their tokens.
+    Args:
+        fields: Fields of the YAML, such as those that :func:`counted_set` returns.
+        tokenizer: A tokenizer of transformers, in whose tokens answers are shown; None to show them
+            as text.
 
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
@@ -259,7 +262,7 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
         if field is None:
             raise UsageError(
                 f"{task.task_name}: expected reference solutions in a field {' or '.join(_SOLUTIONS)}, "
-                f"got documents with the fields {', '.join(doc)}"
+                f"got documents with the fields {', '.join(doc)}; name another task"
             )
         before = str(doc.get("prompt", "")) if field == _SOLUTIONS[0] else ""
         yield from dict.fromkeys(words_of_code(before, doc[field]))
@@ -268,7 +271,9 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
     targets = task.doc_to_target(doc)
     for target in targets if isinstance(targets, list) else [targets]:
         if not isinstance(target, str):
-            raise UsageError(f"{task.task_name}: expected answers that are texts, got {target!r}")
+            raise UsageError(
+                f"{task.task_name}: expected answers that are texts, got {target!r}; name another task"
+            )
         [[taken]] = regex.apply([[target]], [doc]) if regex else [[None]]
         place = target.rfind(taken) if taken else -1
         if place < 0:

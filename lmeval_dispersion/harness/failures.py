@@ -103,9 +103,9 @@ def _digits_alone(error: Exception) -> tuple[str, str] | None:
 
 
 def as_their_base(labels: Sequence[str]) -> list[str]:
-    """Return a note that names the adapters whose answers equal those of their base.
+    """Return a list with a note on the adapters whose answers equal those of their base.
 
-    The list has one sentence, or none if there are no ``labels``.
+    The note names them by ``labels``; the list is empty if there are no labels.
     """
     if not labels:
         return []

@@ -496,7 +496,7 @@ def query_tokens(
 
     White space at the ends of the question does not count. If the prompt does not contain the
     question, the range is the whole context. If the tokenizer gives no character offsets, as slow
-    ones, the range is empty.
+    tokenizers do not, the range is empty.
 
     Args:
         tokenizer: Tokenizer of the model.

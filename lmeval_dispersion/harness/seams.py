@@ -115,9 +115,13 @@ class RunningEvaluation:
         lm: The model under evaluation, without the wrapper of ``--use_cache``.
         groups: lm-eval's groups by name.
         tracker: lm-eval's EvaluationTracker, which has the ``--output_path``.
-        model_args, limit, tasks, predict_only, apply_chat_template, use_cache: These arguments of
-            ``simple_evaluate``, as given.
-        fewshot_seed: The argument ``fewshot_random_seed`` of ``simple_evaluate``.
+        model_args: The ``--model_args``, as given: text or a mapping.
+        limit: The ``--limit``, as given.
+        fewshot_seed: The seed with which examples are drawn.
+        tasks: The tasks to evaluate, as given; names as a rule.
+        predict_only: Whether answers are generated and not scored, as given.
+        apply_chat_template: Whether prompts are in a chat template, or its name, as given.
+        use_cache: The ``--use_cache``, as given.
         metrics: Results of the task that is just ending, from lm-eval's key to the figure.
         command_line: Whether the command ``lm_eval`` runs the evaluation.
         ours: Whether our command ``dispersion`` runs it.

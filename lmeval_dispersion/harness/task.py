@@ -198,9 +198,9 @@ class DispersionTask(TaskBase):
         return config
 
     def take(self) -> tuple[list[DocRecord], str | None]:
-        """Return the evaluated records and the name of the metric that scored them, and forget them.
+        """Return the evaluated records and the name of the metric that scored them.
 
-        The name is None if no metric says which answers are right.
+        The task drops the records. The name is None if no metric says which answers are right.
         """
         # With several filters, use the judge's filter, else the first.
         chosen = split_judge(self._judge)[0] or next(iter(self._records), "")

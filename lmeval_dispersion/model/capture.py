@@ -358,7 +358,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def text_decoder(model: nn.Module) -> nn.Module:
-    """Return the text decoder of a model that may also read images; the model itself if none."""
+    """Return the text decoder of a model that may also read images; else the model."""
     get_decoder = getattr(model, "get_decoder", None)
     if callable(get_decoder):
         inner = get_decoder()
@@ -368,7 +368,7 @@ def text_decoder(model: nn.Module) -> nn.Module:
 
 
 def depth(config: Any) -> int | None:
-    """Return the number of decoder blocks that a transformers configuration states; None if none."""
+    """Return the number of decoder blocks that a transformers configuration states; else None."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     layers = getattr(text, "num_hidden_layers", None)
     return layers if isinstance(layers, int) else None

@@ -214,35 +214,45 @@ def report_sentence(model: Any, report: Mapping[str, Collection[Any]]) -> str:
     if not missing:
         return ""
     first = missing[0]
-    total = len(_parameters(model))
+    tensors = _counted(len(_parameters(model)), "tensor")
     verb = "is" if len(missing) == 1 else "are"
-    text = f"{len(missing)} of its {_counted(total, 'tensor')} {verb} not in its files, and would be set at "
-    text += f"random, the first {first}; "
-    unexpected = sorted(map(str, report["unexpected_keys"]))
+    return (
+        f"{len(missing)} of its {tensors} {verb} not in its files and would be set at random, the first "
+        f"{first}; {_advice(model, missing, sorted(map(str, report['unexpected_keys'])))}"
+    )
+
+
+def _advice(model: Any, missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """What to do about missing tensors, by the names in the files that belong to no module."""
+    first = missing[0]
     wrapped = next((name for name in unexpected if name.endswith(f".{first}")), "")
     unmerged = next((name for name in unexpected if _UNMERGED.search(name)), "")
     if unmerged:
-        text += f"its files contain an adapter that is not merged ({unmerged}); merge the adapter into the "
-        text += "model (merge_and_unload, save_pretrained)"
-    elif wrapped:
+        return (
+            f"its files contain an adapter that is not merged ({unmerged}); merge the adapter into the "
+            "model (merge_and_unload, save_pretrained)"
+        )
+    if wrapped:
         wrapper = wrapped.removesuffix(f".{first}")
         # transformers 4 reports strange names with its own prefix.
         wrapper = wrapper.removeprefix(f"{model.base_model_prefix}.")
-        text += f"its files call that tensor {wrapper}.{first}; save the model inside its wrapper "
-        text += f"({wrapper}) again"
-    elif unexpected:
+        return (
+            f"its files call that tensor {wrapper}.{first}; save the model inside its wrapper "
+            f"({wrapper}) again"
+        )
+    if unexpected:
         kind = type(model).__name__
         others = _counted(len(unexpected), "tensor")
-        text += f"its files have {others} of another model than {kind}, the first {unexpected[0]}; "
-        text += f"choose a checkpoint that was saved as {kind}"
-    elif missing == [_head(model)]:
-        text += (
+        return (
+            f"its files have {others} of another model than {kind}, the first {unexpected[0]}; choose a "
+            f"checkpoint that was saved as {kind}"
+        )
+    if missing == [_head(model)]:
+        return (
             "if the output projection shares the embedding's values, set tie_word_embeddings to true in "
             "config.json"
         )
-    else:
-        text += "save or download it again"
-    return text
+    return "save or download it again"
 
 
 def adapter_sentence(

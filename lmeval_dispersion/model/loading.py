@@ -161,7 +161,8 @@ class LoadedModel(NamedTuple):
     def identity(self) -> dict[str, str]:
         """What identifies the model by content: its weights, adapter, dtype and quantisation.
 
-        Two models with equal identities give the same answers, whatever their names.
+        Models are the same, whatever their names, if their identities are equal and contain
+        ``weights``. The keys are listed in docs/reference/store.md.
         """
         identity = settings_identity(self.model)
         weights = weights_identity(self.name, self.revision)
@@ -294,8 +295,8 @@ def _source(name: str | Path) -> str:
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
             raise UsageError(
-                f"expected a model, got the PEFT adapter {text}; give its base model, and model_args "
-                f"peft={text}"
+                f"expected a model, got the PEFT adapter {text}; give its base model, with "
+                f"model_args peft={text}"
             )
         if not (path / "config.json").is_file():
             inside = sorted(child.parent.name for child in path.glob("*/config.json"))

@@ -103,7 +103,7 @@ def test_samples_that_are_not_whole_are_refused_or_noted(
     assert store.documents["doc_id"].tolist() == [0, 1, 3]
     assert store.documents["text"].isna().all()
     parts = (
-        "from a function",
+        "with a function",
         r"1 of 4 documents .* \(2\)",
         "do not name the tokenizer",
         "context length",

@@ -45,7 +45,7 @@ def test_read_only_installations_get_the_other_ways(harness_copy, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "cannot be written" in said
-    assert '`--include_path "$(dispersion enable path)"`' in said
+    assert '--include_path "$(dispersion enable path)"`' in said
 
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch, capsys):

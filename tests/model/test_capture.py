@@ -181,7 +181,7 @@ def test_names_resolve_to_one_place_or_are_refused_with_what_there_is():
     assert names == ["layer.2", "layer.2", "layer.0.attn", "last"]
     for name in ("layer.3", "layer.-4", "layer", "attn", "layer.1.mlp", "layer.1.attn.x", ""):
         with pytest.raises(
-            UsageError, match=r"embeddings, layer\.0 \.\.\. layer\.2 .*\.attn and \.ffn; got"
+            UsageError, match=r"embeddings, layer\.0 \.\.\. layer\.2 .*\.attn or \.ffn added; got"
         ):
             resolve(model, ["last", name])
 

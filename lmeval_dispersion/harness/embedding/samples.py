@@ -83,7 +83,7 @@ def stores_from_samples(
         results: Results of lm-eval with samples, a file or folder.
         arguments: The ``--model_args`` of lm-eval's hf model, parsed.
         output: Folder for the stores.
-        layers: Names of the layers to keep.
+        layers: Names of the layers to keep; empty for ``last``.
         tasks: Names of the tasks; None for all that have samples.
         judge: ``METRIC`` or ``FILTER/METRIC`` that says which answers are right; None for the
             task's own.
@@ -365,4 +365,4 @@ def _agreement(
             f"{name}: {difference}, so the samples come from another model, tokenizer or prompt template; "
             "give the model that made the samples, or use --force"
         )
-    return figures, [f"{difference}, as from another model, tokenizer or precision"]
+    return figures, [f"{difference}, perhaps because of another model, tokenizer or precision"]

@@ -130,10 +130,10 @@ class RetryError(Exception):
 
 
 def contradiction(what: str, code: str = "BadResponse") -> RetryError:
-    """Return the RetryError for a server's answer that contradicts what is known.
+    """Return the RetryError for an answer that contradicts the request, a listing or another answer.
 
-    That is the request, the list of files, or an earlier answer; ``what`` says how. The code
-    ``BadResponse`` adds the advice to try again and to check the endpoint and any proxy.
+    ``what`` says what is wrong. With the code ``BadResponse``, the message also advises to try again
+    and to check the endpoint and any proxy.
     """
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
@@ -185,8 +185,7 @@ class Account:
     def share(self) -> Iterator[int]:
         """Yield the number of byte ranges that this checkpoint may request at a time.
 
-        The number is smaller while other checkpoints are being read, which is as long as they are
-        inside this context too.
+        The more checkpoints are inside this context at the same time, the smaller the number.
         """
         # A request that waits for a connection costs a fifth more than one that is not yet made.
         self._run._readers += 1

@@ -88,7 +88,8 @@ def misdirected(host: str | None, where: str) -> ScreeningError:
     ``where`` completes "HOST redirects …".
     """
     return ScreeningError(
-        "BadResponse", f"{host} redirects {where}; check the address or HF_ENDPOINT"
+        "BadResponse",
+        f"{host} redirects {where}, which is not allowed; check the address or HF_ENDPOINT",
     )
 
 
@@ -357,11 +358,11 @@ class Transport:
         except ValueError:
             raise misdirected(source.host, "to an invalid address") from None
         if source.scheme == "https" and url.scheme == "http":
-            raise misdirected(source.host, f"from https to http ({url.host}), which is not secure")
+            raise misdirected(source.host, f"from https to http ({url.host})")
         if url.host != source.host:
             proxied = self._proxy(url) is not None
             if network := await self.networks.private(url.host, proxied=proxied):
-                where = f"to {url.host} in a {network} network, which you did not name yourself"
+                where = f"to {url.host}, a host in a {network} network that you did not name"
                 raise misdirected(source.host, where)
         return url
 
@@ -506,7 +507,7 @@ async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: in
             # Bounded by the limit: a few bytes may unpack to gigabytes.
             body += piece if opened is None else opened.decompress(piece, limit + 1 - len(body))
             if len(body) > limit:
-                raise contradiction(f"{place} sends more than the expected {limit} bytes")
+                raise contradiction(f"expected at most {limit:,} bytes from {place}, got more")
     except zlib.error as error:
         what = f"the compressed answer of {place} cannot be unpacked ({error})"
         raise contradiction(what) from error

@@ -151,7 +151,7 @@ class Hub:
         """Return the HTTP connections, for a request of something that is not in the cache.
 
         Raises:
-            ScreeningError: Offline mode is on; the message names ``what`` is missing.
+            ScreeningError: Offline mode is on; the message says that ``what`` is missing.
         """
         if self.transport is None:
             raise ScreeningError(

@@ -70,10 +70,10 @@ class Networks:
                 self._named.add(_plain(host))
 
     async def private(self, host: str | None, *, proxied: bool = False) -> str:
-        """Return in which kind of network a host is if it must not be sent requests.
+        """Return ``link-local`` or ``private`` for a host that must not be sent requests.
 
-        That is ``link-local`` or ``private``; empty if requests are allowed. If a proxy makes the
-        requests (``proxied``), names of hosts are not resolved, and only IP addresses are judged.
+        It is the kind of network that the host is in; empty if requests are allowed. If a proxy
+        makes the requests (``proxied``), names are not resolved, and only IP addresses are judged.
         """
         host = _plain(host or "")
         if host in self._named:

@@ -28,7 +28,7 @@ _NOT_HERE = ("RepoNotFound", "Unreachable", "Offline")
 
 
 class Source(Protocol):
-    """A place where checkpoints are stored, such as object stores or an MLflow registry."""
+    """How checkpoints in one kind of place, such as object stores, are listed and opened."""
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
         """Return one target for each checkpoint that ``target`` stands for, ordered by step.

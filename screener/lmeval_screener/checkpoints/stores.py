@@ -97,7 +97,7 @@ class Bucket:
     async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
         """Whether a file still has the version in ``entry``.
 
-        True without a request where `read` already checks the version.
+        If `read` checks the version itself, True is returned without a request.
         """
         return True
 

@@ -396,9 +396,9 @@ def range_problem(
         return f"expected {count} bytes, got Content-Length {length}"
     encoding = headers.get("Content-Encoding", "identity")
     if encoding != "identity":
-        return f"the range came with Content-Encoding {encoding}"
+        return f"expected no Content-Encoding, got {encoding}"
     if headers.get("Content-Type", "").startswith("text/html"):
-        return "the body is a web page"
+        return "expected bytes of the file, got a web page"
     if etag and headers.get("ETag", etag) != etag:
         return f"the ETag changed from {etag} to {headers.get('ETag')}"
     return None

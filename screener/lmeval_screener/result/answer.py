@@ -178,8 +178,11 @@ def group_sentences(
         ]
     if against and group.places < 2:
         return [*equal, *against]
-    below = [c for c in members if c.against is not None and c.against.side == "below"]
-    if domain == "code" and len(below) > 1:
+    below = 0
+    for c in members:
+        if c.against is not None and c.against.side == "below":
+            below += 1
+    if domain == "code" and below > 1:
         against.append(_BELOW)
     first = first_of(group, places)
     if not first:
@@ -234,9 +237,9 @@ def _success(group: Group, last: int) -> str:
 
 
 def by_figure(group: Group) -> list[str]:
-    """Return a sentence on the figure that orders a group, in a list; or an empty list.
+    """Return a list with a sentence on the figure that orders a group.
 
-    There is a sentence if the order is by G, or if G would put another checkpoint first.
+    The list is empty if the order is by the ratio and G would put the same checkpoint first.
     """
     other = first_by_other(group)
     gap = f"G, the paper's figure ({DISTANCES[group.metric]} distance)"
@@ -249,10 +252,10 @@ def by_figure(group: Group) -> list[str]:
 
 
 def first_by_other(group: Group) -> Screened | None:
-    """Return the checkpoint that the other figure, the one that does not rank, would put first.
+    """Return the checkpoint that would be first by the figure, ratio or G, that does not rank.
 
-    None if that is the first anyway, if a checkpoint lacks the figure, or if its differences are
-    within their errors.
+    None if that checkpoint is first anyway, if a checkpoint lacks the figure, or if all differences
+    in the figure are within their errors.
     """
     # A copy's own G may have moved without any change of its predictions: only originals count.
     figures: dict[Screened, Gap | Ratio] = {}
@@ -272,7 +275,7 @@ def first_by_other(group: Group) -> Screened | None:
 
 
 def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
-    """Return sentences on checkpoints with equal output rows, and these checkpoints.
+    """Return sentences on checkpoints with equal output rows, and a list of these checkpoints.
 
     The rows cannot rank such checkpoints; the last sentence has the command that compares them.
     Both lists are empty if there are none.

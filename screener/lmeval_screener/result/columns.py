@@ -247,9 +247,12 @@ COLUMNS = (
 
 def read_columns() -> list[Column]:
     """Return the columns of the table *What was read*."""
-    return [
-        replace(c.shown, key=c.shown.key or str(c.name)) for c in COLUMNS if c.shown is not None
-    ]
+    columns = []
+    for column in COLUMNS:
+        if column.shown is not None:
+            key = column.shown.key or str(column.name)
+            columns.append(replace(column.shown, key=key))
+    return columns
 
 
 def _there(c: Screened, group: Group) -> Iterator[CheckpointColumn]:
@@ -272,5 +275,8 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
 
 def flat_row(c: Screened, group: Group) -> dict[str, Any]:
     """Return the row of a checkpoint in the CSV output, as a mapping from column to cell."""
-    there = [column for column in _there(c, group) if column.name]
-    return {str(column.name): column.cell(column.of(c, group)) for column in there}
+    row: dict[str, Any] = {}
+    for column in _there(c, group):
+        if column.name:
+            row[column.name] = column.cell(column.of(c, group))
+    return row

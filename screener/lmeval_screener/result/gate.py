@@ -45,7 +45,8 @@ class Distance:
         words = f"{figure} {side} by {abs(self.difference):.{places}f}{error}"
         if self.chance is not None and self.chance <= _HARDLY:
             words += (
-                f", better with a chance of {self.chance:.0%} by our own models or by `--slope`"
+                f", better with a chance of {self.chance:.0%}, measured on our own models or given "
+                "by `--slope`"
             )
         return f"{self.label} ({words})"
 
@@ -80,8 +81,13 @@ class Gate:
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """Compare the checkpoints of all groups with a reference.
 
-        ``reference`` is the label of a checkpoint in ``groups`` or in ``failed``; any other label
-        is a KeyError.
+        Args:
+            groups: The groups of a screening.
+            failed: The checkpoints that could not be screened.
+            reference: Label of a checkpoint in ``groups`` or ``failed``.
+
+        Raises:
+            KeyError: No checkpoint has the label ``reference``.
         """
         # A registry may have figures of failed checkpoints.
         errors = {f.label: f.error for f in failed}
@@ -100,9 +106,10 @@ class Gate:
         if floor.is_set_aside:
             return cls(reference, (), 0, others, "NoRatio")
         group = of_floor
-        figures: dict[Screened, Gap | Ratio] = {
-            c: c.figure for c in group.candidates if c is not floor
-        }
+        figures: dict[Screened, Gap | Ratio] = {}
+        for c in group.candidates:
+            if c is not floor:
+                figures[c] = c.figure
         sides = against_base(floor.figure, figures)
         below = []
         distances = []

@@ -269,7 +269,7 @@ class Result(Report):
     def agreement(self) -> list[Agreement]:
         """Rank correlation of the ranking figure with supplied accuracies, by group and overall.
 
-        Empty if there are too few accuracies.
+        Empty if no accuracies were supplied.
         """
         figures = []
         accuracies = []
@@ -296,7 +296,7 @@ class Result(Report):
         return content
 
     def head(self) -> dict[str, Any]:
-        """Return the JSON output without answer, agreement, short list and checkpoints."""
+        """Return the JSON output without answer, agreement and short list; ``checkpoints`` is empty."""
         head = {
             "schema": SCHEMA,
             "domain": self.domain,
@@ -811,7 +811,8 @@ def _in_order(group: Group) -> list[Screened]:
     """A group's members for its tables: a training by its steps, after a base of another place."""
     if not group.steps:
         return list(group.checkpoints)
-    return [*(c for c in group.checkpoints if c not in group.trajectory), *group.trajectory]
+    others = [c for c in group.checkpoints if c not in group.trajectory]
+    return [*others, *group.trajectory]
 
 
 def _excerpt(

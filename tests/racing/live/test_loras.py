@@ -383,7 +383,7 @@ def test_a_vllm_that_cannot_leave_the_head_alone_is_a_sentence(
         raise TypeError("EngineArgs.__init__() got an unexpected argument 'lora_target_modules'")
 
     monkeypatch.setattr(seams, "loaded_lm", load)
-    with pytest.raises(HarnessError, match=r"no lora_target_modules.*pip install -U vllm"):
+    with pytest.raises(HarnessError, match=r"not accept lora_target_modules.*pip install -U vllm"):
         engines.asked("")
 
 

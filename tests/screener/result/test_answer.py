@@ -271,7 +271,7 @@ def test_a_chance_is_of_two_candidates_of_one_group():
     for ask, said in (
         (lambda: found.chance("7B-a", "1B-a"), "two checkpoints of one group"),
         (lambda: found.chance("7B-a", "no"), "'no'"),
-        (lambda: found.first_for(0.8), r"got 2; ask each of `groups`: Group.first_for\(0.8\)"),
+        (lambda: found.first_for(0.8), r"got 2 groups; call first_for\(0.8\) of each"),
         (lambda: found.first_for(0.0), "above 0"),
     ):
         with pytest.raises(UsageError, match=said):
