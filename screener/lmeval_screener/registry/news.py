@@ -241,7 +241,7 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
 
     ``last`` is the end of the last run that announced its news to ``last`` or ``yesterday``; before
     the first such run, the end of the last finished run. ``yesterday`` is the same, but only for
-    runs that began before today (UTC). The name of a run stands for its end. Anything else must be
+    runs that began before today (UTC). The name of a run means its end. Anything else must be
     a date or a time; without a time zone it is UTC.
 
     Args:
