@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
-    "Rank language-model checkpoints without labels, data or a GPU: by how far apart a domain's "
-    "tokens lie in the output projection, of which only the few rows that are needed are read."
+    "Rank checkpoints without labels, data or a GPU: by how far apart a domain's tokens lie in the "
+    "output projection, of which only the needed rows are read."
 )
 _MORE = """
 checkpoints:
@@ -50,8 +50,7 @@ checkpoints:
   -                     a list from standard input, one a line or CSV
 
 exit status: 0 all were screened, 1 none was, 2 wrong usage, 3 some failed,
-  4 some are below --fail-if-below, 5 --since found some worth evaluating;
-  if several apply, the first of 4, 5, 3
+  4 below --fail-if-below, 5 news of --since; if several, the first of 4, 5, 3
 """
 
 
@@ -157,8 +156,10 @@ def run(args: argparse.Namespace) -> int:
         with _progress(args.quiet) as screening.on_done:
             result = screening.result(selected)
         if session is not None and session.reused:
+            from lmeval_dispersion.report.declared import count
+
             output.say(
-                f"{session.reused} of {len(result.checkpoints)} checkpoints were taken from "
+                f"{session.reused} of {count(len(result.checkpoints), 'checkpoint')} taken from "
                 f"{args.registry}"
             )
         status = _write(args, output, result, domain.tasks)

@@ -33,7 +33,7 @@ from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.weights.copies import originals
 
 _NAMED = (
-    "taken as the base: the others name it, and no other base "
+    "taken as the base, because the others name it and no other base "
     "(adapter_config.json, or base_model on the Hub)"
 )
 

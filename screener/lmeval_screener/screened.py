@@ -117,7 +117,7 @@ class Reading:
     def training_and_step(self) -> tuple[str, str | None]:
         """The training run (repository or folder) and the name of its step (revision or folder).
 
-        The step is None for a checkpoint that is no step of a run.
+        The step is None for a checkpoint that is not a step of a run.
         """
         if self.revision is None:
             # As `run_and_step` spells a run: an address loses a slash of its ``//``.
@@ -234,7 +234,7 @@ class Screened(Reading):
         is_base: Whether the others of its group were trained from this checkpoint. A base is never
             recommended.
         against: The comparison with the ratio of the base; None without a base or without a ratio.
-        copy_of: Label of the checkpoint in the group whose copy this is; None if it is no copy. A
+        copy_of: Label of the checkpoint in the group whose copy this is; None if it is not one. A
             copy has the rank of its original, even if its own G differs.
         copy_rounded: Whether copy and original agree only within the rounding of their element
             types.

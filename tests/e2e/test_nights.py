@@ -88,7 +88,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     model(place / "later", "mid")
     code, said, moves = night(*everything)
     assert code == 3  # far failed, and nothing is worth an evaluation
-    assert said[0] == "No new or changed checkpoint is above the former best."
+    assert said[0] == "No new or changed checkpoint is above the former best of its group."
     assert said[1].startswith("Not readable now, ranked by older figures: far (")
     assert said[2] == "1 new, 1 failed."
     assert said[3].startswith("Still failing: broken (BadHeader, since ")
@@ -205,7 +205,7 @@ def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
         until_then.close()
         code, said, moves = night(*addresses, model(tmp_path / "good", "good"))
         assert code == 3
-        assert said[0] == "No new or changed checkpoint is above the former best."
+        assert said[0] == "No new or changed checkpoint is above the former best of its group."
         assert moves["good"]["text"] == "below the former best, a"
         assert (moves["good"]["rank"], moves["a"]["text"].split(",")[0]) == (2, "Unreachable")
         # In a screening of them, in the registry's ranking and in its history.
@@ -247,7 +247,10 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     # Now mid is the best, and gets worse; something that is below what it was comes.
     model(tmp_path / "mid", "low")
     code, said, moves = night(*names, newone, mean_of(tmp_path / "third", "good", "mid"))
-    assert (code, said[0]) == (0, "No new or changed checkpoint is above the former best.")
+    assert (code, said[0]) == (
+        0,
+        "No new or changed checkpoint is above the former best of its group.",
+    )
     assert moves["third"]["text"] == "below the former best, mid as it was"
     assert moves["mid"]["text"] == "below the former best, its former self; was ratio 1.297"
     # The best is deleted: what comes is above all that is left, and not above what was there.
@@ -382,7 +385,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     with closing(sqlite3.connect(night.store)) as connection, connection:
         connection.execute("UPDATE results SET sketch = NULL")
     said = night(known, float16, model(tmp_path / "again", "low"))[1]
-    assert said == ["No new or changed checkpoint is above the former best.", "1 new."]
+    assert said == ["No new or changed checkpoint is above the former best of its group.", "1 new."]
     assert "copy" not in night.ask("show", "again").stdout
 
 

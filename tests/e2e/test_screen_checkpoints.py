@@ -258,7 +258,7 @@ def test_a_wrong_file_of_accuracies_costs_no_request(command, hub, tmp_path):
     (tmp_path / "wrong.csv").write_text("repo,accuracy\norg/x,10\n")
     done = command("org/a", "--accuracy", "wrong.csv")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "got 'org/x'; did you mean org/a?; screened: org/a" in done.stderr
+    assert "got 'org/x'; did you mean org/a?" in done.stderr
     assert not hub.requests
 
 
@@ -303,7 +303,7 @@ def test_formats_a_short_list_for_a_pipe_and_the_suffix_of_output(command, small
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "expected a checkpoint, got none: name a folder of checkpoints"),
+        ((), "expected a checkpoint, got none; name a folder of checkpoints"),
         (("--family", "qwen"), "qwen2.5"),
         (("org/a", "--domain", "maths"), "math"),
         (("org/a", "--shortlist", "0"), "--shortlist: expected at least 1"),

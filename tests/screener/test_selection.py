@@ -267,7 +267,8 @@ def test_a_base_that_all_name_is_found_at_no_request_of_theirs(registry, listed,
     assert (labels, found.base) == (["acme/base-1"] * base, "acme/base-1" * base)
     assert (found.failed, found.exit_code) == ((), 0)
     assert (
-        "acme/base-1: taken as the base: the others name it, and no other" in found.to_markdown()
+        "acme/base-1: taken as the base, because the others name it and no other"
+        in found.to_markdown()
     ) == base
     api = [request.path for request in registry.requests if request.path.startswith("/api/models")]
     of_base = [path for path in api if "base-1" in path or "none" in path]

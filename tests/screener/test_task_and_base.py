@@ -473,7 +473,9 @@ def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
         assert main([*names, "--registry", str(tmp_path / f"{len(names)}.db")]) == 0, names
         out = " ".join(capsys.readouterr().out.split())
         assert equal in out, out
-        assert ("base: taken as the base: the others name it, and no other" in out) is said, out
+        assert (
+            "base: taken as the base, because the others name it and no other" in out
+        ) is said, out
     # What is named on the command line counts.
     assert main([a, b, "--base", other, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["base"] == "other"

@@ -174,8 +174,8 @@ def to_write(path: Path) -> Iterator[sqlite3.Connection]:
     On a full disk, the registry is copied into memory, and the run goes on with the copy.
 
     Raises:
-        UsageError: The file is no registry, cannot be written, lies in no existing folder, or is of
-            a newer version of this package.
+        UsageError: The file is not a registry, cannot be written, lies in a folder that does not
+            exist, or is of a newer version of this package.
         DispersionError: SQLite failed, here or in the block: the file is damaged, or another
             process has locked it for 120 seconds.
     """
@@ -238,7 +238,7 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     """Open an existing registry read-only; statements can select from it and reach no other file.
 
     Raises:
-        UsageError: The file does not exist, is no registry, or is of a newer version of this
+        UsageError: The file does not exist, is not a registry, or is of a newer version of this
             package.
         DispersionError: SQLite failed, as in `to_write`.
     """

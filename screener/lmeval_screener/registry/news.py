@@ -32,7 +32,7 @@ from lmeval_screener.result.gate import Gate
 from lmeval_screener.screened import Failed, Group, Reading, Screened, grouped
 from lmeval_screener.weights.copies import originals
 
-_CHANCE = "to be more accurate than the former best, by our own models or by `--slope`"
+_CHANCE = "to be more accurate than the former best, as on our own models or by `--slope`"
 _WORTH = 0.5  # chance to be above the former best from which a checkpoint is worth an evaluation
 _KINDS = ("new", "changed", "recovered", "copy", "renamed", "gone", "failed")
 _SIDES = {"level": "level with its base", "equal": "the rows of its base"}
@@ -241,7 +241,7 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
 
     ``last`` is the end of the last run that announced its news to ``last`` or ``yesterday``; before
     the first such run, the end of the last finished run. ``yesterday`` is the same, but only for
-    runs that began before today (UTC). The name of a run stands for its end. Anything else must be
+    runs that began before today (UTC). The name of a run means its end. Anything else must be
     a date or a time; without a time zone it is UTC.
 
     Args:

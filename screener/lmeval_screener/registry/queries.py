@@ -226,7 +226,7 @@ class Ranked:
         ranked_by: The figure that ranks its group: ``gap`` or ``ratio``.
         holds_best: Chance that the best is at this rank or above; None if unknown.
         revision: The commit; None for a folder.
-        copy_of: Label of the checkpoint that it copies; None if it is no copy.
+        copy_of: Label of the checkpoint that it copies; None if it is not a copy.
         note: ``gone``, ``the base``, or ``as of DAY: ERROR`` for older figures; None for nothing.
     """
 
@@ -304,7 +304,7 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
     """Find the one checkpoint that a label, path or address names.
 
     Returns:
-        Its identity, and its file; an empty file stands for every file.
+        Its identity, and its file; an empty file means every file.
 
     Raises:
         UsageError: The registry has no such checkpoint, or several.

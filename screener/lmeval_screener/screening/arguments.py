@@ -30,21 +30,24 @@ class Selecting:
     """Which checkpoints are screened, besides those that are named.
 
     Attributes:
-        family: Checkpoints of a bundled family; FILE:NAME for one of your own.
-        author: All models of an organisation or user on the Hub.
+        family: Family, or FILE:NAME for your own.
+        author: All models of an organisation or user.
 
-            One name, or several.
+            One name, or several; listed on the Hub.
         tag: Models with this tag on the Hub.
 
             If several are given, models that have all of them.
-        base_model: Fine-tunes of this model, according to the Hub.
-        since: Only listed models that changed since then; with a registry, report the news
-            since then. Default: all.
+        base_model: Fine-tunes of this model on the Hub.
+        since: Only listed models that changed since then; with a registry, report the news since
+            then.
+            Default: all.
 
             A date, or ``yesterday``. With a registry, the news are in ``result.news``, and a time
             in UTC, the name of a run, or ``last`` (the end of the last news) are possible, too.
             ``last`` and ``yesterday`` announce each checkpoint once.
-        limit: Only the N listed models that changed last. Default: all.
+        limit: Only the N models that changed last. Default: all.
+
+            Of those that are listed.
         demo: Screen the bundled tiny models, without a network.
     """
 
@@ -69,17 +72,19 @@ class ScreenInputs(RankedBy):
         reference: Everyday words to compare with.
 
             A bundled set, ``SET:GROUP,GROUP`` or a YAML file.
-        tokenizer: Tokenizer for checkpoints that have none.
+        tokenizer: Tokenizer for checkpoints without one.
 
             The name of a repository, a folder, an address, or a tokenizer file.
-        results: Accuracies to compare the ranking with: results of lm-eval, or a CSV file.
+        results: Accuracies to compare the ranks with.
 
             lm-eval's results or samples, Inspect's logs, folders of them, or a CSV file with the
             columns repo,accuracy.
-        slope: Your own slope k, a file of `dispersion verify --keep`. Default: ours.
+        slope: Your own slope, of verify --keep. Default: ours.
 
             Chances then follow from your own results.
-        registry: SQLite file that keeps the results; only new or changed checkpoints are read.
+        registry: Keep results here, read only new ones.
+
+            An SQLite file; only new or changed checkpoints are read.
     """
 
     domain: Annotated[str | None, Option("SET")] = None
@@ -118,13 +123,13 @@ class Showing:
     """What only the command takes: what it prints in place of a report, or does with it.
 
     Attributes:
-        list: Print the bundled families, domains or tasks, and stop. Default: no.
-        dry_run: Print the requests and bytes that the screening would take, and stop.
-        shortlist: Show only ranks 1 to K of each group; without K, those that hold the best with a
+        list: Print what is bundled, and stop. Default: no.
+        dry_run: Print the requests and bytes it would take, and stop.
+        shortlist: Show ranks 1 to K of each group; without K, those that hold the best with a
             chance of 90 %. Default: all.
-        audit_sample: Add N others to the short list, drawn at random.
-        emit: Write the short list here, with its tasks for lm-eval. Default: nothing.
-        fail_if_below: Exit with status 4 if any checkpoint is below this one.
+        audit_sample: Add N others, drawn at random.
+        emit: Write the short list and its tasks for lm-eval here. Default: nothing.
+        fail_if_below: Exit with status 4 if any is below it.
     """
 
     list: Literal["families", "domains", "tasks"] | None = None

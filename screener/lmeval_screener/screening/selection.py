@@ -296,7 +296,7 @@ def read_list(file: TextIO) -> list[str]:
 
 
 def query_of(text: str) -> Query | None:
-    """Return the query that a text such as ``ORG/*`` stands for.
+    """Return the query that a text such as ``ORG/*`` means.
 
     None for any other text, and if there is a local folder ORG.
 
@@ -348,7 +348,7 @@ async def _listed(
             why = f"has more than {PAGES} pages, or repeats one"
             raise ScreeningError(
                 "BadResponse",
-                f"the listing of {query.words} {why}; set --limit, and check HF_ENDPOINT",
+                f"the listing of {query.words} {why}; set a limit, and check HF_ENDPOINT",
             )
         pages.add(address)
         account = hub.account.part(_SECONDS)

@@ -405,9 +405,7 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     with pytest.raises(UsageError, match=f"; create {tmp_path / 'none'} first$"):
         screen(many[:1], registry=tmp_path / "none" / "r.db")
     assert main(["registry", "query", place, "SELECT * FROM checkpoint"]) == 2
-    assert (
-        "SELECT of checkpoints, results, seen, runs, tokenizers or names" in capsys.readouterr().err
-    )
+    assert "from checkpoints, results, seen, runs, tokenizers or names" in capsys.readouterr().err
     name = Path(many[0]).name
     assert main(["registry", "show", place, f"{name}x"]) == 2
     err = capsys.readouterr().err
