@@ -203,7 +203,10 @@ def test_values_of_a_sequence_are_of_its_type(capsys: pytest.CaptureFixture[str]
     assert given.hours == (8, 20)
     for words, message in (
         (["--way", "raw"], "argument --way: invalid choice: 'raw' (choose from"),
-        (["--hours", "8,x"], "argument --hours: expected whole numbers separated by commas, such as 16,64, got '8,x'"),
+        (
+            ["--hours", "8,x"],
+            "argument --hours: expected whole numbers separated by commas, such as",
+        ),
     ):
         with pytest.raises(SystemExit):
             served("-t", "x", *words)
