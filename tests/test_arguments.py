@@ -205,7 +205,7 @@ def test_values_of_a_sequence_are_of_its_type(capsys: pytest.CaptureFixture[str]
         (["--way", "raw"], "argument --way: invalid choice: 'raw' (choose from"),
         (
             ["--hours", "8,x"],
-            "argument --hours: expected whole numbers separated by commas, such as 16,64, got '8,x'",
+            "argument --hours: expected whole numbers separated by commas, such as",
         ),
     ):
         with pytest.raises(SystemExit):
