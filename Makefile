@@ -23,12 +23,14 @@ demo: $(VENV)/.base
 	$(BIN)/screen-checkpoints --demo
 
 # Three workers on two cores: a sixth of the tests' time is waiting, for servers, disks and processes.
+# Bytecode is kept, also where the environment says otherwise: every worker and every command that a test
+# starts would compile all of it again.
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not network and not gpu and not slow"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not network and not gpu and not slow"
 
 # With the long ones: clusters, kills, two processes, simulations at full count.
 test-all: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not network and not gpu"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not network and not gpu"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -68,6 +68,17 @@ if importlib.util.find_spec("torch") is None:
         return skip_what_needs_more((yield), item.path)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported for all tests stays: garbage is not looked for while torch and the rest come in."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 # With few tests and much to do: a worker that begins one last works alone at the end.
 FIRST = (
     "test_race",

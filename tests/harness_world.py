@@ -30,7 +30,12 @@ ROOT = Path(install.__file__).resolve().parents[2]
 NEXT = os.environ.get("LM_EVAL_NEXT", "")
 ARC = "arc_easy_dispersion"
 # lm-eval reads all of its 10,000 task files each time: in tests it has none of its own.
-NONE = 'import sys, lm_eval.tasks.manager as manager\nmanager.__file__ = "/none/manager.py"\n'
+# Nor does it describe the machine, for which it asks pip and others for seconds.
+NONE = """
+import sys, lm_eval.evaluator, lm_eval.tasks.manager
+lm_eval.evaluator.add_env_info = lambda results: None
+lm_eval.tasks.manager.__file__ = "/none/manager.py"
+"""
 COMMAND = f"{NONE}from lmeval_dispersion.cli import main\nsys.exit(main(sys.argv[1:]))"
 LM_EVAL = f"{NONE}from lm_eval.__main__ import cli_evaluate\ncli_evaluate()"
 SIZES = {

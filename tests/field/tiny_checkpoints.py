@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from scipy.spatial.distance import cdist, pdist
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -135,24 +135,16 @@ def head_and_norm(model: PreTrainedModel) -> tuple[Any, Any]:
     return head, norm
 
 
-def _mean_distance(rows: np.ndarray) -> float:
-    return float(np.mean([np.linalg.norm(a - b) for a, b in combinations(rows, 2)]))
-
-
-def _cosine_distance(a: np.ndarray, b: np.ndarray) -> float:
-    return float(1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-
-
 def right(matrix: Any, multiplier: Any = None, kind: str = "byte") -> dict[str, float]:
     """``gap`` and, with the final norm's true multiplier, ``ratio`` of a true output matrix."""
     digits, words = token_rows(kind)
     rows = np.asarray(matrix, dtype=np.float64)
-    inside = np.mean([_cosine_distance(a, b) for a, b in combinations(rows[digits], 2)])
-    across = np.mean([_cosine_distance(a, b) for a in rows[digits] for b in rows[words]])
+    inside = pdist(rows[digits], "cosine").mean()
+    across = cdist(rows[digits], rows[words], "cosine").mean()
     values = {"gap": float(inside + across)}
     if multiplier is not None:
         seen = rows * np.asarray(multiplier, dtype=np.float64)
-        values["ratio"] = _mean_distance(seen[digits]) / _mean_distance(seen[words])
+        values["ratio"] = float(pdist(seen[digits]).mean() / pdist(seen[words]).mean())
     return values
 
 

@@ -67,12 +67,17 @@ def expected(task):
     return Counter(f" {choice}" for _, choices, _ in FACTS for choice in choices)
 
 
+@pytest.fixture(scope="module")
+def families(task_manager):
+    """Finds the families of these tests alone: finding all takes lm-eval seconds."""
+    names = ("gsm8k", "humaneval", "mmlu/default", "arc", "super_glue/boolq", "wikitext")
+    return task_manager(*names)
+
+
 @pytest.fixture
-def tasks(in_world, monkeypatch, task_manager):
-    """lm-eval finds the families of these tests alone: finding all takes it seconds."""
-    families = ("gsm8k", "humaneval", "mmlu/default", "arc", "super_glue/boolq", "wikitext")
-    manager = task_manager(*families)
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **_: manager)
+def tasks(in_world, monkeypatch, families):
+    """lm-eval has the tasks of these families."""
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **_: families)
     monkeypatch.setattr(install, "status", lambda: install.Status("enabled", Path(), 0))
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
 
