@@ -509,7 +509,7 @@ class Race(Report):
             names = f"{len(undecided)} of {self.loaded}"
         goes_on = f"{self._command().capitalize()} goes on."
         if self.budget is not None:
-            goes_on = "The same command without a budget asks on until this is proven."
+            goes_on = "The same command without a budget goes on until the best is proven."
         return f" Undecided: {names}. {goes_on}"
 
     def _command(self) -> str:

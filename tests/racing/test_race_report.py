@@ -143,7 +143,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("no other that went on is better by more than 0.01 (error ≤ 5 %).", "deleted"),
         ("No best checkpoint yet: none was asked all 200 questions of gsm8k; the race's own command "
          "without a budget goes on.", "unnamed"),
-        ("Undecided: 4 of 5. The same command without a budget asks on until this is proven.", "budget two"),
+        ("Undecided: 4 of 5. The same command without a budget goes on until the best is proven.", "budget two"),
         ("; how much better another one may be is not known yet. Undecided: b.", "vague"),
         ("Best by agreement: a, 0.812 with the mean answer of all checkpoints to 50 questions of gsm8k; "
          "without labels there is neither a margin nor an error.", "agreed"),

@@ -72,7 +72,7 @@ def test_a_budget_is_spent_in_the_phases_that_a_dry_run_prints(
     assert (result["best"], result["checkpoints"][0]["status"]) == ("sums-80", "best")
     assert 0 < result["margin_shown"] < 1
     assert "questions of sums; no other raced is better by more than 0." in result["answer"][0]
-    assert "without a budget asks on until this is proven" in result["answer"][0]
+    assert "without a budget goes on until the best is proven" in result["answer"][0]
     kept = json.loads((tmp_path / "out" / "race.json").read_text())
     assert kept["split"] == len(MODELS)
     assert sorted(kept["shared"].values(), reverse=True) == asked
