@@ -248,7 +248,9 @@ def test_a_limit_of_one_unit_draws_as_ever(tasks: str, evaluation: Any) -> None:
 
 
 def test_a_limit_below_the_number_of_units_is_refused(evaluation: Any) -> None:
-    with pytest.raises(UsageError, match="at least 3 questions, one for each of long, short, alone, got 2"):
+    with pytest.raises(
+        UsageError, match="at least 3 questions, one for each of long, short, alone, got 2"
+    ):
         evaluation("long,short,alone", limit=2)
     assert len(evaluation("long,short,alone", limit=2, weigh="questions").questions) == 2
 
