@@ -425,5 +425,5 @@ def test_an_adapter_beside_whole_weights_is_loaded_with_them_or_refused(
     with pytest.raises(HarnessError, match="4 tensors of the adapter are not in its file"):
         load("half")
     monkeypatch.setattr(adapters.transformers, "__version__", "4.57.0")
-    with pytest.raises(HarnessError, match="an adapter lies in the folder"):
+    with pytest.raises(HarnessError, match="holds whole weights and an adapter"):
         load("whole")

@@ -187,7 +187,7 @@ def rated(tmp_path_factory):
 def test_the_parts_of_g_are_drawn_where_g_ranks_and_nowhere_else(rated, tmp_path):
     assert next(iter(rated.charts())) == "parts0"  # the picture of -o fig.svg
     chart = rated.charts()["parts0"]
-    assert "D–NM: domain to everyday words" in rated.to_html()
+    assert "D–NM: between(T, R)" in rated.to_html()
     bars, line = chart.specification()["layer"]
     drawn = {(row["checkpoint"], row["part"]): row["distance"] for row in bars["data"]["values"]}
     for c in rated.checkpoints:

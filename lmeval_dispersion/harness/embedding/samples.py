@@ -98,7 +98,7 @@ def stores_from_samples(
     if run.by_inspect:
         raise UsageError(
             f"{run.file} is a log of Inspect, which lacks the prompts that the model reads; give results of "
-            "lm-eval with --log_samples"
+            "lm-eval with log_samples"
         )
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]
     for task in chosen:
@@ -363,6 +363,6 @@ def _agreement(
     if not force:
         raise HarnessError(
             f"{name}: {difference}, so the samples come from another model, tokenizer or prompt template; "
-            "give the model that made the samples, or use --force"
+            "give the model that made the samples, or force it"
         )
     return figures, [f"{difference}, perhaps because of another model, tokenizer or precision"]

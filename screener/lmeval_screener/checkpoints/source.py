@@ -1,6 +1,6 @@
 """Opening checkpoints: folders, repositories, and a `Source` for each kind of address.
 
-A source lists the checkpoints that a glob or a training run's folder stands for, and opens one as a
+A source lists the checkpoints to which a glob or a training run's folder expands, and opens one as a
 `Snapshot`, so that modules above need not know where it is stored. The libraries of a source are
 imported when its scheme is first used.
 """
@@ -31,7 +31,7 @@ class Source(Protocol):
     """How checkpoints in one kind of place, such as object stores, are listed and opened."""
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """Return one target for each checkpoint that ``target`` stands for, ordered by step.
+        """Return one target for each checkpoint to which ``target`` expands, ordered by step.
 
         A target of a single checkpoint is returned unchanged.
 
@@ -63,7 +63,7 @@ class Sources:
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """Return one target for each checkpoint that ``target`` stands for; see `Source.expand`."""
+        """Return one target for each checkpoint to which ``target`` expands; see `Source.expand`."""
         if target.scheme is not None and not target.refused:
             self._hub.networks.name(target.address)
             return await self._source(target.scheme).expand(target, account)

@@ -119,7 +119,7 @@ class BucketSource:
         """Return one target for each checkpoint at an address; see `Source.expand`.
 
         ``*``, ``?`` and ``[…]`` match inside one part of the path. The folder of a training run
-        stands for its checkpoints. Each folder is listed within the time budget of one checkpoint.
+        gives its checkpoints. Each folder is listed within the time budget of one checkpoint.
 
         Raises:
             ScreeningError: Nothing matches, or a folder cannot be listed.
