@@ -88,6 +88,8 @@ FIRST = (
     "test_hub_study",
 )
 FIRST += ("test_wheel", "test_recording", "test_trainer", "test_siblings")
+FIRST += ("test_next_lm_eval", "test_losses", "test_no_trace", "test_race_callback")
+FIRST += ("test_screener_report", "test_light_start")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
