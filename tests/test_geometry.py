@@ -50,7 +50,7 @@ matrices = st.tuples(st.integers(3, 9), st.integers(1, 6)).flatmap(
 
 
 @given(matrices)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_dispersion_is_the_mean_over_pairs(x):
     expected = slow_within(x, cosine)
     assert g.dispersion(x) == pytest.approx(expected, abs=1e-12)
@@ -63,7 +63,7 @@ def test_dispersion_is_the_mean_over_pairs(x):
 
 
 @given(matrices, st.integers(0, 9), st.integers(2, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_merged_parts_equal_the_whole(x, cut, groups):
     a, b = g.Dispersion(x.shape[1], groups), g.Dispersion(x.shape[1], groups)
     a.update(x[:cut])

@@ -29,7 +29,7 @@ def test_ranks_are_scipys(shape, tie):
 
 
 @given(tied, st.sampled_from(sorted(PEERS)), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_correlations_are_scipys(values, kind, random):
     other = [random.randint(-3, 3) for _ in values]
     assume(len(set(values)) > 1 and len(set(other)) > 1)
@@ -159,7 +159,7 @@ pair = st.integers(1, 3).flatmap(
 
 @given(st.lists(pair, min_size=1, max_size=3))
 @example([([0, 1, 1, 2, 3], [1, 0, 2, 2, 3]), ([0, 3], [1, 0])])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_permutations_are_plain_enumeration(strata):
     varied = [any(len(set(members[side])) > 1 for members in strata) for side in (0, 1)]
     found = statistics.rank_agreement(strata)

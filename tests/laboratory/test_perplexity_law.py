@@ -179,7 +179,7 @@ def test_controls_change_the_states_and_nothing_else(
             assert row[f"token_dispersion.{control}"] == pytest.approx(spread, abs=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=40, unique=True), st.integers(1, 45))
 def test_uniform_bins_are_algorithm_1(means, k):
     means = sorted(means)

@@ -59,7 +59,7 @@ def test_the_best_is_where_a_draw_of_the_model_has_it(n, k, draws):
     assert np.abs(Chances(n, with_slope(k)).holds_best - drawn).max() < error
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.floats(-0.9, 2.9), st.floats(0.01, 1), st.floats(0.01, 1))
 def test_chances_are_those_of_one_model(n, k, some, more):
     chances = Chances(n, with_slope(k))

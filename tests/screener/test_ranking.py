@@ -95,7 +95,7 @@ def test_one_without_a_ratio_is_set_aside_and_changes_the_order_of_no_other():
     assert "d" not in {c.label for c in chosen.chosen}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from([0.5, 0.6, 0.7, 0.8, 0.9]), min_size=1, max_size=9), st.integers(0, 8)
 )

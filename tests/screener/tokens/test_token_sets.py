@@ -154,7 +154,7 @@ def test_names_that_mean_nothing(name, message):
         load_token_set(name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_change_to_a_token_set_is_understood_or_refused(tmp_path_factory, data):
     tree = yaml.safe_load(TINY)

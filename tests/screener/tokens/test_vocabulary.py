@@ -104,7 +104,7 @@ def test_bad_tokenizer_files(content, message):
     assert error.value.code == "BadTokenizer"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_change_to_a_tokenizer_is_understood_or_refused(data):
     added = [{"id": 3, "content": "x", "special": False, "single_word": False}]

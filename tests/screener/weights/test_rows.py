@@ -9,7 +9,7 @@ import hub_client
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints.account import Cache
 from lmeval_screener.checkpoints.snapshot import open_folder
@@ -29,7 +29,6 @@ def test_runs_cover_all_rows_within_the_slack(ids, slack):
     assert all(b < c for (_, b), (c, _) in pairwise(runs)), "neighbours are one run"
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 60), min_size=2, max_size=12))
 def test_no_other_choice_of_gaps_needs_fewer_runs(ids):
     order = sorted(ids)
