@@ -451,3 +451,4 @@ def test_the_loss_in_contributing_is_one():
     groups = slow_losses.groups(z, given["mask"], given["segments"])
     wanted = torch.stack([torch.stack(points).square().mean() for points in groups]).mean()
     torch.testing.assert_close(space["mean_square"](z, **given), wanted)
+    test_non_finite_states_are_not_hidden(space["mean_square"])
