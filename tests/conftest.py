@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from command import in_process  # noqa: F401
 from hub_server import HubServer
-from hypothesis import settings
 from nights import night  # noqa: F401
 
 # The tests run side by side on all cores, and threads of torch and BLAS would wait for each other at full
@@ -22,8 +21,11 @@ from nights import night  # noqa: F401
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes depends on what else the machine does.
-settings.register_profile("any-machine", deadline=None)
-settings.load_profile("any-machine")
+if importlib.util.find_spec("hypothesis") is not None:  # the light tests may lack it
+    from hypothesis import settings
+
+    settings.register_profile("any-machine", deadline=None)
+    settings.load_profile("any-machine")
 
 # They have no doctests, and two of them that are named on one command line have one module's name.
 collect_ignore_glob = ["*/conftest.py"]
