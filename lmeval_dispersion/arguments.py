@@ -144,7 +144,7 @@ def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
     return texts
 
 
-def shown(default: Any) -> str:
+def shown_default(default: Any) -> str:
     """Return a default as the help shows it, several values with commas; empty for None."""
     if default is None:
         return ""
@@ -308,7 +308,7 @@ def _help(text: str, settings: dict[str, Any], *, positional: bool) -> str:
         words = text[: named.start()]
         default = named[1]
     elif "default" in settings and settings.get("action") != "store_true":
-        default = shown(settings["default"])
+        default = shown_default(settings["default"])
         if not default and not positional:
             default = "none"
     words = words.rstrip(".")

@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from lmeval_dispersion.arguments import add_options, shown, texts_of
+from lmeval_dispersion.arguments import add_options, shown_default, texts_of
 from lmeval_dispersion.asking import Loading, TextColumn
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import cache_folder
@@ -77,7 +77,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _default(name: str, measures: list[str]) -> str:
     """An option's default in words, with those of the measures where another holds."""
-    defaults = [shown(getattr(MEASURES[measure], name)) or "none" for measure in measures]
+    defaults = [shown_default(getattr(MEASURES[measure], name)) or "none" for measure in measures]
     words = defaults[0]
     for measure, default in zip(measures, defaults, strict=True):
         if default != defaults[0]:

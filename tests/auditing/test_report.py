@@ -128,7 +128,7 @@ def test_scores_between_and_missing_labels_and_confidences_are_said_and_the_rest
     )
     assert [note.partition(" ")[2].partition(";")[0] for note in report.notes] == [
         "prompts were too long for the model and lost their beginning.",
-        "of 1200 documents have no label; only their dispersion is used.",
+        "of 1200 documents have no label",
         "documents have a score between 0 and 1",
     ]
     assert "ATC" not in {row.estimator for row in report.paper_protocol.errors}
