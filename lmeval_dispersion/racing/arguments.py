@@ -25,8 +25,8 @@ class Which:
         base: Checkpoint that the others were trained from; it does not race.
         all: Race every checkpoint, without screening first.
         by: What orders the race: rows, for the screen's ranking, or block, for the scores of all
-            on the same few questions. Default: rows; block if the screen cannot rank (equal rows),
-            with --all, or with a budget.
+            on the same few questions. Default: rows; block if the screen finds equal rows, with
+            --all, or with a budget.
         audit_sample: Number of checkpoints in each group that race although they are not on the
             screen's short list, drawn at random.
     """

@@ -248,7 +248,7 @@ class Named(NamedTuple):
 
         Args:
             all_of_them: Whether each named folder has to exist. If not, a missing folder next to
-                other names is no error here; it is reported as a failed checkpoint later.
+                other names raises nothing here; it is reported as a failed checkpoint later.
 
         Raises:
             UsageError: A folder that is needed does not exist.

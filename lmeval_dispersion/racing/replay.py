@@ -304,7 +304,7 @@ def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     notes += _doubts(stores, shared)
     if questions < most:
         notes.append(
-            f"{questions:,} of {most:,} questions are in all results; all other questions are left out."
+            f"{questions:,} of {most:,} questions are in all results; the others are left out."
         )
     groups = stores[0].manifest.get("groups") or {}
     weights = question_weights(shared[0]["task"].tolist(), groups)
