@@ -222,8 +222,8 @@ def _line(content: Mapping[str, Any], place: str, digest: int) -> Line:
         doc_id = int(doc_id)
     if isinstance(doc_id, bool) or not isinstance(doc_id, int) or not 0 <= doc_id < _MOST_ID:
         raise HarnessError(
-            f"{place}: expected `doc_id` to be a whole number of at least 0, got {brief(doc_id)}; run lm-eval "
-            "again"
+            f"{place}: expected `doc_id` to be a whole number of at least 0, got "
+            f"{brief(doc_id)}; run lm-eval again"
         )
     name = content.get("filter")
     if "filter" in content and not isinstance(name, str):

@@ -184,8 +184,8 @@ def _check_size(file: Path) -> None:
             raise HarnessError(f"{file} cannot be read ({error}); copy it again") from None
     if len(sizes) > _MOST_PARTS:
         raise HarnessError(
-            f"{file}: expected at most {_MOST_PARTS:,} files in the log, got {len(sizes):,}; evaluate fewer "
-            "samples (limit)"
+            f"{file}: expected at most {_MOST_PARTS:,} files in the log, got {len(sizes):,}; "
+            "evaluate fewer samples (limit)"
         )
     largest = max(sizes, default=0)
     if largest <= _LARGEST:

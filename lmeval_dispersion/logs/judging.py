@@ -103,8 +103,8 @@ class NamedMetrics:
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=3) or names
                 raise UsageError(
-                    f"expected the metric of a task that is scored, got {name}={judge}; name one of these "
-                    f"tasks: {listed_names(near)}",
+                    f"expected the metric of a task that is scored, got {name}={judge}; name "
+                    f"one of these tasks: {listed_names(near)}",
                     argument="metric",
                 )
 
@@ -233,7 +233,9 @@ def _first_known(numeric: Numeric) -> str | None:
 def results_metric(
     results: Mapping[str, Any], task: str, keys: Sequence[str], judge: str | None
 ) -> str | None:
-    """Return the key of a task's score in lm-eval's results, such as ``acc,none``; None if none fits.
+    """Return the key of a task's score in lm-eval's results, such as ``acc,none``.
+
+    The result is None if no key fits.
 
     Filter and metric are chosen as for samples: the task's first filter, and the first metric in
     `JUDGES` that it has.
@@ -268,8 +270,8 @@ def unscored(numeric: Numeric) -> str:
     numbers = [name for name in numeric if numeric[name]]
     if numbers:
         return (
-            f"documents have no number for a known metric ({', '.join(JUDGES[:3])}, …); name one of their "
-            f"metrics by `--metric`: {listed_names(numbers)}"
+            f"documents have no number for a known metric ({', '.join(JUDGES[:3])}, …); name one "
+            f"of their metrics by `--metric`: {listed_names(numbers)}"
         )
     if not numeric:
         return "no metric is logged, so the documents have no label"

@@ -106,9 +106,10 @@ def find_run(place: str | Path) -> LoggedRun:
 
 
 def find_runs(path: Path) -> list[LoggedRun]:
-    """Return all runs with samples in a folder, or the run to which a results or samples file belongs.
+    """Return all runs with samples in a folder.
 
-    The list is empty if there is no run.
+    For a results or samples file, the list has the run to which the file belongs. It is empty if
+    there is no run.
     """
     if not path.is_file():
         return _runs_of(_sample_files(path), path)

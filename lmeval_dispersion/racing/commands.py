@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RESULTS",
         help="race finished evaluations: results of `lm_eval --log_samples` or stores, one for each model, "
-        "or a race's folder; if CHECKPOINT is a folder that --emit wrote, only those on its short list race "
-        "(default: none)",
+        "or a race's folder; if CHECKPOINT is a folder that --emit wrote, only those on its "
+        "short list race (default: none)",
     )
     recorded.add_argument(
         "--demo",

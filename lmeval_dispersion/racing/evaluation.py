@@ -1,7 +1,7 @@
 """Checkpoints evaluated block by block by lm-eval's own evaluation, and a folder that keeps every block.
 
-An :class:`Entrant` runs one checkpoint in any process: it loads and asks the model, and keeps the answers. Its
-folder holds what ``lm_eval --log_samples`` writes. A block counts once the results file, which is replaced as
+An :class:`Entrant` runs one checkpoint in any process: it loads and asks the model, and keeps the
+answers. Its folder holds what ``lm_eval --log_samples`` writes. A block counts once the results file, which is replaced as
 a whole, gives the lengths of the samples' files; anything after that, from a killed run, is cut off.
 The states of dispersion tasks are kept by block next to them, until all questions are in a store.
 """
@@ -270,7 +270,7 @@ class Evaluation:
         return means
 
     def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the entries ``results`` and ``n-samples`` of a results file, for the questions asked.
+        """Return ``results`` and ``n-samples`` of a results file, for the questions asked.
 
         A task without a score is left out. A group has a score, without a standard error, if one
         metric scores all its tasks. ``scores`` is the score of each question, NaN where there is
@@ -480,8 +480,8 @@ class Evaluation:
                 others = [name for name in sample.metrics if name != metric]
                 step = f"name another metric ({', '.join(others)}), or " if others else ""
                 raise UsageError(
-                    f"{task}: expected scores from 0 to 1, got {metric} {value:g} for document {i}; "
-                    f"{step}leave the task out"
+                    f"{task}: expected scores from 0 to 1, got {metric} {value:g} for document "
+                    f"{i}; {step}leave the task out"
                 )
             scores.score[place] = value
             if not is_own:
@@ -495,9 +495,9 @@ class Evaluation:
             if first_prompt != prompt:
                 if not self.chat:
                     raise HarnessError(
-                        f"{label} got document {i} of {task} with a different prompt from earlier "
-                        f"checkpoints; remove the folder of {label} in the race's folder, then run the "
-                        "same command to ask the checkpoint again"
+                        f"{label} got document {i} of {task} with a different prompt from "
+                        f"earlier checkpoints; remove the folder of {label} in the race's "
+                        "folder, then run the same command to ask the checkpoint again"
                     )
                 self.others[label].add((task, i))  # a template may hold the date
 
@@ -511,8 +511,9 @@ class Evaluation:
         notes = list[str]()
         for label, questions in self.others.items():
             notes.append(
-                f"{label}: for {counted(len(questions), 'question')}, the chat template gave a different "
-                "prompt than for earlier checkpoints, for example because it contains the date."
+                f"{label}: for {counted(len(questions), 'question')}, the chat template gave a "
+                "different prompt than for earlier checkpoints, for example because it contains "
+                "the date."
             )
         return notes
 
@@ -602,8 +603,8 @@ class Entrant:
             commit is loaded, and has to be the same.
 
     Attributes:
-        evaluation: As given.
-        label: As given.
+        evaluation: The questions of the race.
+        label: Label of the checkpoint.
         seconds: Seconds that loading and asking took, earlier commands included.
         loading: Seconds that the latest loading took.
         as_base: Whether this is an adapter whose answers are exactly those of its base.
@@ -764,8 +765,8 @@ class Entrant:
         if self._count and weights != self._weights:
             raise CheckpointError(
                 "the sizes or times of the weights files have changed since they gave the "
-                f"{counted(self._count, 'answer')} in {self._folder}; remove that folder, then run the same "
-                "command to ask the checkpoint again"
+                f"{counted(self._count, 'answer')} in {self._folder}; remove that folder, then "
+                "run the same command to ask the checkpoint again"
             )
         named = ",".join(self.evaluation.recorded)
 
@@ -784,8 +785,9 @@ class Entrant:
         if self._count and not self._pinned and earlier not in (None, commit):
             raise CheckpointError(
                 f"expected commit {earlier}, which gave the {counted(self._count, 'answer')} in "
-                f"{self._folder}, got {commit}; with trust_remote_code only the latest commit is loaded, so "
-                "remove that folder, then run the same command to ask the checkpoint again"
+                f"{self._folder}, got {commit}; with trust_remote_code only the latest commit is "
+                "loaded, so remove that folder, then run the same command to ask the checkpoint "
+                "again"
             )
         if commit:
             self._given["revision"] = commit
@@ -804,7 +806,7 @@ class Entrant:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the weights files have changed (by size or time) since they gave the kept answers.
+        """Whether the weights files have changed, by size or time, since the kept answers.
 
         False without kept answers.
         """

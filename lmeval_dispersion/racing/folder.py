@@ -259,12 +259,12 @@ class RaceFolder:
         """Add checkpoints to those that the command names; only these are loaded.
 
         Args:
-            arguments: lm-eval's arguments for loading each of them.
+            arguments: lm-eval's arguments for loading each checkpoint.
             patterns: Words of the command that could not be resolved to checkpoints, such as
                 ``ORG/*``.
 
         Raises:
-            UsageError: ``race.json`` gives one of them an argument that only the command line may
+            UsageError: ``race.json`` gives a named checkpoint an argument that only the command may
                 give.
         """
         self.named = dict(self.named or {})
@@ -293,7 +293,10 @@ class RaceFolder:
         return any(what_loads(given) not in there for given in arguments)
 
     def may_load(self, entry: Entry) -> bool:
-        """Whether the command names this entry's checkpoint, or an adapter whose base it is."""
+        """Whether the command names this entry's checkpoint, or an adapter whose base it is.
+
+        True for every entry if ``named`` is None.
+        """
         if self.named is None:
             return True
         name, file = what_loads(entry.arguments)
@@ -695,8 +698,9 @@ class RaceFolder:
         places = shlex.join([*self.left_out.values()])
         folder = shlex.quote(str(self.path))
         return [
-            f"Not loaded, because this command does not name these checkpoints: {labels}; to include them, "
-            f"run `dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
+            f"Not loaded, because this command does not name these checkpoints: {labels}; to "
+            f"include them, run `dispersion race … {places} --tasks {self.tasks} --output_path "
+            f"{folder}`."
         ]
 
     def result(
@@ -805,8 +809,8 @@ def deleted_note(contest: Contest) -> list[str]:
     best = max(labels, key=contest.mean)
     number = len(contest.answered[best].score)
     return [
-        f"Not judged any more, because the files were deleted: {listed(labels)}; the best mean score "
-        f"was {contest.mean(best):.3f}, over {counted(number, 'question')}."
+        f"Not judged any more, because the files were deleted: {listed(labels)}; the best mean "
+        f"score was {contest.mean(best):.3f}, over {counted(number, 'question')}."
     ]
 
 
@@ -838,7 +842,7 @@ def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
 
 
 def margins_of(kept: Mapping[str, Any], contest: Contest) -> list[MarginAt]:
-    """Return the margins that ``race.json`` keeps, one for each time that the margin became smaller.
+    """Return the margins in ``race.json``, one for each time that the margin became smaller.
 
     The list is empty if the race began with another ``error`` or ``top`` than the contest's.
     """
@@ -872,8 +876,8 @@ def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
     top = kept.get("top", contest.top)
     if top != contest.top:
         notes.append(
-            f"The number of best checkpoints wanted, {contest.top}, was chosen after answers were seen; "
-            f"the race began with {top}."
+            f"The number of best checkpoints wanted, {contest.top}, was chosen after answers "
+            f"were seen; the race began with {top}."
         )
     return notes
 

@@ -1,7 +1,7 @@
-"""Reads a race's folder: every value is checked by type and range, and names have to be plain file names.
+"""Reads a race's folder: each value is checked by type and range, names as plain file names.
 
-The folder may come from a colleague, a cache or a bucket. No checkpoint is loaded just because the folder
-names it: see :meth:`folder.RaceFolder.may_load`.
+The folder may come from a colleague, a cache or a bucket. No checkpoint is loaded just because the
+folder names it: see :meth:`folder.RaceFolder.may_load`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
         return kept
     if not older or "schema" in content:
         raise UsageError(
-            f"expected a race by this version in {path}, got one by another version; name another folder"
+            f"expected a race by this version in {path}, got one by another version; name "
+            "another folder"
         )
     return dict(checked(_OlderFile, content, file, _REPAIR))
 

@@ -76,7 +76,7 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> tuple[str, ...]:
-        """What identifies the weights: those of name, adapter, revision and GGUF file that are given."""
+        """What identifies the weights: name, adapter, revision and GGUF file, as far as given."""
         parts = list[str]()
         for key in ("pretrained", "model", "peft", "revision", "gguf_file"):
             if key in self.arguments:
@@ -358,8 +358,8 @@ def _check_unscreened(which: Which) -> None:
     for name in ("base", "domain", "audit_sample"):
         if getattr(which, name):
             raise UsageError(
-                "needs a screen, and neither a short list nor all checkpoints (`all`) are screened; leave "
-                "it out",
+                "needs a screen, and neither a short list nor all checkpoints (`all`) are "
+                "screened; leave it out",
                 argument=name,
             )
 
@@ -455,9 +455,9 @@ def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
-    """Return those of the evaluated ``models`` that are on a short list, in the order of their ranks.
+    """Return those of the evaluated ``models`` that are on a short list.
 
-    Models of the list's random sample come last.
+    They are in the order of their ranks; models of the list's random sample come last.
 
     Args:
         named: The words of a command, which name the folder of the short list's manifest.
@@ -491,8 +491,8 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
             raced.append(models[int(target.accuracy)])
     if missing:
         raise UsageError(
-            f"expected results of all checkpoints that the short list in {named[0]} names, got none for "
-            f"{listed(missing)}; evaluate these as well"
+            f"expected results of all checkpoints that the short list in {named[0]} names, got "
+            f"none for {listed(missing)}; evaluate these as well"
         )
     return raced
 
@@ -512,7 +512,8 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
         check_answers(name, answers)
     except DispersionError as error:
         raise UsageError(
-            f"expected a token set to screen by: {error}; or race all checkpoints without a screen (`all`)",
+            f"expected a token set to screen by: {error}; or race all checkpoints without a "
+            "screen (`all`)",
             argument="domain",
         ) from error
     about = f"the answers of {name} ({documents:,} documents)"

@@ -68,8 +68,8 @@ def ended_race(racing: Racing) -> Ended:
     check_settings(racing)
     if racing.answers == "none" and racing.budget is None:
         raise UsageError(
-            "a race without the right answers needs a budget of questions, got none; add a budget, such "
-            "as 5%",
+            "a race without the right answers needs a budget of questions, got none; add a "
+            "budget, such as 5%",
             argument="answers",
         )
     if racing.demo:
@@ -170,8 +170,8 @@ def _opened(racing: Racing) -> RaceFolder:
     began_by = folder.lineup.by
     if folder.kept.get("turns") and racing.by not in (None, began_by):
         raise UsageError(
-            f"expected {began_by}, with which the race in {folder.path} began, got {racing.by}; leave "
-            "it out",
+            f"expected {began_by}, the order in which the race in {folder.path} began, got "
+            f"{racing.by}; leave it out",
             argument="by",
         )
     return folder

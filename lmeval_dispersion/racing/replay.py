@@ -348,8 +348,8 @@ def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence
         lower = sorted(plain.intersection(manifest.get("lower_is_better", ())))
         if lower:
             raise UsageError(
-                "expected a metric for which higher values are better, but lower values are better for "
-                f"{', '.join(lower)} in the results of {name}; name another metric",
+                "expected a metric for which higher values are better, but lower values are "
+                f"better for {', '.join(lower)} in the results of {name}; name another metric",
                 argument="metric",
             )
 
@@ -609,8 +609,9 @@ def _asked_everything(place: str) -> list[str] | None:
             whole.append(folders[label])
     if len(whole) < 2:
         raise UsageError(
-            f"expected a race in {place} in which two or more checkpoints were asked all questions, but "
-            f"only {len(whole)} of {len(files)} were; run the race to its end, or name finished evaluations"
+            f"expected a race in {place} in which two or more checkpoints were asked all "
+            f"questions, but only {len(whole)} of {len(files)} were; run the race to its end, or "
+            "name finished evaluations"
         )
     return whole
 
@@ -625,7 +626,7 @@ def replay(
     quiet: bool = True,
     **settings: Any,
 ) -> Replay:
-    """Race on finished evaluations: once in the orders drawn by ``seed``, and often in random orders.
+    """Race on finished evaluations once by ``seed``, and many times in random orders.
 
     Args:
         recorded: The evaluations.
@@ -812,8 +813,8 @@ def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any)
         settings: Further arguments of :func:`raced`.
 
     Raises:
-        UsageError: The budget is neither a number nor a share, or is less than one question for each
-            model.
+        UsageError: The budget is neither a number nor a share, or is less than one question for
+            each model.
     """
     with np.load(data_folder("released") / "gsm8k.npz") as file:
         labels = file["names"].tolist()

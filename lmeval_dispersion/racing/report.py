@@ -495,9 +495,10 @@ class Race(Report):
         if left_out:
             loss, low, high, data = CUT
             answers = min(row.questions for row in left_out)
+            were = "was" if len(left_out) == 1 else "were"
             shown += (
-                f"; {len(left_out)} others were left out after {answers} answers, which in our studies cost "
-                f"{loss:g} of accuracy ({low:g} to {high:g}, {data})"
+                f"; {count(len(left_out), 'other')} {were} left out after {answers} answers, "
+                f"which in our studies cost {loss:g} of accuracy ({low:g} to {high:g}, {data})"
             )
         return shown
 
@@ -560,13 +561,13 @@ class Race(Report):
         least_chance = (1 - LEVEL) * comb(left, n)
         most = max(k for k in range(left) if comb(left - k, n) > least_chance)
         return (
-            f"Of {drawn}, none did better{more}; of the {left} that the screen left out at most {most} "
-            f"would ({100 * LEVEL:.0f} % confidence)."
+            f"Of {drawn}, none did better{more}; of the {left} that the screen left out at most "
+            f"{most} would ({100 * LEVEL:.0f} % confidence)."
         )
 
 
 def add_margin(margins: list[MarginAt], contest: Contest, labels: Sequence[str]) -> None:
-    """Add the margin that the answers support by now, if it is smaller than the last in ``margins``.
+    """Add the margin that the answers support, if it is smaller than the last in ``margins``.
 
     Args:
         margins: The margins shown so far, changed in place; to an empty list the first is added.

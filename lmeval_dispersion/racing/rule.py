@@ -82,9 +82,9 @@ class Bets:
         step: Number of questions between two updates of the predictions.
 
     Attributes:
-        of: As given.
-        columns: As given.
-        shared: As given.
+        of: Number of questions in all, N.
+        columns: The predictors, as for the argument; None without any.
+        shared: Number of first questions that are also asked of other checkpoints.
         taken: Number of questions that were bet on.
         begin: Bets on the first ``begin`` questions do not count.
     """

@@ -1,8 +1,9 @@
-"""Probabilities in shared questions: of the right answer and, in a race without labels, of answer tokens.
+"""Probabilities in shared questions: of the right answer or, without labels, of answer tokens.
 
-For multiple choice, lm-eval's samples hold the probability of the right answer. For a generated answer the
-log-likelihood of the target after the prompt is measured. The probabilities of the answer tokens, where the
-answer begins, need no labels: they order checkpoints by agreement with the mean answer of all.
+For multiple choice, lm-eval's samples hold the probability of the right answer. For a generated
+answer the log-likelihood of the target after the prompt is measured. The probabilities of the
+answer tokens, where the answer begins, need no labels: they order checkpoints by agreement with the
+mean answer of all.
 """
 
 from __future__ import annotations
@@ -341,8 +342,8 @@ def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> 
         if "tokens" not in block:
             before = "the race asked it without answer tokens; name another folder"
             raise UsageError(
-                f"expected the probabilities of answer tokens, got a question of {question[0]} without "
-                f"them ({block.get('why', before)})",
+                f"expected the probabilities of answer tokens, got a question of {question[0]} "
+                f"without them ({block.get('why', before)})",
                 argument="answers",
             )
         answers.append(np.array(block["tokens"]))
@@ -368,8 +369,8 @@ def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
     numbers_of_tokens = {tuple(map(len, of_one)) for of_one in answers}
     if len(numbers_of_tokens) > 1:
         raise UsageError(
-            "expected checkpoints that share a tokenizer, got some with other answer tokens; leave out "
-            "this option to order the checkpoints by the right answers",
+            "expected checkpoints that share a tokenizer, got some with other answer tokens; "
+            "leave out this option to order the checkpoints by the right answers",
             argument="answers",
         )
     values = np.zeros((len(answers), len(answers[0])))

@@ -150,7 +150,8 @@ def _scheduler(
             losses[label] += 1
             if losses[label] > _RETRIES:
                 folder.failed[label] = (
-                    f"its worker on the Ray cluster was lost {losses[label]} times"
+                    f"its worker on the Ray cluster was lost {losses[label]} times; run the same "
+                    "command to ask it again"
                 )
                 contest.fail(label)
 
@@ -172,8 +173,9 @@ def _trial(folder: RaceFolder, contest: Contest) -> Callable[[dict[str, Any]], N
         try:
             if not path.is_dir():
                 raise UsageError(
-                    f"expected a folder that every node of the cluster sees, got {path}, which the node "
-                    f"{socket.gethostname()} does not see; name a folder on storage that all nodes share",
+                    f"expected a folder that every node of the cluster sees, got {path}, which "
+                    f"the node {socket.gethostname()} does not see; name a folder on storage "
+                    "that all nodes share",
                     argument="output_path",
                 )
             with contextlib.closing(folder.entrant(entries[config["label"]], asked)) as entrant:
@@ -210,8 +212,8 @@ def _cluster() -> Iterator[float]:
     except (OSError, RuntimeError, ValueError) as error:
         if address == "local":
             raise DispersionError(
-                f"Ray could not start a cluster on this machine ({error}); leave out the engine to ask "
-                "one checkpoint after the other"
+                f"Ray could not start a cluster on this machine ({error}); leave out the engine "
+                "to ask one checkpoint after the other"
             ) from error
         raise DispersionError(
             f"expected RAY_ADDRESS to be host:port of a Ray cluster, got {address} ({error}); "

@@ -807,7 +807,7 @@ def test_a_folder_of_another_race_is_refused(
         (
             "--by",
             "block",
-            f"expected rows, with which the race in {tmp_path / 'out'} began, got block",
+            f"expected rows, the order in which the race in {tmp_path / 'out'} began, got block",
         ),
         ("--limit", "30", "with another number of questions (25, now 30)"),
     ):
