@@ -1,9 +1,10 @@
 """Checkpoints evaluated block by block by lm-eval's own evaluation, and a folder that keeps every block.
 
 An :class:`Entrant` runs one checkpoint in any process: it loads and asks the model, and keeps the
-answers. Its folder holds what ``lm_eval --log_samples`` writes. A block counts once the results file, which is replaced as
-a whole, gives the lengths of the samples' files; anything after that, from a killed run, is cut off.
-The states of dispersion tasks are kept by block next to them, until all questions are in a store.
+answers. Its folder holds what ``lm_eval --log_samples`` writes. A block counts once the results
+file, which is replaced as a whole, gives the lengths of the samples' files; anything after that,
+from a killed run, is cut off. The states of dispersion tasks are kept by block next to them, until
+all questions are in a store.
 """
 
 from __future__ import annotations
