@@ -1,5 +1,6 @@
 """lm-eval's logs: which files are one run, the lines of its samples, and the metric that scores them.
 
-``runs`` finds the files, ``lines`` reads the samples, ``inspect`` gives logs of Inspect the form of
-lm-eval's, ``judging`` reads ``--metric``. Standard library alone; the modules are private.
+``runs`` finds the files, ``files`` reads samples, ``results`` reads results, ``inspect`` gives logs
+of Inspect the form of lm-eval's, ``judging`` reads ``--metric``. Only the standard library is used;
+the modules are private.
 """

@@ -51,8 +51,8 @@ class Line:
         place: File and line of the document, with which messages begin.
         doc_id: Index of the document in its task.
         content: The logged object.
-        filter: Name of the filter; None in samples of lm-eval before 0.4.7.
-        metrics: Name -> value of each metric, as logged.
+        filter: Name of the filter, or of Inspect's scorer; None in samples of lm-eval before 0.4.7.
+        metrics: Name -> value of each metric, as logged; without those of lmeval-dispersion.
         digest: Hash of the line; equal lines have equal hashes. 0 in a log of Inspect.
     """
 
@@ -67,7 +67,7 @@ class Line:
 def kind_of(file: Path) -> str:
     """Return what a file holds: ``samples``, ``results``, or ``inspect`` for a log of Inspect.
 
-    The text is empty for any other file, and for one that cannot be read.
+    For any other file, and for one that cannot be read, the result is an empty text.
     """
     if not file.name.endswith((*SUFFIXES, inspect.SUFFIX)):
         return ""
@@ -115,7 +115,7 @@ def json_object(text: str, place: str) -> dict[str, Any]:
         place: Where the text is from, with which the message begins.
 
     Raises:
-        HarnessError: The text is anything else, such as an object that is cut off.
+        HarnessError: The text is not a JSON object, for example because it is cut off.
     """
     try:
         value = json.loads(text.removeprefix(_BOM))
@@ -130,7 +130,7 @@ def number_of(value: object) -> float:
     """Return a logged number as a float; NaN for None, or for a number that a float cannot hold.
 
     Raises:
-        TypeError: The value is something else, such as a text or a list.
+        TypeError: The value is neither a number nor None, such as a text or a list.
     """
     if value is None:
         return math.nan
@@ -143,7 +143,7 @@ def number_of(value: object) -> float:
 
 
 def writable(text: str) -> str:
-    """Return ``text`` with a question mark in place of each surrogate, which no file can hold."""
+    """Return ``text`` with a question mark for each lone surrogate, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -156,7 +156,8 @@ def read_lines(file: Path, text: str | None = None) -> Iterator[Line]:
 
     Raises:
         HarnessError: The file is empty, cut off, not UTF-8 or not lm-eval's. The message names the
-            line.
+            line, if one is to blame.
+        MissingExtraError: The file is a log of Inspect, and inspect_ai is not installed.
     """
     if text is None and kind_of(file) == "inspect":
         yield from _inspect_lines(file)
@@ -221,8 +222,8 @@ def _line(content: Mapping[str, Any], place: str, digest: int) -> Line:
         doc_id = int(doc_id)
     if isinstance(doc_id, bool) or not isinstance(doc_id, int) or not 0 <= doc_id < _MOST_ID:
         raise HarnessError(
-            f"{place}: expected `doc_id` to be a whole number, got {brief(doc_id)}; run lm-eval "
-            "again"
+            f"{place}: expected `doc_id` to be a whole number of at least 0, got "
+            f"{brief(doc_id)}; run lm-eval again"
         )
     name = content.get("filter")
     if "filter" in content and not isinstance(name, str):

@@ -27,6 +27,7 @@ _LETTERS = ("C", "I", "P", "N")  # right, wrong, partly right, no answer
 _WORDS = ("yes", "true", "no", "false")
 _AVERAGES = ("accuracy", "mean")  # Inspect's means of a score over the samples
 _FINISHED = "success"
+_RUNNING = "started"  # or was killed
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ def is_inspect_log(file: Path, head: bytes) -> bool:
 def read_header(file: Path) -> dict[str, Any]:
     """Read the header of a log of Inspect, in the form of lm-eval's results.
 
-    It has the model, the version of the task, the number of samples and the limit. The entry
-    ``inspect`` has what lm-eval's results lack: the task, the status, the date, and notes on
-    samples that ended in an error.
+    The result has the model, the version of the task, the number of samples and the limit, but no
+    scores. Its entry ``inspect`` has what lm-eval's results lack: the task, the status, the date,
+    and notes on samples that ended in an error.
 
     Raises:
         MissingExtraError: inspect_ai is not installed.
@@ -101,7 +102,7 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
-    """Return the headers of the evaluations that came to their end.
+    """Return the headers of the finished evaluations, by file.
 
     Args:
         headers: File -> header, from :func:`read_header`.
@@ -119,15 +120,18 @@ def finished(headers: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any
     for file, header in headers.items():
         about = header["inspect"]
         if file not in done and (header["model_name"], about["task"]) not in retried:
+            wait = "wait until it ends, or " if about["status"] == _RUNNING else ""
             raise HarnessError(
                 f"{file}: expected a finished evaluation, got the status {about['status']!r}; "
-                f"run: inspect eval-retry {shlex.quote(str(file))}"
+                f"{wait}run: inspect eval-retry {shlex.quote(str(file))}"
             )
     return done
 
 
 def read_judgements(file: Path) -> Iterator[Judgement]:
     """Yield the scores of each sample, in the order of the data set, one scorer after the other.
+
+    Samples that ended in an error are left out.
 
     Raises:
         MissingExtraError: inspect_ai is not installed.
@@ -180,14 +184,16 @@ def _check_size(file: Path) -> None:
             raise HarnessError(f"{file} cannot be read ({error}); copy it again") from None
     if len(sizes) > _MOST_PARTS:
         raise HarnessError(
-            f"{file}: expected at most {_MOST_PARTS:,} parts, got {len(sizes):,}; log fewer samples"
+            f"{file}: expected at most {_MOST_PARTS:,} files in the log, got {len(sizes):,}; "
+            "evaluate fewer samples (limit)"
         )
     largest = max(sizes, default=0)
     if largest <= _LARGEST:
         return
     if file.name.endswith(SUFFIX):
         raise HarnessError(
-            f"{file}: expected parts of at most {_LARGEST:,} bytes, got one of {largest:,}; log fewer samples"
+            f"{file}: expected files of at most {_LARGEST:,} unpacked bytes in the log, got one of "
+            f"{largest:,}; evaluate fewer samples (limit)"
         )
     raise HarnessError(
         f"{file}: expected at most {_LARGEST:,} bytes of JSON, got {largest:,}; convert the log: "

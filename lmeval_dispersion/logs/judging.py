@@ -94,7 +94,7 @@ class NamedMetrics:
         return any(name in self.own for name in names)
 
     def check(self, names: Sequence[str]) -> None:
-        """Check that all metrics are named for tasks or groups that there are, which are ``names``.
+        """Check that metrics are named only for the tasks and groups in ``names``.
 
         Raises:
             UsageError: A metric is named for another task or group.
@@ -103,8 +103,8 @@ class NamedMetrics:
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=3) or names
                 raise UsageError(
-                    f"expected the metric of a task that is scored, got {name}={judge}; tasks are "
-                    f"{listed_names(near)}",
+                    f"expected the metric of a task that is scored, got {name}={judge}; name "
+                    f"one of these tasks: {listed_names(near)}",
                     argument="metric",
                 )
 
@@ -153,7 +153,7 @@ def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | No
 
     Args:
         metrics: Name -> logged value of each metric of the document.
-        named: Name of the metric; None for the first known one that is a number.
+        named: Name of the metric; None for the first metric in `JUDGES` that is a number.
     """
     for name in (named,) if named else JUDGES:
         if name in metrics and isinstance(metrics[name], int | float):
@@ -164,7 +164,7 @@ def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | No
 def numeric_metrics(documents: Iterable[Mapping[str, Any]]) -> Numeric:
     """Return for each metric whether at least one document has a number for it.
 
-    ``documents`` are the metrics of each document: name -> logged value.
+    ``documents`` holds, for each document, the logged value of each metric by name.
     """
     numeric: dict[str, bool] = {}
     for metrics in documents:
@@ -177,8 +177,10 @@ def filter_with(filters: Mapping[str, Numeric], judge: str | None) -> str | None
     """Return the name of the first filter that has the named metric; None if there is none.
 
     Args:
-        filters: Filter -> for each metric whether it is a number of single documents.
-        judge: ``[FILTER/]METRIC``; None for the first filter.
+        filters: Filter -> its metrics, each with whether any document has a number for it (which
+            does not matter here).
+        judge: ``METRIC``, or ``FILTER/METRIC`` to look at that filter only; None for the first
+            filter.
     """
     named_filter, metric = split_judge(judge)
     for name, numeric in filters.items():
@@ -192,16 +194,16 @@ def chosen_metric(
 ) -> tuple[str, str | None]:
     """Return the filter and the metric that score a task.
 
-    The metric is None if none is named and no known metric is a number of single documents.
+    The metric is None if none is named, and no document has a number for a metric in `JUDGES`.
 
     Args:
-        task: Name of the task, with which messages begin.
-        filters: Filter -> for each metric whether it is a number of single documents.
-        judge: ``[FILTER/]METRIC``; None for the first known metric of the first filter.
+        task: Name of the task, for messages.
+        filters: Filter -> its metrics, each with whether any document has a number for it.
+        judge: ``[FILTER/]METRIC``; None for the first metric in `JUDGES` that the first filter has.
 
     Raises:
-        HarnessError: The task has no such filter or metric, or the metric is not a number of single
-            documents.
+        HarnessError: The task lacks the named filter or metric, or no document has a number for the
+            named metric.
     """
     chosen = filter_with(filters, judge)
     if chosen is None:
@@ -212,7 +214,11 @@ def chosen_metric(
     if named is None:
         return chosen, _first_known(numeric)
     if not numeric[named]:
-        raise HarnessError(f"{task}: {named} does not score single documents: {unscored(numeric)}")
+        step = unscored(numeric)
+        numbers = [name for name in numeric if numeric[name]]
+        if numbers:
+            step = f"name a metric that does: {listed_names(numbers)}"
+        raise HarnessError(f"{task}: {named} does not score single documents; {step}")
     return chosen, named
 
 
@@ -227,16 +233,18 @@ def _first_known(numeric: Numeric) -> str | None:
 def results_metric(
     results: Mapping[str, Any], task: str, keys: Sequence[str], judge: str | None
 ) -> str | None:
-    """Return the key ``METRIC,FILTER`` of a task's score in lm-eval's results; None if it has none.
+    """Return the key of a task's score in lm-eval's results, such as ``acc,none``.
 
-    Filter and metric are chosen as for samples: the task's first filter, and the first known one of
-    its metrics.
+    The result is None if no key fits.
+
+    Filter and metric are chosen as for samples: the task's first filter, and the first metric in
+    `JUDGES` that it has.
 
     Args:
         results: Content of the results file.
         task: Name of the task.
-        keys: The keys to choose from.
-        judge: ``[FILTER/]METRIC``; None for the first known metric of the first filter.
+        keys: The keys to choose from, ``METRIC,FILTER``; in old results ``METRIC``.
+        judge: ``[FILTER/]METRIC``; None for the first filter and its first known metric.
     """
     filters: dict[str, dict[str, bool]] = {}
     if config_of(results, task).get("filter_list"):
@@ -255,15 +263,15 @@ def results_metric(
 
 
 def unscored(numeric: Numeric) -> str:
-    """Return why documents have no score by default, and which metrics they have.
+    """Return why documents have no score if no metric is named, and which metrics they have.
 
-    ``numeric`` tells for each metric whether it is a number of single documents.
+    ``numeric`` says for each metric whether any document has a number for it.
     """
     numbers = [name for name in numeric if numeric[name]]
     if numbers:
         return (
-            f"none of the known metrics ({', '.join(JUDGES[:3])}, …) is a number for single documents; name "
-            f"one that is by `--metric`: {listed_names(numbers)}"
+            f"documents have no number for a known metric ({', '.join(JUDGES[:3])}, …); name one "
+            f"of their metrics by `--metric`: {listed_names(numbers)}"
         )
     if not numeric:
         return "no metric is logged, so the documents have no label"

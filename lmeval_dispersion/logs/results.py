@@ -61,7 +61,7 @@ def config_of(results: Mapping[str, Any], task: str) -> Mapping[str, Any]:
 
 
 def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
-    """Return the names of a task's filters in the order of their use; empty if they are unknown."""
+    """Return the names of a task's filters, in lm-eval's order; empty if the results name none."""
     names = []
     for entry in config_of(results, task).get("filter_list") or ():
         if isinstance(entry, dict) and "name" in entry:
@@ -73,7 +73,7 @@ def filter_names(results: Mapping[str, Any], task: str) -> list[str]:
 
 
 def model_arguments(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of the evaluated model, such as ``pretrained``; empty if unknown."""
+    """Return lm-eval's arguments for the model, such as ``pretrained``; empty if unknown."""
     arguments = section(results, "config").get("model_args")
     if isinstance(arguments, str):
         return key_values(arguments, check=False)

@@ -29,11 +29,12 @@ class LoggedRun:
     """The evaluation of one model: its results, and the file of samples of each task.
 
     Attributes:
-        file: The results file; without results, the folder or file that was named.
-        results: Content of the results file; empty without results.
+        file: The results file or log of Inspect; without results, the folder or file that was
+            named.
+        results: Content of the results file, or the header of the log; empty without results.
         samples: Task -> file of its samples.
-        apart: Task -> content of its own results file, for tasks that were evaluated at another
-            time than the rest.
+        apart: Task -> content of the task's own results file, for tasks that were evaluated earlier
+            than those of ``results``.
     """
 
     file: Path
@@ -57,7 +58,7 @@ class LoggedRun:
 
     @property
     def date(self) -> str:
-        """Date of the run, from its files' names or its log of Inspect; empty if it is unknown."""
+        """Date of the run as a text, from file names or the log of Inspect; empty if unknown."""
         if self.by_inspect:
             return str(self.results["inspect"]["created"])
         return max(map(_date, (self.file, *self.samples.values())))
@@ -71,12 +72,13 @@ def is_log(path: Path) -> bool:
 
 
 def find_run(place: str | Path) -> LoggedRun:
-    """Return the run in a folder, or the run of a file of results or samples.
+    """Return the run in a folder, or the run to which a results or samples file belongs.
 
     Tasks that one model answered at different times are one run.
 
     Raises:
-        HarnessError: There is no run, or the folder holds several of one task or of several models.
+        HarnessError: There is no run, or the folder holds several runs of one task, or runs of
+            several models.
     """
     path = Path(place).expanduser()
     if not path.exists():
@@ -104,9 +106,10 @@ def find_run(place: str | Path) -> LoggedRun:
 
 
 def find_runs(path: Path) -> list[LoggedRun]:
-    """Return all runs with samples in a folder, or the one to which a file belongs.
+    """Return all runs with samples in a folder.
 
-    The list is empty if there is no run.
+    For a results or samples file, the list has the run to which the file belongs. It is empty if
+    there is no run.
     """
     if not path.is_file():
         return _runs_of(_sample_files(path), path)

@@ -24,11 +24,11 @@ class Which:
         domain: Token set by which checkpoints are screened. Default: the tasks' answers.
         base: Checkpoint that the others were trained from; it does not race.
         all: Race every checkpoint, without screening first.
-        by: What orders the race: rows, for the screen's ranking, or block, for the answers of all
-            to the same few questions. Default: rows; block if all rows are equal, with --all,
-            or with a budget.
-        audit_sample: Number of checkpoints outside the screen's list that race as well, drawn at
-            random from each group.
+        by: What orders the race: rows, for the screen's ranking, or block, for the scores of all
+            on the same few questions. Default: rows; block if the screen finds equal rows, with
+            --all, or with a budget.
+        audit_sample: Number of checkpoints in each group that race although they are not on the
+            screen's short list, drawn at random.
     """
 
     family: Annotated[str | None, Option("NAME")] = None
@@ -44,17 +44,19 @@ class How:
     """When a race ends, and where it runs.
 
     Attributes:
-        error: Probability, at most, that the best checkpoint of the race is dropped.
+        error: Probability, at most, that the best checkpoint is dropped for one that is worse by
+            more than the margin.
         margin: Smallest difference in score that counts.
         top: Number of best checkpoints that are wanted.
-        budget: Number of questions for all checkpoints together, or a share of what asking all
-            would take; the same command without it goes on to the proof. Default: as many as a
-            proof needs.
-        hours: Hours after which the race stops. Default: none, it goes on to the end.
-        answers: With none, the right answers are not used, and checkpoints are ordered by how far
-            they agree; this needs a budget. Default: the task's own.
-        engine: With ray, checkpoints are asked side by side, on the Ray cluster of RAY_ADDRESS or
-            of this machine. Default: one by one.
+        budget: Number of questions for all checkpoints together, or a share of what asking them
+            everything would take; the same command without a budget goes on until the best is
+            proven. Default: as many as a proof needs.
+        hours: Hours after which the race stops. Default: no limit.
+        answers: With none, the right answers are not used, and checkpoints are ordered by how well
+            their answers agree with the mean answer of all; this needs a budget. Default: the
+            task's right answers.
+        engine: With ray, checkpoints are asked at the same time, on the Ray cluster at RAY_ADDRESS
+            or on one started on this machine. Default: one after the other.
         gpus_per_checkpoint: Number of the cluster's GPUs for each checkpoint, which may be a
             fraction. Default: 1 if the cluster has GPUs.
         dry_run: Only screen, and print what would be loaded and asked.

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RESULTS",
         help="race finished evaluations: results of `lm_eval --log_samples` or stores, one for each model, "
-        "or a race's folder; with a folder that --emit wrote, those of its list (default: none)",
+        "or a race's folder; if CHECKPOINT is a folder that --emit wrote, only those on its "
+        "short list race (default: none)",
     )
     recorded.add_argument(
         "--demo",
@@ -63,11 +64,13 @@ _LIVE = ("family", "domain", "base", "tasks", "limit", "engine", "output_path", 
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion race`` and return its exit status.
 
-    It is 0 after a race, 3 if a checkpoint failed, and 130 if the user interrupted the race.
+    The exit status is 0 after a race, 3 if a checkpoint failed, and 130 if the user interrupted the
+    race.
 
     Raises:
         UsageError: The arguments do not fit together, or one has a wrong value.
-        DispersionError: No checkpoint could be raced.
+        DispersionError: No checkpoint could be raced, or an error such as a full disk stopped the
+            race.
     """
     output = Output.of(args)
     if not (args.demo or args.replay):
@@ -131,8 +134,8 @@ def _replayed(args: argparse.Namespace, rule: dict[str, Any]) -> replay.Replay:
         listed = [name for name in names if name in answers]
         if not listed:
             raise UsageError(
-                "expected finite answers of at least one checkpoint on the list, got none; evaluate "
-                "them again with model_args dtype=float32"
+                "expected finite answers of at least one checkpoint on the short list, got none; "
+                "evaluate the checkpoints again with model_args dtype=float32"
             )
     by = args.by or ("rows" if listed else "block")
     is_sorted = len(args.replay) > 1 and args.replay == sorted(args.replay)

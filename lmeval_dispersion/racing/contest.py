@@ -62,7 +62,7 @@ class Scores(NamedTuple):
     """The scores of a checkpoint's answers to n questions.
 
     Attributes:
-        score: What the task's metric gives to each answer, in [0, 1]. Shape (n,).
+        score: Score of each answer by the task's metric, in [0, 1]. Shape (n,).
         probability: The probability that the checkpoint gave to the right answer, in [0, 1]; NaN
             where it is unknown. Shape (n,).
     """
@@ -92,11 +92,11 @@ class Shown(NamedTuple):
     """The best checkpoints so far, and by how much another one may still be better.
 
     Attributes:
-        labels: Labels of the best checkpoints, the best first. There are fewer than wanted as long
-            as too few can be named.
-        margin: No other checkpoint is better than the last one in ``labels`` by more than this;
-            None if nothing can be shown yet.
-        error: The chance, at most, that a margin shown at any moment of the race is too small.
+        labels: Labels of the best checkpoints, as in :attr:`Contest.named`.
+        margin: No other checkpoint is better than the last one in ``labels`` by more than this
+            difference in score; None if nothing can be shown yet.
+        error: Upper bound on the probability that a margin shown at any moment of the race is too
+            small.
     """
 
     labels: list[str]
@@ -109,9 +109,9 @@ class Phase(NamedTuple):
 
     Attributes:
         checkpoints: Number of checkpoints that are asked in this phase.
-        questions: Number of shared questions that each of them has been asked when the phase ends.
-        after: Number of shared questions whose answers decide which checkpoints these are; 0 in the
-            first phase, which asks all.
+        questions: Number of shared questions that each of these has been asked when the phase ends.
+        after: Number of shared questions by which these checkpoints are chosen; 0 in the first
+            phase, which asks all.
     """
 
     checkpoints: int
@@ -136,10 +136,10 @@ class Contest:
         side_by_side: Number of checkpoints, if several race at the same time; 0 if they take turns.
         sharing: Number of shared questions, which every checkpoint is asked first; 0 if each has
             its own order from the start.
-        reference: Label of a checkpoint that is asked everything and cannot be the best, such as
-            the base; empty without one.
-        top: Number of best checkpoints wanted. Each of the others is compared with the last of
-            them, at 1 / ``top`` of ``error``.
+        reference: Label of a checkpoint that is asked too and cannot be the best, such as the base
+            model of adapters; empty without one.
+        top: Number of best checkpoints wanted. Every other checkpoint is compared with the worst
+            of these, with an error of ``error`` / ``top``.
         step: Number of questions between two updates of the predictions that the bets use (see
             :class:`~lmeval_dispersion.racing.rule.Bets`).
         split: Number of checkpoints that share half of ``error``, so that a margin can be reported
@@ -225,8 +225,9 @@ class Contest:
         """Begin a phase of shared questions, and return the labels of the checkpoints to ask.
 
         Each of these is to be asked until it has ``phase.questions`` answers. They are the best of
-        ``labels`` by the answers in the phase before. Checkpoints that failed, or whose turn has
-        begun, are not asked; the reference is asked in the first phase only.
+        ``labels`` by the answers in the phase before; the first phase takes all. Checkpoints that
+        failed, or whose turn has begun, are not asked; the reference is asked in the first phase
+        only.
         """
         sound = [label for label in labels if self.standing.get(label) != "failed"]
         chosen = self._best_after(phase, sound) if phase.after else sound
@@ -248,7 +249,10 @@ class Contest:
         return asked[: phase.checkpoints]
 
     def hold(self, label: str, answers: Scores) -> None:
-        """Set the answers that a checkpoint has given so far, before its turn begins."""
+        """Set all answers that a checkpoint has given so far, before its turn begins.
+
+        Its standing becomes ``complete`` if it was asked everything, and ``running`` if not.
+        """
         self.answered[label] = answers
         is_whole = self._count(label) == self.questions
         self.standing[label] = "complete" if is_whole else "running"
@@ -274,17 +278,17 @@ class Contest:
     def turns(self, labels: Sequence[str], *, cut: bool = False) -> list[str]:
         """Return the labels of the checkpoints that have a turn, in the order of their turns.
 
-        Checkpoints whose turn has begun come first, then the reference, then the others. After
-        shared questions, the others are ordered by how many of these they have, then by the mean
-        probability of the right answer (or the score, where probabilities are unknown); checkpoints
-        without shared questions come last. A checkpoint has no turn if it failed, or if it has no
-        answer to its shared questions yet.
+        Checkpoints whose turn has begun come first, then the reference, then all others. If there
+        are shared questions, these others are ordered by the number of shared questions that they
+        were asked, then by the mean probability of the right answer (or the mean score, where
+        probabilities are unknown); those that were asked none come last. A checkpoint has no turn
+        if it failed, or if it has no answer to its shared questions yet.
 
         Args:
             labels: Labels of all checkpoints in the race, in the order of the list.
-            cut: Whether the worst two thirds of a long list may be left out. This happens only if
-                all shared answers have probabilities: a few answers that are right or wrong do not
-                show which checkpoints are the best.
+            cut: Whether the worst two thirds may be left out if 24 or more checkpoints have a turn.
+                This happens only if all shared answers have probabilities: a few answers that are
+                just right or wrong do not show which checkpoints are the best.
         """
         going = list[str]()
         for label in labels:
@@ -330,7 +334,8 @@ class Contest:
     def begin(self, label: str) -> None:
         """Begin a checkpoint's turn, and fix the checkpoints that it is compared with.
 
-        These are the ones that have been asked everything by now. A second call changes nothing.
+        It is compared with those that have been asked everything by now. A second call changes
+        nothing.
         """
         if label in self.against:
             return
@@ -342,7 +347,8 @@ class Contest:
     def fail(self, label: str) -> None:
         """Take a failed checkpoint out of the race.
 
-        If checkpoints race side by side, those that were dropped only because of this one race on.
+        If checkpoints race side by side, those that were dropped only because they were worse than
+        the failed one are back in the race.
         """
         self.standing[label] = "failed"
         if self.side_by_side:  # in turns it dropped nobody
@@ -358,7 +364,7 @@ class Contest:
                 self.add(label, NOTHING)
 
     def shown(self, labels: Iterable[str]) -> Shown:
-        """Return the best checkpoints so far, and the smallest margin that can be shown by now.
+        """Return the best checkpoints so far, and the smallest margin that the answers support.
 
         ``labels`` are the labels of all checkpoints in the race, asked or not.
         """
@@ -384,8 +390,8 @@ class Contest:
     def named(self) -> list[str]:
         """Labels of the best checkpoints so far, the best first; at most ``top``.
 
-        They are the best of those that were asked everything. If these are fewer than ``top`` and
-        the error is split, the best by the shared questions follow.
+        They are the best of the checkpoints that were asked everything. If these are fewer than
+        ``top`` and ``split`` is set, the best by the shared questions follow.
         """
         ranked = self.ranked
         if self.split and len(ranked) < self.top:
@@ -598,9 +604,9 @@ class Contest:
 
     @property
     def best(self) -> str | None:
-        """Label of the best checkpoint of those that were asked everything; None without any.
+        """Label of the best checkpoint of those that were asked everything; None if none was.
 
-        Of checkpoints with equal scores it is the first.
+        Of checkpoints with equal scores, it is the one that was asked first.
         """
         return next(iter(self.ranked), None)
 
@@ -608,7 +614,7 @@ class Contest:
     def ranked(self) -> list[str]:
         """Labels of the checkpoints that were asked everything, the best first.
 
-        The reference is not among them.
+        The reference is left out.
         """
         whole = list[str]()
         for label, standing in self.standing.items():
@@ -639,22 +645,22 @@ def phases(
 ) -> list[Phase]:
     """Plan how a budget is spent on phases of shared questions, and return the phases in order.
 
-    After each phase the best third of the checkpoints stays, as long as the phases load each
-    checkpoint 1.5 times at most on average. If all stay loaded, the best two thirds stay, in as
-    many phases as that takes. The fewer checkpoints are left, the more questions each of them has
-    been asked.
+    After each phase the best third of the checkpoints stays, down to ``top`` + 1. Phases are added
+    only while each checkpoint is loaded at most 1.5 times on average. If all stay loaded
+    (``kept``), the best two thirds stay after each phase, without that limit. The fewer checkpoints
+    are left, the more questions each of them is asked.
 
     Args:
         checkpoints: Number of checkpoints, without the reference.
         questions: Number of questions in all.
         budget: The most questions that may be asked, summed over the checkpoints and the reference.
-        top: How many of the best checkpoints are wanted; one more than these is asked in the last
-            phase.
+        top: Number of best checkpoints wanted; the last phase asks one more than these.
         kept: Whether all checkpoints stay loaded from phase to phase.
-        reference: Whether a reference is asked too. It is asked in the first phase only.
+        reference: Whether a reference (see :class:`Contest`) is asked too. It is asked in the first
+            phase only.
 
     Raises:
-        UsageError: The budget is less than one question for each checkpoint.
+        UsageError: The budget is less than one question for each checkpoint and the reference.
     """
     first = checkpoints + reference
     if checkpoints < 1 or budget < first:
@@ -727,9 +733,10 @@ def run(
         label: Label of the checkpoint.
         ask: Called with ``begin`` and ``end``; returns the answers to the questions from ``begin``
             up to, not including, ``end`` in the checkpoint's order.
-        batch: Number of questions asked at once. It changes how often the bets are looked at, and
-            not the bets.
-        known: Answers that the checkpoint gave before; they are added first.
+        batch: Number of questions asked at once. It changes only how often the race checks whether
+            the checkpoint is dropped.
+        known: Answers from an earlier run, from the checkpoint's first question on. They are used
+            before anything is asked.
     """
     begin = len(contest.answered.get(label, NOTHING).score)
     more = known.at(np.arange(begin, max(begin, len(known.score))))

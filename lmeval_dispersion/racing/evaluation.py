@@ -1,9 +1,10 @@
 """Checkpoints evaluated block by block by lm-eval's own evaluation, and a folder that keeps every block.
 
-An :class:`Entrant` runs one checkpoint in any process: it loads it, asks it, and keeps its answers. Its
-folder holds what ``lm_eval --log_samples`` writes. A block counts once the results file, which is replaced as
-a whole, gives the lengths of the samples' files; anything after that, from a killed run, is cut off.
-The states of dispersion tasks are kept by block next to them, until all questions are in a store.
+An :class:`Entrant` runs one checkpoint in any process: it loads and asks the model, and keeps the
+answers. Its folder holds what ``lm_eval --log_samples`` writes. A block counts once the results
+file, which is replaced as a whole, gives the lengths of the samples' files; anything after that,
+from a killed run, is cut off. The states of dispersion tasks are kept by block next to them, until
+all questions are in a store.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.racing.kept import WRONG_CONTENT, RaceResults, not_as_left, race_results
 from lmeval_dispersion.racing.rule import SHARED, STEP
+from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.store.documents import Sample, by_filter
 from lmeval_dispersion.store.groups import mean_score, question_weights, units_of
 from lmeval_dispersion.store.identity import SUFFIX, prompt_manifest, source_text
@@ -101,10 +103,11 @@ def _without_metadata_advice() -> Iterator[None]:
 
 
 def batch_of(asking: LmEval, requests: int) -> int:
-    """Return how many questions to ask at once, if each of them has ``requests`` requests.
+    """Return how many questions to ask at once, if each of them makes ``requests`` requests.
 
-    It is the number that fills one of lm-eval's batches, and at least the step of a bet. For the
-    batch size ``auto`` it is the number of questions for which lm-eval's batches are sized.
+    It is the number of questions whose requests fill one of lm-eval's batches, and at least `STEP`,
+    the questions between two updates of the race's bets. For the batch size ``auto`` it is the
+    larger of `SHARED` and `STEP`.
     """
     size = str(asking.batch_size or 1)
     if size.startswith("auto"):
@@ -128,29 +131,33 @@ class Evaluation:
     A *unit* is a task, or a group of tasks for which lm-eval gives one figure. Each task of a tag,
     or of a group without a figure, is a unit of its own. A checkpoint's score is the mean over the
     units, where a group's score is computed as lm-eval does. With ``weigh`` ``questions`` the score
-    is the mean over the questions instead. A limit is a number of questions for each unit.
+    is the mean over the questions instead. With a limit, equally many questions are drawn from each
+    unit, as many as the limit in all.
 
     Attributes:
         asking: The options that say what is asked, and how.
+        seed: Seed of the draw of the questions.
+        chat: Whether questions are put in a chat template, or the name of the template.
         tasks: Name -> lm-eval's task.
         questions: The task and the document of each question, in the order drawn; N of them.
         available: Number of questions that the tasks have in all.
         weights: Weight of each question in a checkpoint's score, with a mean of 1; None if all are
             equal. Shape (N,).
         units: Name of a unit -> indices of its questions, ascending; the units in the order named.
-        groups: Name of a group that is a unit -> its tasks, and how they weigh.
-        weighing: ``units`` if weighing by units changes the questions or the score; None otherwise.
+        groups: Name of a group that is a unit -> its tasks, and whether they are weighted by size.
+        weighing: ``units`` if equal weights of the units change the questions or the score; None
+            otherwise.
         places: Task -> indices of its questions, ascending.
         own_rules: Names of the multiple-choice tasks that score answers by a function of their own.
         judges: Task -> the filter and the metric that score it, for the tasks asked so far.
         recorded: Name -> dispersion task. The hidden states of these tasks are kept.
         blocks: Label -> question -> the probabilities that :func:`shared.complete` added to the
             answer.
-        not_finite: Label -> questions whose log-probabilities are not finite; one of them fails the
-            checkpoint.
-        others: Label -> questions for which the chat template gave another prompt than for an
-            earlier checkpoint.
-        models: The loaded model; adapters of one base share it.
+        not_finite: Label -> questions whose log-probabilities are not finite. A single one takes
+            the checkpoint out of the race.
+        others: Label -> questions whose prompt from the chat template differs from the prompt that
+            an earlier checkpoint had.
+        models: Keeps the loaded model, which adapters of one base share.
 
     Raises:
         UsageError: lm-eval does not know a task, a task has no metric to race by, or the limit
@@ -230,14 +237,14 @@ class Evaluation:
             self.units[unit] = np.flatnonzero(np.isin(tasks, members))
 
     def mean(self, scores: NDArray[np.float64], places: NDArray[np.int64] | None = None) -> float:
-        """Return a checkpoint's score over the questions that have one, as lm-eval computes it.
+        """Return a checkpoint's score, as lm-eval computes it from the scores of single questions.
 
         Args:
             scores: Score of each question, NaN where there is none. Shape (N,).
             places: Indices of the questions to count, shape (k,); None for all.
 
         Returns:
-            The mean over units; NaN without a score.
+            The mean over units, or over questions if these have equal weights; NaN without a score.
         """
         if places is None:
             places = np.arange(len(self.questions))
@@ -251,9 +258,10 @@ class Evaluation:
         return mean_score(tasks, known, self.groups)
 
     def by_unit(self, scores: NDArray[np.float64]) -> dict[str, tuple[int, float]]:
-        """Return how many questions of each unit (task or group) have a score, and their mean.
+        """Return the number of scores in each unit (task or group) and their mean, by unit.
 
-        ``scores`` is the score of each question, shape (N,); NaN where the question was not asked.
+        The mean is NaN for a unit without a score. ``scores`` is the score of each question, shape
+        (N,); NaN where the question was not asked.
         """
         means = dict[str, tuple[int, float]]()
         for unit, places in self.units.items():
@@ -263,10 +271,11 @@ class Evaluation:
         return means
 
     def figures(self, scores: NDArray[np.float64]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return ``results`` and ``n-samples`` of lm-eval's results, for the questions asked.
+        """Return ``results`` and ``n-samples`` of a results file, for the questions asked.
 
-        A group has a figure, without a standard error, if one metric scores all its tasks.
-        ``scores`` is the score of each question, NaN where there is none. Shape (N,).
+        A task without a score is left out. A group has a score, without a standard error, if one
+        metric scores all its tasks. ``scores`` is the score of each question, NaN where there is
+        none. Shape (N,).
         """
         figures = dict[str, Any]()
         counts = dict[str, Any]()
@@ -304,7 +313,7 @@ class Evaluation:
 
     @property
     def metric(self) -> str:
-        """The metrics that score the tasks, joined by commas.
+        """The metrics that score the tasks asked so far, joined by commas.
 
         They are named as in audits: ``FILTER/METRIC`` for a task with several filters.
         """
@@ -318,11 +327,12 @@ class Evaluation:
         return ", ".join(names)
 
     def identity(self) -> dict[str, dict[str, str]]:
-        """Return the version and hashes of each task, by which equal questions are recognised.
+        """Return the version and hashes of each task, which show whether two races ask the same.
 
-        The hashes are of its requests (with their examples), its documents and its rules of
-        scoring. The requests of a chat are hashed without the template, since each model has its
-        own.
+        ``prompts`` is the hash of the task's requests with their few-shot examples, ``documents``
+        that of its documents, and ``scoring`` that of the settings by which answers are scored.
+        Where a chat template is applied, requests are hashed without it, since each model has its
+        own template.
         """
         identity = dict[str, dict[str, str]]()
         asked = dict(self.questions)
@@ -397,7 +407,7 @@ class Evaluation:
         return batch_of(self.asking, self._most_requests)
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
-        """Return the task of a question, and the requests that the latest model got for it."""
+        """Return a question's task, and the requests for it that the model asked last was sent."""
         name, i = question
         return self.tasks[name], self._requests[name][i]
 
@@ -422,19 +432,19 @@ class Evaluation:
     ) -> Scores:
         """Return the scores of all N questions from logged samples, NaN where there is no answer.
 
-        A question whose log-probabilities are not finite is entered in ``not_finite``, and fails
-        its checkpoint; its score of 0 counts for nothing.
+        A question whose log-probabilities are not finite is entered in ``not_finite``. Its score
+        here is 0, which is never used, since the checkpoint leaves the race.
 
         Args:
             label: Label of the checkpoint.
-            template: Hash of its chat template; None without one.
-            texts: Task -> content of the file with its samples.
-            configs: Task -> lm-eval's configuration of it.
+            template: Hash of the checkpoint's chat template; None without one.
+            texts: Task -> content of the file with the task's samples.
+            configs: Task -> lm-eval's configuration of the task.
 
         Raises:
             UsageError: A score is not from 0 to 1, or lower scores are better.
-            HarnessError: A task has no such metric, a line is broken, or a prompt differs from the
-                one that earlier checkpoints had.
+            HarnessError: A task lacks the filter or metric that is named for it, a line is broken,
+                or a prompt differs from the one that earlier checkpoints had.
         """
         scores = self.unasked()
         for task, text in texts.items():
@@ -468,9 +478,11 @@ class Evaluation:
                 scores.score[place] = 0.0  # asked; it fails the checkpoint
                 continue
             if not 0 <= value <= 1:
+                others = [name for name in sample.metrics if name != metric]
+                step = f"name another metric ({', '.join(others)}), or " if others else ""
                 raise UsageError(
-                    f"{task}: expected scores from 0 to 1, got {metric} {value:g} for document {i}; name "
-                    f"another metric: {', '.join(sample.metrics)}"
+                    f"{task}: expected scores from 0 to 1, got {metric} {value:g} for document "
+                    f"{i}; {step}leave the task out"
                 )
             scores.score[place] = value
             if not is_own:
@@ -484,9 +496,9 @@ class Evaluation:
             if first_prompt != prompt:
                 if not self.chat:
                     raise HarnessError(
-                        f"{label} was asked document {i} of {task} in another prompt than earlier "
-                        "checkpoints; remove its folder in the race's folder, and the same command "
-                        "asks it again"
+                        f"{label} got document {i} of {task} with a different prompt from "
+                        f"earlier checkpoints; remove the folder of {label} in the race's "
+                        "folder, then run the same command to ask the checkpoint again"
                     )
                 self.others[label].add((task, i))  # a template may hold the date
 
@@ -496,12 +508,13 @@ class Evaluation:
         return Scores(np.full(count, np.nan), np.full(count, np.nan))
 
     def notes(self) -> list[str]:
-        """Return a sentence for each checkpoint that had other prompts than those before it."""
+        """Return a sentence for each checkpoint whose prompts differ from those of earlier ones."""
         notes = list[str]()
         for label, questions in self.others.items():
             notes.append(
-                f"{label}: its chat template gave {len(questions)} questions other prompts than earlier "
-                "checkpoints had, for example because it contains the date."
+                f"{label}: for {counted(len(questions), 'question')}, the chat template gave a "
+                "different prompt than for earlier checkpoints, for example because it contains "
+                "the date."
             )
         return notes
 
@@ -519,13 +532,14 @@ class Evaluation:
         if any(metric not in usable for metric in candidates) and may_have_more:
             return None
         check_judge(task, self._named[task], seams.filters_of(self.tasks[task]), usable)
-        raise self._unusable(task, usable)
+        raise self._unusable(task, [metric for metric in usable if usable[metric]])
 
-    def _unusable(self, task: str, metrics: Iterable[str]) -> UsageError:
+    def _unusable(self, task: str, metrics: Sequence[str]) -> UsageError:
         named = split_judge(self._named[task])[1]
+        step = f"name one of {', '.join(metrics)}, or " if metrics else ""
         return UsageError(
             f"{task}: expected a metric that scores each question from 0 to 1, where higher is better, "
-            f"got {named or 'none'}; name one of {', '.join(metrics)}, or leave the task out",
+            f"got {named or 'none'}; {step}leave the task out",
             argument="metric",
         )
 
@@ -536,8 +550,13 @@ class Evaluation:
         check_judge(task, self._named[task], list(filters), metrics)
         chosen, named = split_judge(self._named[task])
         metric = correctness(metrics, named)[0]
-        if metric is None or self.tasks[task].higher_is_better().get(metric) is False:
-            raise self._unusable(task, metrics)
+        is_higher_better = self.tasks[task].higher_is_better()
+        if metric is None or is_higher_better.get(metric) is False:
+            usable = list[str]()
+            for name, value in metrics.items():
+                if isinstance(value, int | float) and is_higher_better.get(name) is not False:
+                    usable.append(name)
+            raise self._unusable(task, usable)
         return chosen or next(iter(filters)), metric
 
 
@@ -571,25 +590,27 @@ def _stamps(given: Mapping[str, Any]) -> list[Any]:
 class Entrant:
     """A checkpoint in a race, and the folder that keeps its answers.
 
-    The checkpoint is loaded as soon as a question has no answer yet.
+    The checkpoint is loaded only when a question is asked to which the folder has no answer.
 
     Args:
         evaluation: The questions of the race.
         label: Label of the checkpoint.
-        folder: The folder for its answers; it need not exist.
+        folder: The folder for the checkpoint's answers; it need not exist.
         date: Date in the names of the folder's files.
-        arguments: lm-eval's arguments for loading it, such as ``pretrained``. The command's
-            ``model_args`` take precedence.
-        order: Indices of the questions in the order in which it is asked. Shape (N,).
-        pinned: Whether the commit that gave the earlier answers is loaded. If not, the present one
-            is loaded, and it has to be the same.
+        arguments: lm-eval's arguments for loading the checkpoint, such as ``pretrained``. The
+            command's ``model_args`` take precedence.
+        order: Indices of the questions in the order in which they are asked. Shape (N,).
+        pinned: Whether the commit that gave the earlier answers is loaded. If not, the latest
+            commit is loaded, and has to be the same.
 
     Attributes:
+        evaluation: The questions of the race.
+        label: Label of the checkpoint.
         seconds: Seconds that loading and asking took, earlier commands included.
         loading: Seconds that the latest loading took.
-        as_base: Whether this is an adapter that changes no answer of its base.
+        as_base: Whether this is an adapter whose answers are exactly those of its base.
         live: lm-eval's model of a running training, which is asked in place of the saved files;
-            None to load these.
+            None to load the saved files.
 
     Raises:
         HarnessError: Answers in the folder were changed after they were written.
@@ -638,17 +659,20 @@ class Entrant:
         self._read()
 
     def ask(self, begin: int, end: int, more: More | None = None) -> Scores:
-        """Return the answers to some of the questions; those without an answer are asked and kept.
+        """Return the scores of the questions from ``begin`` to ``end`` in the checkpoint's order.
+
+        Questions to which the folder has no answer are asked, and their answers are kept.
 
         Args:
-            begin: First question, counted in the order of this checkpoint.
-            end: The question after the last one.
-            more: Called to add probabilities to lm-eval's samples, as :func:`shared.complete` does.
+            begin: Position of the first question, from 0.
+            end: Position after the last question.
+            more: Called to add probabilities to lm-eval's samples, as :func:`shared.complete` does;
+                None to add none.
 
         Raises:
             CheckpointError: The checkpoint cannot be loaded or asked, or an answer is not finite.
             UsageError: The whole race cannot go on: lm-eval has no such backend, or a task's metric
-                cannot be raced by.
+                does not give scores from 0 to 1 of which higher ones are better.
             DispersionError: The answers cannot be written.
         """
         self._check_finite()
@@ -666,9 +690,9 @@ class Entrant:
 
     @property
     def known(self) -> Scores:
-        """The kept answers in the checkpoint's order, up to the first question without one.
+        """Scores of the kept answers in the checkpoint's order, up to the first missing answer.
 
-        There are none if an answer is not finite, as it fails the checkpoint.
+        Empty if an answer is not finite, which takes the checkpoint out of the race.
         """
         if self.evaluation.not_finite.get(self.label):
             return NOTHING
@@ -741,9 +765,9 @@ class Entrant:
         weights = _stamps(self._given)
         if self._count and weights != self._weights:
             raise CheckpointError(
-                "the files of its weights have other sizes or times than those that gave the "
-                f"{self._count} answers in {self._folder}; remove that folder, and the same command "
-                "asks the checkpoint again"
+                "the sizes or times of the weights files have changed since they gave the "
+                f"{counted(self._count, 'answer')} in {self._folder}; remove that folder, then "
+                "run the same command to ask the checkpoint again"
             )
         named = ",".join(self.evaluation.recorded)
 
@@ -761,9 +785,10 @@ class Entrant:
         earlier = self._earlier.get("revision")
         if self._count and not self._pinned and earlier not in (None, commit):
             raise CheckpointError(
-                f"expected commit {earlier}, which gave the {self._count} answers in {self._folder}, got "
-                f"{commit}; with trust_remote_code only the latest commit is loaded, so remove that "
-                "folder, and the same command asks the checkpoint again"
+                f"expected commit {earlier}, which gave the {counted(self._count, 'answer')} in "
+                f"{self._folder}, got {commit}; with trust_remote_code only the latest commit is "
+                "loaded, so remove that folder, then run the same command to ask the checkpoint "
+                "again"
             )
         if commit:
             self._given["revision"] = commit
@@ -782,7 +807,10 @@ class Entrant:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the files of the weights have changed since they gave the kept answers."""
+        """Whether the weights files have changed, by size or time, since the kept answers.
+
+        False without kept answers.
+        """
         return bool(self._count) and _stamps(self._with_base()) != self._weights
 
     # --- on disk --------------------------------------------------------------------------------------
@@ -971,7 +999,7 @@ class Entrant:
         if self._count != expected:
             raise ValueError(f"it has answers to {self._count} questions in place of {expected}")
         if self.evaluation.recorded and "identity" not in self._manifest:
-            raise ValueError("its manifest has no identity")
+            raise ValueError("its manifest lacks `identity`")
 
     def _kept_results(self) -> RaceResults:
         """The results in the folder; ValueError for damaged ones."""
@@ -996,7 +1024,9 @@ class Entrant:
 
     def _changed(self, error: Exception) -> DispersionError:
         return not_as_left(
-            self._folder, error, "remove the folder, and the same command asks the checkpoint again"
+            self._folder,
+            error,
+            "remove the folder, then run the same command to ask the checkpoint again",
         )
 
     def _unwritten(self, error: Exception) -> DispersionError:

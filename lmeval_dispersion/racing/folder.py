@@ -42,6 +42,7 @@ from lmeval_dispersion.racing.report import (
     unit_scores,
 )
 from lmeval_dispersion.racing.rule import SHARED, STEP
+from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ _SETTINGS = {
 
 @dataclass
 class Limits:
-    """How much one command may still ask: new questions over all checkpoints, and hours.
+    """How much one command may ask: new questions, summed over the checkpoints, and hours.
 
     Attributes:
         questions: The most questions; None for no limit.
         hours: The most hours; None for no limit.
-        asked: Number of questions asked so far.
+        asked: Number of questions that this command has asked so far.
         start: When the command began, in seconds of the monotonic clock.
     """
 
@@ -122,8 +123,10 @@ class RaceFolder:
         patterns: Words of the command that could not be resolved to checkpoints.
         left_out: Label -> name of each checkpoint that is not loaded, as the command does not name
             it.
-        margins: The margins shown so far, one for each time that it became smaller.
-        budget: The most shared questions, as this command has it; None without a budget.
+        margins: The margins shown so far (see :class:`~lmeval_dispersion.racing.report.MarginAt`),
+            one for each time that the margin became smaller.
+        budget: The most shared questions that this command allows, summed over the checkpoints;
+            None without a budget.
     """
 
     asking: Asking
@@ -223,8 +226,8 @@ class RaceFolder:
     def entries(self) -> list[Entry]:
         """The checkpoints of the list.
 
-        One that the command does not name, and that has no answers, does not race: its ``chosen``
-        is None.
+        A checkpoint that the command does not name, and that has no answers, does not race: its
+        ``chosen`` is None.
         """
         entries = list[Entry]()
         for entry in self.lineup.entries:
@@ -241,7 +244,10 @@ class RaceFolder:
         return [entry for entry in self.entries if entry.chosen]
 
     def going(self, contest: Contest) -> list[str]:
-        """Return the labels of the checkpoints that are still to be asked and may be loaded."""
+        """Return the labels of the checkpoints still in the race that this command names.
+
+        Those are the ones that it may load (see :meth:`may_load`).
+        """
         going = list[str]()
         for entry in self.raced:
             is_running = contest.standing.get(entry.label, "running") == "running"
@@ -253,12 +259,12 @@ class RaceFolder:
         """Add checkpoints to those that the command names; only these are loaded.
 
         Args:
-            arguments: lm-eval's arguments for loading each of them.
+            arguments: lm-eval's arguments for loading each checkpoint.
             patterns: Words of the command that could not be resolved to checkpoints, such as
                 ``ORG/*``.
 
         Raises:
-            UsageError: ``race.json`` gives one of them an argument that only the command line may
+            UsageError: ``race.json`` gives a named checkpoint an argument that only the command may
                 give.
         """
         self.named = dict(self.named or {})
@@ -282,12 +288,15 @@ class RaceFolder:
                 )
 
     def lacks(self, arguments: Sequence[Mapping[str, str]]) -> bool:
-        """Whether the list lacks a checkpoint that is loaded by one of these ``arguments``."""
+        """Whether one of the ``arguments`` loads a checkpoint that is not on the list."""
         there = {what_loads(entry.arguments) for entry in self.lineup.entries}
         return any(what_loads(given) not in there for given in arguments)
 
     def may_load(self, entry: Entry) -> bool:
-        """Whether the command names this entry's checkpoint, or an adapter whose base it is."""
+        """Whether the command names this entry's checkpoint, or an adapter whose base it is.
+
+        True for every entry if ``named`` is None.
+        """
         if self.named is None:
             return True
         name, file = what_loads(entry.arguments)
@@ -302,7 +311,7 @@ class RaceFolder:
 
     @property
     def _bases(self) -> dict[tuple[str, str], dict[str, str]]:
-        """The bases that named adapters name themselves."""
+        """The bases that the configurations of named adapters name."""
         if self._bases_known is None:
             bases = [base_of(given) for given in (self.named or {}).values()]
             self._bases_known = {what_loads(base): base for base in bases if base}
@@ -342,7 +351,10 @@ class RaceFolder:
 
     @property
     def answered(self) -> dict[str, int]:
-        """Number of questions to which the folder has answers, by the checkpoint's label."""
+        """Number of questions to which the folder has answers, by the checkpoint's label.
+
+        Checkpoints without answers, and those whose results file is damaged, are left out.
+        """
         counts = dict[str, int]()
         for entry in self.raced:
             if not self._has_answers(entry):
@@ -365,7 +377,12 @@ class RaceFolder:
         return {key: value for key, value in vars(self).items() if key != "evaluation"}
 
     def entrant(self, entry: Entry, contest: Contest) -> Entrant:
-        """Return the checkpoint of an entry, ready to be asked, with its answers in the folder."""
+        """Return the checkpoint of an entry, ready to be asked, with its answers from the folder.
+
+        Raises:
+            HarnessError: The checkpoint's answers were changed after they were written.
+            DispersionError: The checkpoint's folder cannot be read or written.
+        """
         from lmeval_dispersion.racing.evaluation import Entrant
 
         place = self.path / self._names[entry.label]
@@ -402,7 +419,9 @@ class RaceFolder:
         top: int,
         engine: bool,
     ) -> Contest:
-        """Return the contest of this race; it knows whose turn has begun, and no answers yet.
+        """Return the contest of this race, without answers.
+
+        Checkpoints whose turn began in an earlier command are entered in it.
 
         Args:
             error: Largest probability of a wrong outcome.
@@ -420,9 +439,12 @@ class RaceFolder:
         )
 
     def run(self, contest: Contest, plan: Plan, *, quiet: bool) -> None:
-        """Race the checkpoints one after the other; shared questions are asked of all before.
+        """Ask all checkpoints the shared questions, then race them one after the other.
 
-        If ``plan`` has the phases of a budget, nothing else is asked.
+        Args:
+            contest: The contest, without answers; those in the folder are entered first.
+            plan: The race's plan. If it has the phases of a budget, only these are asked.
+            quiet: Whether neither progress nor a forecast of the time is shown.
 
         Raises:
             DispersionError: Checkpoints fail in the same way, or an answer cannot be written.
@@ -570,7 +592,10 @@ class RaceFolder:
         add_margin(self.margins, contest, [entry.label for entry in self.raced])
 
     def ended(self, entrant: Entrant) -> None:
-        """Record the time that a checkpoint took, and whether it answers exactly like its base."""
+        """Record the time that loading and asking a checkpoint took.
+
+        An adapter that answers exactly as its base is added to ``as_base``.
+        """
         self.seconds[entrant.label] = entrant.seconds
         if entrant.as_base and entrant.label not in self.as_base:
             self.as_base.append(entrant.label)
@@ -625,14 +650,15 @@ class RaceFolder:
         write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
 
     def take(self, lineup: Lineup) -> None:
-        """Replace the list of checkpoints."""
+        """Replace the list of checkpoints, without writing it to the folder."""
         self.lineup = lineup
         vars(self).pop("_names", None)  # of the list before
 
     def keep(self, lineup: Lineup, **more: Any) -> None:
-        """Replace the list of checkpoints, and write list, manifest and questions to the folder.
+        """Replace the list of checkpoints, and write it to the folder.
 
-        ``more`` are further entries of ``race.json``.
+        The short list's manifest and the drawn questions are written as well. ``more`` are further
+        entries of ``race.json``.
 
         Raises:
             DispersionError: A file cannot be written.
@@ -672,8 +698,9 @@ class RaceFolder:
         places = shlex.join([*self.left_out.values()])
         folder = shlex.quote(str(self.path))
         return [
-            f"Not loaded, because this command does not name them: {labels}; to race them too, run "
-            f"`dispersion race … {places} --tasks {self.tasks} --output_path {folder}`."
+            f"Not loaded, because this command does not name these checkpoints: {labels}; to "
+            f"include them, run `dispersion race … {places} --tasks {self.tasks} --output_path "
+            f"{folder}`."
         ]
 
     def result(
@@ -689,7 +716,7 @@ class RaceFolder:
             contest: The contest with all answers.
             wall: Seconds that this command has taken.
             plan: The sentence of a dry run; empty for a race.
-            agreed: Label -> agreement, in a race without labels; None in any other.
+            agreed: Label -> agreement, in a race without labels; None in any other race.
         """
         entries = self.entries
         failed = dict(self.failed)
@@ -780,17 +807,21 @@ def deleted_note(contest: Contest) -> list[str]:
     if not labels:
         return []
     best = max(labels, key=contest.mean)
-    count = len(contest.answered[best].score)
+    number = len(contest.answered[best].score)
     return [
-        f"Not judged any more, because their files were deleted: {listed(labels)}; the best of them had "
-        f"a mean score of {contest.mean(best):.3f} over {count:,} questions."
+        f"Not judged any more, because the files were deleted: {listed(labels)}; the best mean "
+        f"score was {contest.mean(best):.3f}, over {counted(number, 'question')}."
     ]
 
 
 def race_name(tasks: str) -> str:
-    """Return the name of the folder of a race: ``race-`` and the tasks, ``NAME,NAME``.
+    """Return the name of the folder of a race on ``tasks``, which are ``NAME,NAME``.
 
-    Characters other than letters, digits, ``_``, ``.`` and ``-`` become ``-``.
+    It is ``race-`` and the tasks, in which ``-`` replaces characters other than letters, digits,
+    ``_``, ``.`` and ``-``.
+
+    >>> race_name("gsm8k,mmlu")
+    'race-gsm8k-mmlu'
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", tasks)
     return f"race-{plain}"
@@ -811,9 +842,9 @@ def begun_in_run(words: Sequence[str], tasks: str) -> Path | None:
 
 
 def margins_of(kept: Mapping[str, Any], contest: Contest) -> list[MarginAt]:
-    """Return the margins that ``race.json`` keeps: one for each time that it became smaller.
+    """Return the margins in ``race.json``, one for each time that the margin became smaller.
 
-    There are none if they are for another ``error`` or ``top`` than the contest's.
+    The list is empty if the race began with another ``error`` or ``top`` than the contest's.
     """
     if not _is_as_begun(kept, contest):
         return []
@@ -828,7 +859,7 @@ def _is_as_begun(kept: Mapping[str, Any], contest: Contest) -> bool:
 def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
     """Return notes on what has changed since the race began.
 
-    Changes are checkpoints that joined, another ``error``, and another ``top``.
+    The changes are checkpoints that joined, another ``error``, and another ``top``.
     """
     notes = list[str]()
     if kept.get("times", 1) > 1:
@@ -845,14 +876,14 @@ def changes_since_begun(kept: Mapping[str, Any], contest: Contest) -> list[str]:
     top = kept.get("top", contest.top)
     if top != contest.top:
         notes.append(
-            f"That the best {contest.top} are wanted was decided after answers were seen; the race "
-            f"began with the best {top}."
+            f"The number of best checkpoints wanted, {contest.top}, was chosen after answers "
+            f"were seen; the race began with {top}."
         )
     return notes
 
 
 def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
-    """Return the number of questions asked, the most that it can become, and the state in words.
+    """Return the number of questions asked, the most that may be asked in all, and a status text.
 
     Args:
         contest: The race so far.
@@ -883,10 +914,10 @@ def take_out(
     """Take a checkpoint that could not be loaded or asked out of the race.
 
     Args:
-        failed: Label -> why a checkpoint failed; this one is added.
+        failed: Label -> why a checkpoint failed; the checkpoint is added to it.
         contest: The race so far.
         label: Label of the checkpoint.
-        error: What happened.
+        error: Why the checkpoint could not be loaded or asked.
 
     Raises:
         DispersionError: All checkpoints that were asked failed, and two of them alike, so the fault

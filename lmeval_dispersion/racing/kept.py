@@ -1,7 +1,7 @@
-"""What a race's folder holds, read again: every value by type and range, names as plain file names.
+"""Reads a race's folder: each value is checked by type and range, names as plain file names.
 
-The folder may come from a colleague, a cache or a bucket. Nothing that it says is loaded because it says so:
-see :meth:`folder.RaceFolder.may_load`.
+The folder may come from a colleague, a cache or a bucket. No checkpoint is loaded just because the
+folder names it: see :meth:`folder.RaceFolder.may_load`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
         older: Whether a file of version 0.2 is accepted as well.
 
     Raises:
-        UsageError: The file is damaged, or was written by another program or another version.
+        UsageError: The file is damaged or lists a label twice, or was written by another program or
+            another version.
     """
     file = path / SETTINGS
     try:
@@ -102,7 +103,8 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
         return kept
     if not older or "schema" in content:
         raise UsageError(
-            f"expected a race by this version in {path}, got one by an older version; name another folder"
+            f"expected a race by this version in {path}, got one by another version; name "
+            "another folder"
         )
     return dict(checked(_OlderFile, content, file, _REPAIR))
 
@@ -171,13 +173,16 @@ def race_results(file: Path, layout: type[T]) -> T:
 
     Args:
         file: The results file.
-        layout: The layout that its content must have.
+        layout: The TypedDict that its content must fit, such as `RaceResults`.
+
+    Returns:
+        The content. Keys that the layout does not declare are kept.
 
     Raises:
         UsageError: The file is damaged.
         OSError: The file cannot be read.
     """
-    repair = "remove its folder, and the same command asks the checkpoint again"
+    repair = "remove its folder, then run the same command to ask the checkpoint again"
     try:
         content = json_in(file)
     except ValueError as error:
@@ -190,9 +195,9 @@ def not_as_left(folder: Path, error: Exception, step: str) -> DispersionError:
 
     Args:
         folder: The folder.
-        error: What happened.
-        step: What to do next if files were changed. It is left out if the disk or the permissions
-            are to blame, since the files are good then.
+        error: The error in reading or writing.
+        step: What to do next if files were changed. The message leaves it out if the disk or the
+            permissions are to blame, since the files are good then.
     """
     if isinstance(error, OSError) and not isinstance(error, _OTHER_FILES):
         return DispersionError(

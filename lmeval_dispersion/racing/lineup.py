@@ -1,4 +1,4 @@
-"""Who races, in which order, and what they will be asked: a screening's short list, or all named.
+"""Which checkpoints race, in which order, and how much they are asked.
 
 A :class:`Plan` says what a race will load and ask: the phases of a budget, the fewest and the most
 questions.
@@ -48,8 +48,8 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 _CHEAP = 2e9  # bytes of a checkpoint that loads in seconds
 _BLOCK_IS_BETTER = (
-    "Loading is cheap here, so that the same first questions to all checkpoints (`--by block`) "
-    "would order them better than the screen does."
+    "Loading is cheap here: asking all checkpoints the same first questions (`--by block`) would "
+    "order them better than the screen does."
 )
 
 
@@ -64,9 +64,9 @@ class Entry(NamedTuple):
         label: Name of the checkpoint in reports.
         arguments: lm-eval's arguments for loading it.
         rank: Rank by the screen, from 1; None if it was not screened.
-        chosen: Why it races: for its ``rank``, in the ``audit`` sample, as ``named`` by the
-            command, or for a ``block`` of shared questions. The ``base`` is asked as well, and
-            cannot be the best. None: it does not race.
+        chosen: Why the checkpoint races: for its ``rank``, in the random ``audit`` sample, as
+            ``named`` by the command, or for a ``block`` of shared questions. The ``base`` is asked
+            as well, and cannot be the best. None: the checkpoint does not race.
     """
 
     label: Label
@@ -76,7 +76,7 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> tuple[str, ...]:
-        """What identifies the weights, whatever their label: name, adapter, revision and file."""
+        """What identifies the weights: name, adapter, revision and GGUF file, as far as given."""
         parts = list[str]()
         for key in ("pretrained", "model", "peft", "revision", "gguf_file"):
             if key in self.arguments:
@@ -85,16 +85,16 @@ class Entry(NamedTuple):
 
 
 class Lineup(NamedTuple):
-    """The list of a race: the checkpoints that race, in their order, and then the others.
+    """The list of a race: the checkpoints that race, in their order, then those that do not.
 
     Attributes:
         entries: The checkpoints.
         notes: Sentences for the report.
         manifest: The manifest of the short list; None without a screen.
         by: How the checkpoints that race are ordered: ``rows``, by the screen's ranking, or
-            ``block``, by their answers to the shared questions.
+            ``block``, by their scores on the shared questions.
         failed: Checkpoints that could not be screened.
-        bytes: Approximate bytes of the weights of those that race; 0 if unknown.
+        bytes: Approximate bytes of the weights of the checkpoints that race; 0 if unknown.
     """
 
     entries: Sequence[Entry]
@@ -137,14 +137,14 @@ class Lineup(NamedTuple):
         )
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
-        """Return the list with ``by`` set: the order in which its checkpoints race.
+        """Return the list with ``by`` set, which says in which order its checkpoints race.
 
         Args:
-            by: ``rows``, for the screen's ranking, or ``block``, for the answers to shared
-                questions. None for a block if all checkpoints were named or the ranking
-                does not separate them, and for rows otherwise.
-            shared: Whether the base that adapters have in common may be added to the list, if they
-                race by a block; it is asked as well.
+            by: ``rows``, for the screen's ranking, or ``block``, for the scores on shared
+                questions. None chooses ``block`` if all checkpoints were named or the screen cannot
+                rank them, and ``rows`` otherwise.
+            shared: Whether the base that all adapters share may be added to the list if the order
+                is ``block``, so that it is asked as well.
         """
         raced = [entry for entry in self.entries if entry.chosen not in (None, "base")]
         order = by or self._own_order()
@@ -193,10 +193,10 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, checkpoints: str | Path | Iterable[str | Path] | Result) -> Named:
-        """Return what ``checkpoints`` names.
+        """Return the checkpoints that a command's argument ``checkpoints`` names.
 
         Raises:
-            UsageError: The manifest in the named folder cannot be read.
+            UsageError: A single folder is named, and the manifest in it cannot be read.
         """
         if isinstance(checkpoints, Result):
             return cls([c.label for c in checkpoints.checkpoints], checkpoints)
@@ -207,9 +207,9 @@ class Named(NamedTuple):
 
     @property
     def candidates(self) -> list[Candidate]:
-        """The candidates of the manifest; empty without one.
+        """The checkpoints in the manifest; empty without a manifest.
 
-        Candidates chosen for their rank come first, then the random sample, then those not chosen.
+        Those chosen for their rank come first, then the random sample, then those not chosen.
         """
         return _in_order(self.manifest) if self.manifest else []
 
@@ -222,8 +222,11 @@ class Named(NamedTuple):
         """Return lm-eval's arguments for loading each named checkpoint, by name, before any screen.
 
         Args:
-            family: Name of a family of checkpoints to add; None for none.
+            family: Name of a family of checkpoints to add; None to add none.
             taken: Whether the words are names that a server knows, and are taken as they are.
+
+        Raises:
+            DispersionError: The names cannot be listed, for example without a connection.
         """
         if self.screened is not None:
             screened = dict[str, dict[str, str]]()
@@ -244,8 +247,8 @@ class Named(NamedTuple):
         """Check that the named folders exist, before anything is loaded for them.
 
         Args:
-            all_of_them: Whether each of them has to exist. If not, a missing one next to others is
-                left to fail by itself.
+            all_of_them: Whether each named folder has to exist. If not, a missing folder next to
+                other names raises nothing here; it is reported as a failed checkpoint later.
 
         Raises:
             UsageError: A folder that is needed does not exist.
@@ -304,14 +307,14 @@ def lineup(
     """Return the list of a race.
 
     If a manifest is named, the list is the manifest's. With ``which.all`` all named checkpoints
-    race. Otherwise they are screened, and the short list races. All checkpoints race that the
-    screen does not separate (equal rows), or that shared questions are to order.
+    race. Otherwise they are screened, and the short list races; but where the screen cannot rank
+    checkpoints (equal rows), or shared questions are to order them (``which.by``), all race.
 
     Args:
         named: The named checkpoints.
         tasks: The race's tasks, ``NAME,NAME``.
         which: The options that say which of the checkpoints race.
-        api: Whether the backend is a server, which knows all of them by their names.
+        api: Whether the backend is a server, which knows the checkpoints by their names.
         count: Called to count the answers in the tasks' documents; returns the counts and the
             number of documents.
 
@@ -355,7 +358,8 @@ def _check_unscreened(which: Which) -> None:
     for name in ("base", "domain", "audit_sample"):
         if getattr(which, name):
             raise UsageError(
-                "needs a screen, and there is none for a short list or for all checkpoints; leave it out",
+                "needs a screen, and neither a short list nor all checkpoints (`all`) are "
+                "screened; leave it out",
                 argument=name,
             )
 
@@ -438,7 +442,7 @@ def _bytes(entries: Sequence[Entry], screened: Result) -> int:
 def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
     """Return the arguments for loading an adapter's base.
 
-    They are empty if the checkpoint is a whole model, or if its base is not known.
+    The result is empty if the checkpoint is a whole model, or if its base is not known.
     """
     if "pretrained" not in arguments:
         return {}
@@ -451,9 +455,9 @@ def base_of(arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
-    """Return those of the evaluated ``models`` that a short list names.
+    """Return those of the evaluated ``models`` that are on a short list.
 
-    They are in the order of their ranks; those of the list's random sample come last.
+    They are in the order of their ranks; models of the list's random sample come last.
 
     Args:
         named: The words of a command, which name the folder of the short list's manifest.
@@ -487,8 +491,8 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
             raced.append(models[int(target.accuracy)])
     if missing:
         raise UsageError(
-            f"expected results of all checkpoints that the short list in {named[0]} names, got none of "
-            f"{listed(missing)}; evaluate these too"
+            f"expected results of all checkpoints that the short list in {named[0]} names, got "
+            f"none for {listed(missing)}; evaluate these as well"
         )
     return raced
 
@@ -508,7 +512,8 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
         check_answers(name, answers)
     except DispersionError as error:
         raise UsageError(
-            f"expected a token set to screen by: {error}; or race all checkpoints, without a screen",
+            f"expected a token set to screen by: {error}; or race all checkpoints without a "
+            "screen (`all`)",
             argument="domain",
         ) from error
     about = f"the answers of {name} ({documents:,} documents)"
@@ -526,8 +531,8 @@ def all_named(
 
     Args:
         names: The names.
-        family: Name of a family of checkpoints to add; None for none.
-        api: Whether the names are a server's.
+        family: Name of a family of checkpoints to add; None to add none.
+        api: Whether the names are those by which a server knows its models.
         chosen: Why they race, as in :class:`Entry`.
 
     Raises:
@@ -541,7 +546,9 @@ def all_named(
         if target.refused:
             raise UsageError(target.refused[1])
         if target.is_glob:
-            raise UsageError(f"name each revision of {target.name}")
+            raise UsageError(
+                f"expected single revisions of {target.name}, got a pattern; name each revision"
+            )
     entries = [Entry(target.label, target.arguments(), None, chosen) for target in targets]
     return Lineup(entries, by="block")
 
@@ -557,7 +564,8 @@ def questions_of(budget: int | str, everything: int) -> int:
         everything: Number of questions, summed over the checkpoints.
 
     Raises:
-        UsageError: The budget is neither a number from 1 on, nor a share above 0 % and up to 100 %.
+        UsageError: The budget is neither a whole number of at least 1 nor a share above 0 % and up
+            to 100 %.
     """
     text = str(budget).strip()
     try:
@@ -594,10 +602,11 @@ class Plan:
     Attributes:
         entries: The checkpoints that race, and the base.
         questions: The most questions that one checkpoint is asked.
-        phases: The phases of a budget; empty for a race to its end.
+        phases: The phases in which a budget is spent; empty for a race to its end.
         by: How the checkpoints are ordered: ``rows``, by the screen's ranking, or ``block``, by
-            their answers to the shared questions.
-        resident: Whether all stay loaded, as adapters of one base do, and the models of a server.
+            their scores on the shared questions.
+        resident: Whether all checkpoints stay loaded, as the adapters of one base and the models of
+            a server do.
         answered: Label -> number of questions to which the folder has answers.
     """
 

@@ -22,14 +22,15 @@ from lmeval_dispersion.report.cells import shown
 def race(racing: Racing) -> Race:
     """Find the best of many checkpoints while asking most of them only a few of the questions.
 
-    The checkpoints are screened first. Of each group as many race as hold the best one with a
-    chance of 90 % (`Group.first_for`; all of them if no chance is known), in the order of their
-    ranks. Each is loaded once, and is asked lm-eval's questions in a random order of its own. It is
-    dropped when it is clearly not better than the best so far. Where the screen cannot rank them,
-    all are first asked 25 shared questions, and then race in the order of their mean probability of
-    the right answer. A budget is spent on shared questions, in phases after which the worst leave.
-    Every batch of answers is kept: the same call goes on where it stopped, and without the budget
-    it goes on to the end.
+    The checkpoints are screened first. In each group (a family at one size), those ranks race that
+    include the best checkpoint with a chance of 90 % (`Group.first_for`; all ranks if no chance is
+    known). Each checkpoint is loaded once, in the order of the ranks, and is asked lm-eval's
+    questions in a random order of its own. It is dropped when it is clearly not better than the
+    best so far. Where the screen cannot rank checkpoints, all are first asked 25 shared questions,
+    and then race in the order of their mean probability of the right answer. A budget is spent on
+    shared questions, in phases after which the worst checkpoints are dropped. Every batch of
+    answers is kept: the same call goes on where it stopped, and without the budget it goes on until
+    the best is proven.
 
     Raises:
         UsageError: An argument cannot be used as given, or the folder holds another race.
@@ -67,8 +68,8 @@ def ended_race(racing: Racing) -> Ended:
     check_settings(racing)
     if racing.answers == "none" and racing.budget is None:
         raise UsageError(
-            "without the right answers, checkpoints are ordered by a budget of questions; add a budget, "
-            "such as 5%",
+            "a race without the right answers needs a budget of questions, got none; add a "
+            "budget, such as 5%",
             argument="answers",
         )
     if racing.demo:
@@ -109,7 +110,7 @@ def ended_race(racing: Racing) -> Ended:
     if folder.failed and not contest.answered:
         label, reason = next(iter(folder.failed.items()))
         raise DispersionError(
-            f"none of the {len(folder.failed)} checkpoints could be raced; {label}: {reason}"
+            f"no checkpoint could be raced ({len(folder.failed)} failed); {label}: {reason}"
         )
     seconds = time.perf_counter() - start
     if racing.answers == "none" and stopped is None:
@@ -124,7 +125,7 @@ def ended_race(racing: Racing) -> Ended:
 
 
 def check_settings(racing: Racing) -> None:
-    """Check those arguments of a race that need no folder and no model.
+    """Check those arguments of a race that can be checked without its folder or a model.
 
     Raises:
         UsageError: A number is out of its range, or the budget cannot be read.
@@ -148,14 +149,16 @@ def _check_engine(how: How) -> None:
     if how.engine is None:
         if how.gpus_per_checkpoint is not None:
             raise UsageError(
-                f"{how.gpus_per_checkpoint:g} GPUs for each checkpoint need the engine ray, got no engine; "
-                "add `--engine ray`, or leave out the GPUs",
+                "expected the engine ray if GPUs for each checkpoint are given, got no engine; add "
+                "`--engine ray`, or leave out the GPUs",
                 argument="gpus_per_checkpoint",
             )
         return
     if how.top > 1:
         raise UsageError(
-            "needs checkpoints that race one after the other; leave out the engine", argument="top"
+            "expected 1 with an engine, since only a race of one checkpoint after the other finds "
+            f"several best ones, got {how.top}; leave out the engine",
+            argument="top",
         )
     require_extra("ray", "the engine ray")
 
@@ -167,8 +170,8 @@ def _opened(racing: Racing) -> RaceFolder:
     began_by = folder.lineup.by
     if folder.kept.get("turns") and racing.by not in (None, began_by):
         raise UsageError(
-            f"expected {began_by}, with which the race in {folder.path} began, got {racing.by}; leave "
-            "it out",
+            f"expected {began_by}, the order in which the race in {folder.path} began, got "
+            f"{racing.by}; leave it out",
             argument="by",
         )
     return folder

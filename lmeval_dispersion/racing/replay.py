@@ -102,26 +102,29 @@ class Replay(Report):
 
     Attributes:
         best: Label of the best checkpoint in the race with ``seed``. The fields down to
-            ``left_out`` are of that race, too.
+            ``left_out`` describe that race, too.
         top: Labels of the best checkpoints, as many as were wanted.
         tasks: Names of the tasks.
-        error: Largest probability of a wrong outcome.
+        error: Largest probability that a checkpoint better than the best by more than the margin
+            was dropped.
         margin: The smallest difference in score that counts.
-        margin_shown: No other checkpoint is better than the best by more than this; None if too few
-            were asked everything.
+        margin_shown: No other checkpoint is better than the last in ``top`` by more than this; None
+            if too few checkpoints were asked everything.
         loaded: Number of checkpoints that raced: those that a screen lists, or all.
         of: Number of checkpoints with an evaluation.
         questions: Number of questions asked, summed over the checkpoints.
         questions_all: Number of questions of all checkpoints together.
         questions_each: Number of questions that all models answered.
-        by: ``rows`` for the order given, ``block`` for that of the answers to shared questions.
-        budget: The most questions; None for a race to its end.
+        by: In which order the checkpoints raced: ``rows``, as given, or ``block``, by their scores
+            on shared questions.
+        budget: The most questions, summed over the checkpoints; None for a race to its end.
         left_out: Labels of the checkpoints that were left out after the shared questions.
         seed: Seed of the race, and of the random orders.
         orders: Number of races in random orders.
         same: Number of these races that named the best checkpoint, or one with the same score.
-        lost: By how much the score of a checkpoint that they named was lower, at most.
-        share: Share of the questions that they asked: median, 5th and 95th percentile.
+        lost: Largest difference between the highest score and that of a checkpoint named by one of
+            these races.
+        share: Share of the questions that these races asked: median, 5th and 95th percentile.
         shuffled: Whether the order of the checkpoints was random as well.
         checkpoints: The checkpoints, the highest score first.
         notes: Sentences on what was read, and on what was left out.
@@ -164,7 +167,7 @@ class Replay(Report):
 
     def context(self) -> dict[str, Any]:
         """Return the sentences that the report's template shows."""
-        loaded = "" if self.loaded < self.of else "; it counts every checkpoint as loaded"
+        loaded = "" if self.loaded < self.of else "; every checkpoint counts as loaded"
         return {
             "first": self._first(),
             "orders": self._orders(),
@@ -175,7 +178,7 @@ class Replay(Report):
     def _first(self) -> str:
         """The best, what is shown of the others, and what it took."""
         score = next(row.score for row in self.checkpoints if row.label == self.best)
-        shown = "no other was raced"
+        shown = "no other checkpoint was raced"
         if self.loaded > 1:
             is_part = bool(self.left_out)
             shown = shown_words(self.margin_shown, self.error, len(self.top), is_part=is_part)
@@ -197,7 +200,7 @@ class Replay(Report):
             f"questions asked (median; in nine of ten orders {low:.0f} to {high:.0f} %){loaded}."
         )
         if self.same < self.orders:
-            sentence += f" Where it named another one, that was worse by at most {self.lost:.3f}."
+            sentence += f" Where it named another checkpoint, that one was worse by at most {self.lost:.3f}."
         return sentence
 
     def _way(self) -> str:
@@ -205,7 +208,7 @@ class Replay(Report):
         is_screened = self.loaded < self.of
         way = "The checkpoints were raced in the order given"
         if self.by == "block":
-            way = "The checkpoints were raced in the order of their answers to shared questions"
+            way = "The checkpoints were raced in the order of their scores on the shared questions"
         elif self.shuffled:
             way = (
                 "The results were named in alphabetical order, which is not a screen's, so each race "
@@ -213,7 +216,9 @@ class Replay(Report):
             )
         elif is_screened:
             way = "The checkpoints were raced in the screen's order"
-        return f"{way}; the others count as not loaded." if is_screened else f"{way}."
+        if is_screened:
+            way = f"{way}; checkpoints that the screen does not list count as not loaded"
+        return f"{way}."
 
 
 class Recorded(NamedTuple):
@@ -242,15 +247,18 @@ class Recorded(NamedTuple):
 def read_answers(places: Sequence[str], metric: str | None = None) -> Recorded:
     """Read finished evaluations, and keep the questions that all models answered.
 
-    A model with an answer that is not finite does not race; it is in ``failed``.
+    A model with an answer that is not finite (such as a log-probability of NaN) does not race; it
+    is entered in ``failed``.
 
     Args:
-        places: Results of lm-eval or stores, one for each model; or the folder of one race.
-        metric: ``[FILTER/]METRIC`` to judge by; None for the first known one of each task.
+        places: Folders or files with lm-eval's results, or stores, one for each model; or the
+            folder of one race.
+        metric: ``[FILTER/]METRIC`` to judge by; None for the first known metric of each task.
 
     Raises:
-        DispersionError: A result cannot be read, has a score outside 0 to 1, or was asked with
-            other prompts than the first one.
+        DispersionError: A result cannot be read, has a score outside 0 to 1, or has other prompts
+            than the first one; or there are fewer than two models, or 50 questions that all of them
+            answered.
         MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "finished evaluations")
@@ -340,8 +348,8 @@ def _check_direction(manifests: Mapping[str, Mapping[str, Any]], tasks: Sequence
         lower = sorted(plain.intersection(manifest.get("lower_is_better", ())))
         if lower:
             raise UsageError(
-                "expected a metric of which higher values are better, but lower values are better in "
-                f"{', '.join(lower)} of {name}; name another metric",
+                "expected a metric for which higher values are better, but lower values are "
+                f"better for {', '.join(lower)} in the results of {name}; name another metric",
                 argument="metric",
             )
 
@@ -413,9 +421,9 @@ def judged(
     margin: float,
     top: int = 1,
 ) -> Race | None:
-    """Judge a race by the answers in its folder; no model is loaded.
+    """Return the result of a race, judged by the answers in its folder; no model is loaded.
 
-    A checkpoint that would have to be asked more is undecided.
+    A checkpoint that would have to be asked more questions is undecided.
 
     Args:
         place: The folder.
@@ -424,7 +432,7 @@ def judged(
         top: Number of best checkpoints wanted.
 
     Returns:
-        The race; None if the folder has none, or one of an older version.
+        The race; None if the folder has no race, or one of an older version.
 
     Raises:
         UsageError: A file of the folder is damaged.
@@ -601,8 +609,9 @@ def _asked_everything(place: str) -> list[str] | None:
             whole.append(folders[label])
     if len(whole) < 2:
         raise UsageError(
-            f"expected a race in {place} in which two or more checkpoints were asked all questions, got "
-            f"{len(whole)} of {len(files)}; run the race to its end, or name finished evaluations"
+            f"expected a race in {place} in which two or more checkpoints were asked all "
+            f"questions, but only {len(whole)} of {len(files)} were; run the race to its end, or "
+            "name finished evaluations"
         )
     return whole
 
@@ -617,12 +626,12 @@ def replay(
     quiet: bool = True,
     **settings: Any,
 ) -> Replay:
-    """Race on finished evaluations, once as ``seed`` has it, and many times in random orders.
+    """Race on finished evaluations once by ``seed``, and many times in random orders.
 
     Args:
         recorded: The evaluations.
-        orders: Number of races in random orders.
-        listed: Models that a screen has listed; they alone race, in this order. Empty for all.
+        orders: Number of races in random orders of the questions.
+        listed: Models on a screen's short list; only these race, in this order. Empty for all.
         shuffled: Whether the order of the models is random as well.
         seed: Seed of the race, and of the random orders.
         quiet: Whether no progress is shown.
@@ -706,10 +715,11 @@ def raced(
     Args:
         answers: Label -> scores of the answers; all checkpoints have the questions in one order.
         seed: Seed that draws the questions and their orders.
-        cut: Whether a long list may be cut after the shared questions.
-        budget: The most questions, which are spent on phases of shared ones; None for a race to its
-            end.
-        goes_on: Whether the race goes on to its end after the budget.
+        cut: Whether most of a long list may be left out after the shared questions (see
+            :meth:`Contest.turns`).
+        budget: The most questions, which are spent on phases of shared questions; None for a race
+            to its end.
+        goes_on: Whether the race goes on to its end once the budget is spent.
         kept: Whether all checkpoints stay loaded from phase to phase.
         watch: Called with the contest each time that answers have come in.
         settings: Further arguments of :class:`Contest`; ``weights`` are in the order of the
@@ -803,7 +813,8 @@ def released(seed: int = 0, *, budget: int | str | None = None, **settings: Any)
         settings: Further arguments of :func:`raced`.
 
     Raises:
-        UsageError: The budget is neither, or is less than one question for each model.
+        UsageError: The budget is neither a number nor a share, or is less than one question for
+            each model.
     """
     with np.load(data_folder("released") / "gsm8k.npz") as file:
         labels = file["names"].tolist()

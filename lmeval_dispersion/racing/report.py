@@ -91,14 +91,15 @@ class Raced:
         questions: Number of questions that it was asked.
         score: Mean score over these questions; None without any, or without labels.
         se: Standard error of the score over questions; None below two questions.
-        best_there: Mean score of the best checkpoint over those of these questions that it was
-            asked as well; None for the best checkpoint itself.
-        status: What became of the checkpoint.
-        outcome: The same in words.
+        best_there: Mean score of the best checkpoint over those of these questions that the best
+            one was asked as well. None for the best checkpoint itself, without such questions, or
+            without labels.
+        status: What became of the checkpoint, one of :data:`Status`.
+        outcome: The status in words, such as ``behind after 250``.
         seconds: Seconds that loading and asking it took; None if unknown.
         message: Why it failed; empty if it did not.
         agreement: Mean agreement with the mean answer of all checkpoints, in a race without labels;
-            None in any other.
+            None in any other race.
         agreement_se: Standard error of the agreement.
     """
 
@@ -112,7 +113,7 @@ class Raced:
         Col(
             "The best there",
             ".3f",
-            hint="the best one's score on the same questions",
+            hint="the best checkpoint's score on the same questions",
             short="Best",
             drop=1,
         ),
@@ -127,7 +128,7 @@ class Raced:
             "Agreement",
             ".3f",
             error="agreement_se",
-            hint="with the mean answer of all; needs no labels",
+            hint="with the mean answer of all checkpoints; needs no labels",
         ),
     ] = None
     agreement_se: float | None = None
@@ -175,28 +176,28 @@ class Race(Report):
         error: Largest probability that a checkpoint better than the best by more than the margin
             was dropped.
         margin: The smallest difference in score that counts.
-        margin_shown: No other checkpoint is better than the best by more than this, with the same
-            ``error``; None if nothing is shown yet.
+        margin_shown: No other checkpoint is better than the last in ``top`` by more than this, with
+            the same ``error``; None if nothing is shown yet.
         by: ``score``, or ``agreement`` for a race without labels, which has neither margin nor
             error.
         budget: The most shared questions, summed over the checkpoints; None for a race to its end.
-        loaded: Number of checkpoints that were loaded.
-        of: Number of checkpoints on the list.
+        loaded: Number of checkpoints that were asked, without the base.
+        of: Number of checkpoints on the list, without the base.
         questions: Number of questions asked, summed over the checkpoints.
         questions_all: Number of questions of all checkpoints on the list, and of the base.
         questions_each: The most questions that one checkpoint is asked.
         questions_there: Number of questions in the tasks; more than ``questions_each`` with
             ``--limit``.
         tasks: Number of tasks.
-        seconds: Seconds that the race took; None if no model was asked.
+        seconds: Seconds that the command took; None for recorded answers.
         seed: Seed of the orders in which the questions are asked.
         checkpoints: The best checkpoint; the others that were asked, the highest score first; those
             that failed; those that were not loaded.
         audit_sample: Labels of the checkpoints outside of the short list that were drawn at random
             to race.
         notes: Sentences on what to know about the answers.
-        units: Scores by task or group, if there are several; the highest first in each.
-        margins: The margins shown so far, one for each time that it became smaller.
+        units: Scores by task or group, if there are several; within each, the highest score first.
+        margins: The margins shown so far, one for each time that the margin became smaller.
         plan: The sentence of a dry run; empty for a race.
     """
 
@@ -406,9 +407,9 @@ class Race(Report):
         )
 
     def first_sentence(self) -> str:
-        """Return the answer: the best checkpoint, and how much better another one may be.
+        """Return the answer: the best checkpoint, and how much better another checkpoint may be.
 
-        After a dry run it is the plan. Without a best checkpoint it says why there is none.
+        For a dry run, return the plan; without a best checkpoint, why there is none.
         """
         if self.plan:
             return self.plan
@@ -482,7 +483,7 @@ class Race(Report):
         is_deleted = any(row.status == "deleted" and row.questions for row in self.checkpoints)
         is_part = bool(left_out) or is_deleted  # not all that were asked can be the best
         if not going and not undecided:
-            return "no other was raced"
+            return "no other checkpoint was raced"
         shown = shown_words(self.margin_shown, self.error, len(self.top), is_part=is_part)
         is_shown = self.margin_shown is not None and self.margin_shown < 1
         if is_shown and not undecided and {row.status for row in going} == {"behind"}:
@@ -494,9 +495,10 @@ class Race(Report):
         if left_out:
             loss, low, high, data = CUT
             answers = min(row.questions for row in left_out)
+            were = "was" if len(left_out) == 1 else "were"
             shown += (
-                f"; {len(left_out)} others were left out after {answers} answers, which in our studies cost "
-                f"{loss:g} of accuracy ({low:g} to {high:g}, {data})"
+                f"; {count(len(left_out), 'other')} {were} left out after {answers} answers, "
+                f"which in our studies cost {loss:g} of accuracy ({low:g} to {high:g}, {data})"
             )
         return shown
 
@@ -549,27 +551,26 @@ class Race(Report):
         better = [label for label, score in of_others.items() if score - best > self.margin]
         left = n + sum(row.status == "not loaded" for row in self.checkpoints)
         more = f" by more than {self.margin:g}" if self.margin else ""
+        drawn = f"{count(n, 'checkpoint')} drawn at random from outside the short list"
         if better:
-            return (
-                f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
-            )
+            return f"Of {drawn}, {listed(better)} did better{more}: race more of the list."
         # Of several groups as many are drawn of each, whether small or large.
         if sum(row.rank == 1 for row in self.checkpoints) > 1:
-            return f"None of {n} random others did better{more}."
+            return f"Of {drawn}, none did better{more}."
         # The most better ones that a sample without any does not rule out (hypergeometric).
         least_chance = (1 - LEVEL) * comb(left, n)
         most = max(k for k in range(left) if comb(left - k, n) > least_chance)
         return (
-            f"None of {n} random others did better{more}; of the {left} that the screen left out at "
-            f"most {most} would ({100 * LEVEL:.0f} % confidence)."
+            f"Of {drawn}, none did better{more}; of the {left} that the screen left out at most "
+            f"{most} would ({100 * LEVEL:.0f} % confidence)."
         )
 
 
 def add_margin(margins: list[MarginAt], contest: Contest, labels: Sequence[str]) -> None:
-    """Add the margin that can be shown by now, if it is smaller than the last one in ``margins``.
+    """Add the margin that the answers support, if it is smaller than the last in ``margins``.
 
     Args:
-        margins: The margins shown so far.
+        margins: The margins shown so far, changed in place; to an empty list the first is added.
         contest: The race so far.
         labels: Labels of all checkpoints in the race.
     """
@@ -595,22 +596,23 @@ def shown_words(
     *,
     is_part: bool,
 ) -> str:
-    """Return a clause on how much better than the best ones another checkpoint may be.
+    """Return a clause on how much better another checkpoint may be than the last of the best ones.
 
     Args:
-        margin: The margin shown; None for none.
-        error: The chance, at most, that the clause is wrong.
+        margin: The margin that the race has shown, in score; None if it has shown none.
+        error: Upper bound on the probability that the clause is wrong.
         top: Number of best checkpoints that are named.
-        is_part: Whether some of those asked cannot be the best, because they were left out or
-            deleted.
+        is_part: Whether some checkpoints were left out or deleted, so that the clause is only about
+            those that went on.
     """
     if margin is None or margin >= 1:
-        return "how much better another one may be is not known yet"
-    others = "no other that went on" if is_part else "no other raced"
+        return "how much better another checkpoint may be is not known yet"
+    others = "no other checkpoint in the race"
+    if is_part:
+        others = "no other checkpoint that went on"
     better = "is better"
     if top > 1:  # the margin is to the last of those named
-        others = f"{others} than the best {top}"
-        better = "is better than the last of them"
+        better = f"is better than the last of the best {top}"
     words = margin_words(margin)
     if words:
         better = f"{better} by more than {words}"
@@ -626,13 +628,15 @@ def asked_words(questions: int, everything: int, part: int | None = None) -> str
         part: Number of questions that the checkpoints in the race have together, of which a budget
             is a share; None without a budget.
 
-    >>> asked_words(500, 50_000), asked_words(500, 50_000, 5_000)[:40]
-    ('500 of 50,000 questions asked (1 %)', '500 of 50,000 questions asked (1 %; 10 %')
+    >>> asked_words(500, 50_000)
+    '500 of 50,000 questions asked (1 %)'
+    >>> asked_words(500, 50_000, 5_000)
+    '500 of 50,000 questions asked (1 %; 10 % of the 5,000 for the checkpoints in the race)'
     """
     share = f"{100 * questions / everything:.0f} %"
     if part is not None and part < everything:
         own = f"{100 * questions / part:.0f} %"
-        share += f"; {own} of the {part:,} that those in the race could be asked"
+        share += f"; {own} of the {part:,} for the checkpoints in the race"
     return f"{questions:,} of {count(everything, 'question')} asked ({share})"
 
 
@@ -653,9 +657,9 @@ def race_of(
     Args:
         contest: The contest.
         entries: The checkpoints of the list.
-        asked: What is known of the checkpoints, besides their answers; None for nothing.
+        asked: What is known of the checkpoints, besides their answers; None if nothing is.
         task: The race's tasks, ``NAME,NAME``.
-        metric: Names of the metrics that scored.
+        metric: Names of the metrics that score the tasks, joined by commas.
         notes: Sentences for the report.
     """
     asked = asked or Asked()

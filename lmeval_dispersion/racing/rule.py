@@ -64,24 +64,29 @@ _PRETENDED = 5  # pseudo-answers
 
 
 class Bets:
-    """Bets on a checkpoint's scores; if they win much, its mean score lies below a level.
+    """Test by betting: large winnings show that a checkpoint's mean score is below a level.
 
     The bets are against the claim that the mean of all N scores is at least the level, for every
     level at once. If the claim is true, they win nothing on average.
 
     Args:
         of: Number of questions in all, N.
-        columns: What predicts the scores, in the order of the questions; the first column is
-            another checkpoint's score. None to predict nothing. It may be set later, up to the
-            first question that is not shared. Shape (N, c).
-        shared: Number of first questions, in whose bets the columns are not used.
+        columns: Predictors of the scores, such as other checkpoints' scores, with a row for each
+            question in the order asked. The first column is another checkpoint's score. None to
+            predict nothing. May be set later, up to the first question that is not shared. Shape
+            (N, c).
+        shared: The first ``shared`` questions are also asked of other checkpoints; the columns are
+            not used for them.
         weights: Weight of each question in the order asked, with a mean of 1; None if all are
             equal. Shape (N,).
-        step: Number of questions for which a prediction stays fixed.
+        step: Number of questions between two updates of the predictions.
 
     Attributes:
+        of: Number of questions in all, N.
+        columns: The predictors, as for the argument; None without any.
+        shared: Number of first questions that are also asked of other checkpoints.
         taken: Number of questions that were bet on.
-        begin: Number of first questions whose bets do not count.
+        begin: Bets on the first ``begin`` questions do not count.
     """
 
     def __init__(
@@ -167,9 +172,9 @@ class Bets:
         return found
 
     def wealth(self, level: float) -> Array:
-        """Return the logarithm of the wealth of the bets against a level, after each question.
+        """Return the logarithm of the wealth after each bet that the mean score is below ``level``.
 
-        It is 0 before the first question. Shape (taken,), float64.
+        The initial wealth is 1 (logarithm 0), and is not included. Shape (taken,), float64.
         """
         n = self.taken
         seen = (
@@ -188,25 +193,25 @@ class Bets:
 
     @property
     def reach(self) -> float:
-        """The highest mean that is still possible: the mean if all questions left score 1."""
+        """The highest mean score still possible, with a score of 1 for all questions left."""
         n = self.taken
         left = float(self._left[n]) if n < self.of else 0.0
         return (float(self._weights[:n] @ self._scores[:n]) + left) / self.of
 
     def refutes(self, level: float, error: float) -> bool:
-        """Whether the scores so far show that the mean of all lies below ``level``.
+        """Whether the scores so far show that the mean of all N scores is below ``level``.
 
-        The chance that this is wrong is at most ``error``.
+        The probability of a wrong True is at most ``error``.
         """
         if level > self.reach + 1e-9 / self.of:
             return True
         return self.taken > 0 and bool(self.wealth(level).max() >= -math.log(error))
 
     def lowest(self, error: float) -> float:
-        """Return the lowest level that the scores so far refute; 1 if there is none.
+        """Return the lowest level for which :meth:`refutes` is true; 1 if there is none.
 
-        It may be up to `FINE` too high, and is never too low. Levels are tried in whole steps of
-        `FINE`, so that the result does not depend on earlier calls.
+        The result may be up to `FINE` too high, and is never too low. Levels are tried in whole
+        steps of `FINE`, so that the result does not depend on earlier calls.
         """
         high = self._lowest.get((error, self.begin), round(1 / FINE))
         if self.taken and self.refutes((high - 1) * FINE, error):

@@ -1,8 +1,9 @@
-"""Probabilities of shared questions: of the right answer, and without labels of the answer tokens.
+"""Probabilities in shared questions: of the right answer or, without labels, of answer tokens.
 
-lm-eval's samples of multiple choice hold the right answer's. For a generated answer the target's
-log-likelihood after the prompt is measured. The answer tokens' probabilities, where the answer
-begins, need no labels: they order checkpoints by agreement with the mean answer of all.
+For multiple choice, lm-eval's samples hold the probability of the right answer. For a generated
+answer the log-likelihood of the target after the prompt is measured. The probabilities of the
+answer tokens, where the answer begins, need no labels: they order checkpoints by agreement with the
+mean answer of all.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Question:
         context: The prompt; empty if each choice has a prompt of its own.
         space: Text between the prompt and an answer.
         requests: One request for each choice or target.
-        right: Indices of the requests with a right answer; empty if it is not known.
+        right: Indices of the requests with a right answer; empty if no right answer is known.
     """
 
     kind: str  # lm-eval's type of the task's output
@@ -57,7 +58,7 @@ class Question:
 
     @property
     def generates(self) -> bool:
-        """Whether its answers are generated texts, which have no log-likelihoods."""
+        """Whether the question's answers are generated texts, which have no log-likelihoods."""
         return self.kind == "generate_until"
 
 
@@ -72,10 +73,11 @@ def complete(
 ) -> None:
     """Add the entry ``block`` to lm-eval's samples: probabilities that lm-eval does not give.
 
-    ``probability`` is that of the right answer, or of the likeliest one if several are right. It is
-    left out where lm-eval's log-likelihoods of the choices give it. With ``answers``, ``tokens``
-    holds the probabilities of the answer tokens: of the choices if each is one token, and else of
-    the tokens in ``answers``. Where there are none, ``why`` gives the reason.
+    Its key ``probability`` holds the probability of the right answer; of several right texts, that
+    of the likeliest. The key is left out where lm-eval's log-likelihoods of the choices give the
+    probability. With ``answers``, the key ``tokens`` holds the probabilities of the answer tokens:
+    of the choices if each is one token, and else of the tokens in ``answers``. Where these cannot
+    be had, the key ``why`` gives the reason instead.
 
     Args:
         evaluation: The questions of the race.
@@ -251,15 +253,15 @@ def _probability(question: Question, logs: Sequence[float]) -> float:
 def asking_tokens(kept: dict[str, Any], path: Path, tasks: str) -> More:
     """Return a function that adds the probabilities of answer tokens to a race's samples.
 
-    The tokens are those of the first task for which a set is known.
+    The tokens are those of the first task whose answer tokens are known.
 
     Args:
-        kept: Content of the folder's ``race.json``; a hash of the set is added to it.
+        kept: Content of the folder's ``race.json``; a hash of the answer tokens is added to it.
         path: The folder.
         tasks: The race's tasks, ``NAME,NAME``.
 
     Raises:
-        UsageError: The folder has answers by another set of answer tokens.
+        UsageError: The folder has the answers of a race with other answer tokens.
     """
     _, answers, refused = first_known(tasks)
     key = ""
@@ -282,13 +284,13 @@ def check_agreement(checkpoints: int, questions: int) -> None:
     """Check that checkpoints and questions are enough to order checkpoints by their agreement.
 
     Raises:
-        UsageError: There are fewer than three checkpoints, or five questions of each.
+        UsageError: There are fewer than three checkpoints, or fewer than five questions for each.
     """
     if checkpoints < FEWEST_CHECKPOINTS or questions < FEWEST_QUESTIONS:
         raise UsageError(
-            f"expected at least {FEWEST_CHECKPOINTS} checkpoints and {FEWEST_QUESTIONS} questions of "
-            f"each, for a mean answer that can be trusted, got {checkpoints} checkpoints and "
-            f"{questions} questions",
+            f"ordering by agreement needs at least {FEWEST_CHECKPOINTS} checkpoints and "
+            f"{FEWEST_QUESTIONS} questions for each, got {checkpoints} and {questions}; name more "
+            "checkpoints, or raise the budget",
             argument="budget",
         )
 
@@ -296,7 +298,8 @@ def check_agreement(checkpoints: int, questions: int) -> None:
 def agreed(evaluation: Evaluation, contest: Contest) -> dict[str, Agreed]:
     """Return the agreement of each checkpoint with the mean answer of all, by label.
 
-    It is the mean over the questions that all checkpoints were asked.
+    The agreement (see :func:`agreement`) is averaged over the first questions, as many as all
+    checkpoints were asked. The contest's reference is left out.
 
     Raises:
         UsageError: There are fewer than three checkpoints or five questions, or an answer has no
@@ -327,7 +330,7 @@ def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> 
         places: Indices of the questions, shape (k,).
 
     Returns:
-        For each of the k questions an array, float64, with a number for each token.
+        For each of the k questions an array, float64, with one probability for each answer token.
 
     Raises:
         UsageError: A question was asked without these probabilities.
@@ -339,8 +342,8 @@ def tokens_of(evaluation: Evaluation, label: str, places: NDArray[np.int64]) -> 
         if "tokens" not in block:
             before = "the race asked it without answer tokens; name another folder"
             raise UsageError(
-                f"expected answers that are tokens, got a question of {question[0]} without them "
-                f"({block.get('why', before)})",
+                f"expected the probabilities of answer tokens, got a question of {question[0]} "
+                f"without them ({block.get('why', before)})",
                 argument="answers",
             )
         answers.append(np.array(block["tokens"]))
@@ -366,8 +369,8 @@ def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
     numbers_of_tokens = {tuple(map(len, of_one)) for of_one in answers}
     if len(numbers_of_tokens) > 1:
         raise UsageError(
-            "expected checkpoints that share a tokenizer, got some with other answer tokens; leave "
-            "it out, and the right answers order them",
+            "expected checkpoints that share a tokenizer, got some with other answer tokens; "
+            "leave out this option to order the checkpoints by the right answers",
             argument="answers",
         )
     values = np.zeros((len(answers), len(answers[0])))

@@ -42,13 +42,13 @@ def race_on_ray(
     """Race the checkpoints of a folder side by side on a Ray cluster.
 
     The cluster is that of ``RAY_ADDRESS``, or one that is started on this machine. Each checkpoint
-    gets one CPU core and its GPUs on a single node. They begin in the order of the list.
+    gets one CPU core and its GPUs on a single node. Checkpoints begin in the order of the list.
 
     Args:
         folder: The race's folder.
         contest: The contest, without answers.
-        gpus: GPUs for a checkpoint: a whole number, or a part of 1. None for one GPU, or for none
-            if the cluster has none.
+        gpus: GPUs for each checkpoint: a whole number, or a fraction below 1. None for one GPU, or
+            for the CPU alone if the cluster has no GPU.
         hidden: Whether no progress is shown.
 
     Raises:
@@ -66,8 +66,8 @@ def race_on_ray(
         with _cluster() as most, progress_bar(hidden=hidden, every=LINES) as update:
             if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
                 raise UsageError(
-                    "expected a whole number of GPUs or a part of one, up to the "
-                    f"{most:g} of the largest node, got {gpus:g}",
+                    "expected a whole number of GPUs or a part of one, up to "
+                    f"{most:g}, which the largest node has, got {gpus:g}",
                     argument="gpus_per_checkpoint",
                 )
             resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}
@@ -107,7 +107,9 @@ def _race(
             try:
                 tuner.fit()
             except tune.TuneError as error:
-                raise scheduler.refused or DispersionError(f"Ray Tune failed: {error}") from error
+                raise scheduler.refused or DispersionError(
+                    f"Ray Tune failed ({error}); run the same command to go on"
+                ) from error
 
 
 def _scheduler(
@@ -148,7 +150,8 @@ def _scheduler(
             losses[label] += 1
             if losses[label] > _RETRIES:
                 folder.failed[label] = (
-                    f"its worker on the Ray cluster was lost {losses[label]} times"
+                    f"its worker on the Ray cluster was lost {losses[label]} times; run the same "
+                    "command to ask it again"
                 )
                 contest.fail(label)
 
@@ -171,7 +174,8 @@ def _trial(folder: RaceFolder, contest: Contest) -> Callable[[dict[str, Any]], N
             if not path.is_dir():
                 raise UsageError(
                     f"expected a folder that every node of the cluster sees, got {path}, which "
-                    f"{socket.gethostname()} does not; name one on storage that they share",
+                    f"the node {socket.gethostname()} does not see; name a folder on storage "
+                    "that all nodes share",
                     argument="output_path",
                 )
             with contextlib.closing(folder.entrant(entries[config["label"]], asked)) as entrant:
@@ -206,9 +210,14 @@ def _cluster() -> Iterator[float]:
         extra = {"include_dashboard": False} if address == "local" else {}
         ray.init(address=address, log_to_driver=False, configure_logging=False, **extra)
     except (OSError, RuntimeError, ValueError) as error:
+        if address == "local":
+            raise DispersionError(
+                f"Ray could not start a cluster on this machine ({error}); leave out the engine "
+                "to ask one checkpoint after the other"
+            ) from error
         raise DispersionError(
             f"expected RAY_ADDRESS to be host:port of a Ray cluster, got {address} ({error}); "
-            "look with `ray status`, or unset it for a cluster of this machine's own"
+            "check it with `ray status`, or unset it to start a cluster on this machine"
         ) from error
     # Tune prints even at verbosity 0, and Ray the end of a node whenever it hears of it.
     with contextlib.redirect_stdout(io.StringIO()):

@@ -502,7 +502,7 @@ def test_a_metric_of_any_name_and_range_can_be_named(tmp_path, capsys):
     first, second = scored(tmp_path, "base", x.tolist()), scored(tmp_path, "tuned", y.tolist())
     assert main(["audit", str(first), "-q", "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "name one that is by `--metric`: score" in text
+    assert "name one of their metrics by `--metric`: score" in text
     assert "no metric judges" not in text
     whole = compare([first, second], metric="score").others[0].slices[0]
     assert ttest_rel(y, x).pvalue < 1e-6
@@ -535,7 +535,7 @@ def test_of_a_metric_whose_lower_scores_are_better_the_worst_is_the_highest(tmp_
     assert tuned.accuracy_as_wrong == pytest.approx((values[1, 15:].sum() + 15) / N)
     assert found.best is None  # the highest is not the best
     assert main(["race", "--replay", runs[0], runs[2], "--metric", "brier", "-q"]) == 2
-    assert "expected a metric of which higher values are better" in capsys.readouterr().err
+    assert "expected a metric for which higher values are better" in capsys.readouterr().err
 
 
 def test_metrics_of_all_documents_at_once_are_named_as_such(tmp_path, capsys):

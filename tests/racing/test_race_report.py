@@ -119,7 +119,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("better than all others that went on (error ≤ 5 %); 2 others were left out after 25 answers, which "
          "in our studies cost 0.002 of accuracy (-0.004 to 0.009, adapters).", "cut"),
         ("left out after", "cut cut_near"),
-        ("no other that went on is better by more than 0.01 (error ≤ 5 %); 2 others", "cut_near"),
+        ("no other checkpoint that went on is better by more than 0.01 (error ≤ 5 %); 2 others", "cut_near"),
         ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); better than all others raced", "drawn"),
         ("Best: a, 95.0 % of gsm8k (200 questions); better than all others raced", "group"),
         ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); no other", "both"),
@@ -129,22 +129,24 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
          "single worse based below above three slow slower several"),
         ("Best: z, 100.0 % of gsm8k; better than all others raced (error ≤ 5 %).", "missed"),
         ("Best: a, exact_match 0.475 of gsm8k; better than all others raced (error ≤ 5 %).", "partial"),
-        ("no other raced is better (error ≤ 5 %); nearest: b, 0.945.", "close both"),
-        ("no other raced is better by more than 0.01 (error ≤ 5 %).", "dropped"),
-        ("Best: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %); nearest: b, 0.950.", "equal"),
-        ("Best: a, 95.0 % of gsm8k; no other was raced.", "alone"),
-        ("Best so far: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %). "
+        ("no other checkpoint in the race is better (error ≤ 5 %); nearest: b, 0.945.", "close both"),
+        ("no other checkpoint in the race is better by more than 0.01 (error ≤ 5 %).", "dropped"),
+        ("Best: a, 95.0 % of gsm8k; no other checkpoint in the race is better (error ≤ 5 %); "
+         "nearest: b, 0.950.", "equal"),
+        ("Best: a, 95.0 % of gsm8k; no other checkpoint was raced.", "alone"),
+        ("Best so far: a, 95.0 % of gsm8k; no other checkpoint in the race is better (error ≤ 5 %). "
          "Undecided: b. The race's own command goes on.", "stopped"),
-        ("Best so far: a, 95.0 % of gsm8k; no other raced is better by more than 0.05 (error ≤ 5 %). "
+        ("Best so far: a, 95.0 % of gsm8k; no other checkpoint in the race is better by more than "
+         "0.05 (error ≤ 5 %). "
          "Undecided: b and c. The race's own command goes on.", "early"),
-        ("Best so far: a, 80.0 % of 50 of 200 questions of gsm8k; no other raced is better by more than",
+        ("Best so far: a, 80.0 % of 50 of 200 questions of gsm8k; no other checkpoint in the race is better by ",
          "budget"),
-        ("no other raced than the best 2 is better than the last of them by more than 0.", "two"),
-        ("no other that went on is better by more than 0.01 (error ≤ 5 %).", "deleted"),
+        ("no other checkpoint in the race is better than the last of the best 2 by more than 0.", "two"),
+        ("no other checkpoint that went on is better by more than 0.01 (error ≤ 5 %).", "deleted"),
         ("No best checkpoint yet: none was asked all 200 questions of gsm8k; the race's own command "
          "without a budget goes on.", "unnamed"),
         ("Undecided: 4 of 5. The same command without a budget goes on until the best is proven.", "budget two"),
-        ("; how much better another one may be is not known yet. Undecided: b.", "vague"),
+        ("; how much better another checkpoint may be is not known yet. Undecided: b.", "vague"),
         ("Best by agreement: a, 0.812 with the mean answer of all checkpoints to 50 questions of gsm8k; "
          "without labels there is neither a margin nor an error.", "agreed"),
         ("## By task", "several"),
@@ -155,11 +157,11 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("3 of 4 checkpoints raced, 325 of 800 questions asked (41 %).", "failed"),
         ("3 of 9 checkpoints raced, 325 of 1,800 questions asked (18 %).", "listed sampled groups"),
         ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %), 4 min.", "timed"),
-        ("(12 %; 25 % of the 600 that those in the race could be asked).", "part"),
+        ("(12 %; 25 % of the 600 for the checkpoints in the race).", "part"),
         ("questions asked (54 %), 35 s.", "short"),
-        ("None of 1 random others did better by more than 0.01; of the 7", "sampled"),
-        ("None of 1 random others did better by more than 0.01. ", "groups"),
-        ("Of 2 random others, z did better by more than 0.01: race more of the list.", "missed"),
+        ("outside the short list, none did better by more than 0.01; of the 7", "sampled"),
+        ("outside the short list, none did better by more than 0.01. ", "groups"),
+        ("outside the short list, z did better by more than 0.01: race more of the list.", "missed"),
         ("x failed: It has no weights.", "failed"),
         ("The best 2: a and base.", "three"),
         ("Asking all checkpoints everything would take about 46 min more.", "slow"),

@@ -67,7 +67,7 @@ def test_a_replay_asks_what_a_race_asks(margin: float) -> None:
         (
             [0.6, 0.6, 0.6, 0.6],
             True,
-            "Where it named another one, that was worse by",
+            "Where it named another checkpoint, that one was",
             "in 40 of 40",
         ),
     ],
@@ -105,7 +105,7 @@ def test_a_screen_leaves_some_unloaded(listed: list[str], sentence: str) -> None
     text = " ".join(render(result.document(), "markdown").split())
     assert sentence in text
     assert "2 of 3 loaded" in text
-    assert "were raced in the screen's order; the others count as not loaded." in text
+    assert "were raced in the screen's order; checkpoints that the screen does not list" in text
     assert "each checkpoint is loaded" not in text
     assert {row.label for row in result.checkpoints if row.asked} == {*listed}
     assert "loaded." not in " ".join(replay(Recorded(answers, ["sums"]), orders=2).answer())
@@ -188,7 +188,7 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
     listed = ["race", str(tmp_path), "--replay", *names, "--format", "json", "-q"]
     missing = {c.label for c in screened.shortlist(2).chosen} - {"sums-80"}
     assert main(listed) == 2
-    assert f"names, got none of {missing.pop()}" in capsys.readouterr().err
+    assert f"names, got none for {missing.pop()}" in capsys.readouterr().err
     (tmp_path / "manifest.json").write_text(
         json.dumps(manifest_dict(head, screened.shortlist(1), tasks=("sums",), command=""))
     )
@@ -234,7 +234,9 @@ def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime - before.ru_utime < 2  # on a machine that does other work too
     text = " ".join(done.stdout.split())
-    assert text.startswith("Best: sums-80, 100.0 % of sums; no other raced is better (error ≤ 5 %)")
+    assert text.startswith(
+        "Best: sums-80, 100.0 % of sums; no other checkpoint in the race is better (error ≤ 5 %)"
+    )
     assert "3 of 11 checkpoints raced, " in text
     assert len(done.stdout.splitlines()) <= 26
 
@@ -282,7 +284,7 @@ def test_a_race_of_version_0_2_is_read_but_not_continued(tmp_path):
     }
     (tmp_path / "race.json").write_text(json.dumps(kept))
     assert kept_race(tmp_path, older=True) == kept
-    with pytest.raises(UsageError, match="got one by an older version"):
+    with pytest.raises(UsageError, match="got one by another version"):
         kept_race(tmp_path)
 
 
@@ -351,11 +353,11 @@ def test_a_replay_weighs_as_it_is_told(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"sharing": 25}, "in the order of their answers to shared questions."),
-        ({"margin": 0.05}, "no other raced is better"),
+        ({"sharing": 25}, "in the order of their scores on the shared questions."),
+        ({"margin": 0.05}, "no other checkpoint in the race is better"),
         ({"budget": 240}, "240 of 1,200 questions asked (20 %)."),
         ({"top": 2}, "The best 2: 0 and 1."),
-        ({"top": 2}, "no other raced than the best 2 is better than the last of them"),
+        ({"top": 2}, "is better than the last of the best 2"),
     ],
 )
 def test_the_first_lines_of_a_replay(settings: dict[str, Any], sentence: str) -> None:

@@ -71,7 +71,10 @@ def test_a_budget_is_spent_in_the_phases_that_a_dry_run_prints(
     assert asked[-1] == plan[0].questions
     assert (result["best"], result["checkpoints"][0]["status"]) == ("sums-80", "best")
     assert 0 < result["margin_shown"] < 1
-    assert "questions of sums; no other raced is better by more than 0." in result["answer"][0]
+    assert (
+        "questions of sums; no other checkpoint in the race is better by more than 0."
+        in result["answer"][0]
+    )
     assert "without a budget goes on until the best is proven" in result["answer"][0]
     kept = json.loads((tmp_path / "out" / "race.json").read_text())
     assert kept["split"] == len(MODELS)
@@ -156,7 +159,7 @@ def test_a_race_that_is_stopped_shows_what_is_known(
         (["--budget", "0"], "expected a number of questions, or a share such as 10%, got 0"),
         (["--budget", "many", "--dry-run"], "got many"),
         (["--answers", "none"], "--answers: without the right answers"),
-        (["--answers", "none", "--budget", "12"], "5 questions of each"),
+        (["--answers", "none", "--budget", "12"], "5 questions for each"),
         (["--gpus-per-checkpoint", "2"], "add `--engine ray`"),
     ],
 )
@@ -209,6 +212,6 @@ def test_answers_that_are_no_tokens_are_refused_by_the_first_checkpoint(
     for _ in range(2):
         assert main([*command, "--budget", "40"]) == 2
         last = capsys.readouterr().err.splitlines()[-1]
-        assert "expected answers that are tokens" in last
+        assert "expected the probabilities of answer tokens" in last
         assert "`dispersion tokens`" in last
         assert len([*out.glob("*/results_*.json")]) == 1

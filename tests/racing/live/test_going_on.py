@@ -89,7 +89,10 @@ def test_a_dry_run_counts_what_is_answered(
 
 def test_another_top_is_noted(run: Path, tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = raced(capsys, *given(run, tasks), "--top", "2")
-    note = "That the best 2 are wanted was decided after answers were seen; the race began with the best 1."
+    note = (
+        "The number of best checkpoints wanted, 2, was chosen after answers were seen; the race began "
+        "with 1."
+    )
     assert note in found["notes"]
     assert note not in raced(capsys, *given(run, tasks))["notes"]
 

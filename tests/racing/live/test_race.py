@@ -220,8 +220,9 @@ def test_other_weights_in_the_same_place_do_not_go_on_with_the_answers(
     result = raced(capsys, *given, code=3)
     assert standing(result)[0] == ("done", 40, 1.0, "best")  # finished: nothing is loaded
     assert result["checkpoints"][1]["message"] == (
-        "the files of its weights have other sizes or times than those that gave the 10 answers in "
-        f"{tmp_path / 'out' / 'mine'}; remove that folder, and the same command asks the checkpoint again"
+        "the sizes or times of the weights files have changed since they gave the 10 answers in "
+        f"{tmp_path / 'out' / 'mine'}; remove that folder, then run the same command to ask the "
+        "checkpoint again"
     )
     shutil.rmtree(tmp_path / "out" / "mine")
     assert standing(raced(capsys, *given))[1][:2] == ("mine", 10)
@@ -372,7 +373,7 @@ def test_a_checkpoint_that_fails_costs_no_other_its_race(
     )
     assert sizes == {"sums-80": 8, "sums-00": 16}
     assert main(words(tasks, tmp_path / "none", broken)) == 1
-    assert "none of the 1 checkpoints could be raced; broken: " in capsys.readouterr().err
+    assert "no checkpoint could be raced (1 failed); broken: " in capsys.readouterr().err
 
 
 def test_auto_is_detected_once_a_checkpoint_and_a_halved_batch_stays(
@@ -674,13 +675,13 @@ def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not
     assert "equal to the last digit" in found["notes"][2]  # a twin
     assert main(both) == 2
     assert (
-        f"expected a race by this version in {out}, got one by an older version"
+        f"expected a race by this version in {out}, got one by another version"
         in capsys.readouterr().err
     )
     shutil.rmtree(out / "a_twin")
     assert main(["race", "--replay", str(out)]) == 2
     assert (
-        "were asked all questions, got 1 of 2; run the race to its end, or name finished"
+        "were asked all questions, but only 1 of 2 were; run the race to its end, or name finished"
         in capsys.readouterr().err
     )
 
@@ -742,7 +743,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--margin", "1"], "--margin: expected from 0 to below 1, got 1.0"),
         (
             ["--base", "base"],
-            "--base: needs a screen, and there is none for a short list or for all checkpoints",
+            "--base: needs a screen, and neither a short list nor all checkpoints",
         ),
         (["--limit", "0"], "--limit: expected at least 1, got 0"),
         (["--seed", "-1"], "--seed: expected at least 0, got -1"),
@@ -806,7 +807,7 @@ def test_a_folder_of_another_race_is_refused(
         (
             "--by",
             "block",
-            f"expected rows, with which the race in {tmp_path / 'out'} began, got block",
+            f"expected rows, the order in which the race in {tmp_path / 'out'} began, got block",
         ),
         ("--limit", "30", "with another number of questions (25, now 30)"),
     ):
@@ -965,8 +966,8 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
     given += ["--limit", "25"]
     for _ in range(2):  # of answers that are there, too
         assert raced(capsys, *given)["notes"] == [
-            "other: its chat template gave 25 questions other prompts than earlier checkpoints had, "
-            "for example because it contains the date."
+            "other: for 25 questions, the chat template gave a different prompt than for earlier "
+            "checkpoints, for example because it contains the date."
         ]
     evaluation = asked_of("sums_written", tasks, limit=25)  # without a template
 
@@ -977,7 +978,7 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
 
     score("alike")
     with pytest.raises(
-        HarnessError, match=r"other was asked document .* of sums_written in another prompt"
+        HarnessError, match=r"other was asked document .* of sums_written with a different prompt"
     ):
         score("other")
 
