@@ -15,10 +15,10 @@ from lmeval_dispersion.options import Once
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """Arguments that choose the vectors of a run.
+    """The argument that chooses the vectors of a run.
 
     Attributes:
-        layer: Layer to take the vectors from. Default: the one that its store names.
+        layer: Layer to take the vectors from. Default: the one that the store names.
     """
 
     layer: Annotated[str | None, Option("LAYER", action=Once)] = None
@@ -26,15 +26,15 @@ class Vectors:
 
 @dataclass(frozen=True)
 class OneRun(Vectors, Judge):
-    """The finished run that is read, and the seed of random draws.
+    """The finished run to read, and the seed of random draws.
 
     Attributes:
-        run: A finished run: the folder of its store, samples of lm-eval (a folder, or a file of
-            results or samples), or logs of Inspect.
+        run: A finished run: the folder of its store, lm-eval samples (a folder, or a results or
+            samples file), or Inspect logs (a folder or a file).
 
-            Also a folder with the stores of one run, or a run that is read already.
-        demo: Take the bundled run: 600 sums, answered by a tiny model.
-        seed: Seed of all draws.
+            Also a folder that holds all stores of one run, or an `AuditRun`.
+        demo: Use the bundled run: 600 sums, answered by a tiny model.
+        seed: Seed of all random draws.
     """
 
     run: Annotated[AuditRun | str | Path | None, Option("RUN")] = None
@@ -48,10 +48,12 @@ class Auditing(OneRun):
     """Arguments of :func:`lmeval_dispersion.audit`.
 
     Attributes:
-        slice: Column of the documents by which they are also sliced; may be repeated.
-        metrics: With all, also compute RankMe, effective rank, participation ratio and stable rank.
-        details: Compute every part of the report.
-        short: Compute only what the answer needs, for the first way to slice.
+        slice: Column to slice the documents by, in addition to those chosen automatically.
+        metrics: "all" adds RankMe, effective rank, participation ratio and stable rank.
+        details: Compute every part of the report, even if right and wrong answers support no
+            conclusion.
+        short: Compute only what the summary needs, for the first automatic slicing and the columns
+            in ``slice``.
     """
 
     _: KW_ONLY
@@ -63,11 +65,13 @@ class Auditing(OneRun):
 
 @dataclass(frozen=True)
 class RankArguments(OneRun):
-    """The arguments of a ranking of a run's documents.
+    """Arguments of :func:`rank`, which orders the documents of a run.
 
     Attributes:
-        worst: List the N documents that are closest to all others, which are probably hard.
-            Default: none.
+        worst: List the N documents that are closest to all other documents, and so are probably
+            hard for the model. Default: none.
+
+            If it is not given in Python, the printed table lists 20.
     """
 
     _: KW_ONLY
@@ -76,13 +80,13 @@ class RankArguments(OneRun):
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedDocuments:
-    """Arguments that choose and slice the documents of a calibration or an estimate.
+    """Arguments that choose the documents of a calibration or an estimate, and their slices.
 
     Attributes:
-        where: Take only documents that satisfy this condition, such as
+        where: Use only documents that satisfy this condition, such as
             "subject in ('anatomy', 'virology')". Default: all.
-        slice: Column of the documents by which they are sliced. Default: that of the calibrator;
-            for a new one subject, category or task, or clusters if these give too few slices.
+        slice: Column to slice the documents by. Default: the calibrator's column; for a new
+            calibrator subject, category or task, or clusters if these give too few slices.
     """
 
     where: Annotated[str | None, Option("EXPR")] = None
@@ -95,7 +99,9 @@ class Calibrating(SlicedDocuments, Vectors):
 
     Attributes:
         run: Folder of a finished run's store, or of several stores of one model.
-        seed: Seed of all draws.
+
+            Also an `AuditRun`.
+        seed: Seed of all random draws.
     """
 
     run: Annotated[AuditRun | str | Path, Option("RUN")]
@@ -108,11 +114,10 @@ class Comparing(Vectors, Judge):
     """Arguments of :func:`lmeval_dispersion.compare`.
 
     Attributes:
-        runs: Two runs or more, each the folder of a store, samples of lm-eval (a folder, or a file
-            of results or samples), or logs of Inspect (a folder or a file); the first is the
-            baseline.
+        runs: Two or more runs, the baseline first. Each is the folder of a store, lm-eval samples
+            (a folder, or a results or samples file), or Inspect logs (a folder or a file).
         demo: Compare the bundled runs: 600 sums, answered by two tiny models.
-        slice: Column of the documents by which they are sliced.
+        slice: Column to slice the documents by.
     """
 
     runs: Annotated[Sequence[str | Path], Option("RUN")] = ()

@@ -31,19 +31,21 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 def run_audit(args: argparse.Namespace) -> int:
     """Run ``dispersion audit`` and return its exit status.
 
-    3 if a part other than confidence could not be computed for a run with vectors, else 0.
+    It is 3 if the run has vectors and a part of the report other than confidence could not be
+    computed, else 0.
     """
     output = Output.of(args)
     if len(args.run) > 1:
         raise UsageError(
-            f"expected one RUN, got {len(args.run)}; run: dispersion compare {shlex.join(args.run)}"
+            f"expected one RUN, got {len(args.run)}; `dispersion compare {shlex.join(args.run)}` "
+            "compares them"
         )
     place = args.run[0] if args.run else None
     run = read_run(place, args.layer, args.metric, demo=args.demo)
     if args.worst is not None:
         if args.slice or args.metrics == "all":
             raise UsageError(
-                "--slice and --metrics have no effect on the order of --worst; leave them out"
+                "`--slice` and `--metrics` have no effect on the order of `--worst`; leave them out"
             )
         output.write(rank(run, worst=args.worst).document())
         return 0
@@ -85,9 +87,11 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    """Run ``dispersion calibrate``; returns 0, also for a calibrator that does not beat labels.
+    """Run ``dispersion calibrate`` and return its exit status.
 
-    With ``--from`` 3 if some slices have no estimate, 1 if none has.
+    It is 0 after a fit, even if the calibrator does not beat the labelled accuracy alone. With
+    ``--from`` it is 0 if all slices have an estimate, 3 if some have none, and 1 if no slice has
+    one.
     """
     if args.calibrator is not None:
         return _estimate(args)
@@ -109,7 +113,10 @@ def _estimate(args: argparse.Namespace) -> int:
     """Estimate the accuracy of a run's slices by a fitted calibrator."""
     output = Output.of(args)
     if args.layer is not None:
-        raise UsageError("the calibrator has its own layer; leave out --layer")
+        raise UsageError(
+            "`--layer` has no effect with `--from`, as the calibrator names its layer; leave out "
+            "`--layer`"
+        )
     result = predict(**given_of(Predicting, args))
     output.write(result.document())
     without = [row for row in result.slices if row.reason is not None]
@@ -131,7 +138,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Run ``dispersion compare``; the exit status is 0."""
+    """Run ``dispersion compare`` and return its exit status, 0."""
     output = Output.of(args)
     output.write(compare(**given_of(Comparing, args)).document())
     return 0

@@ -107,38 +107,41 @@ _SHORT = {
 class Difference:
     """One slice of a run compared with the same slice of the first run, the baseline.
 
-    A difference is this run minus the baseline. Numbers that are not defined are NaN.
+    A difference is this run minus the baseline. Undefined numbers are NaN.
 
     Attributes:
         slice: Name of the slice.
-        documents: Number of shared documents.
-        labelled: Number of documents that have a score in both runs; the accuracies are over these.
+        documents: Number of shared documents in the slice.
+        labelled: Number of documents that have a score in both runs; mean scores are over these
+            documents.
         accuracy: This run's mean score.
         accuracy_baseline: The baseline's mean score.
         accuracy_difference: Difference of the mean scores.
-        accuracy_low: Lower end of its 95 % interval.
-        accuracy_high: Upper end of its 95 % interval.
-        gained: Number of documents that only this run answers right; None without scores, or if a
-            score is neither 0 nor 1.
+        accuracy_low: Lower end of the 95 % interval of ``accuracy_difference``.
+        accuracy_high: Upper end of that interval.
+        gained: Number of documents that only this run answers right; None without scores, if a
+            score is neither 0 nor 1, or if documents have different weights.
         lost: Number of documents that only the baseline answers right; None as ``gained``.
-        accuracy_p: McNemar's exact p-value; where ``gained`` is None that of the paired interval.
-        not_finite: Number of documents without a finite answer in one of the runs.
-        accuracy_as_wrong: This run's mean score if these count as wrong; NaN without any.
-        accuracy_baseline_as_wrong: The baseline's mean score if these count as wrong; NaN without
-            any.
-        changes: Whether the verdict on accuracy changes if these count as wrong.
+        accuracy_p: p-value of ``accuracy_difference``: by McNemar's exact test, or by a paired
+            t-test if ``gained`` is None.
+        not_finite: Number of documents without a finite answer in at least one of the two runs.
+        accuracy_as_wrong: This run's mean score if answers that are not finite count as wrong; NaN
+            if all are finite.
+        accuracy_baseline_as_wrong: The baseline's mean score, counted in the same way.
+        changes: Whether the verdict on accuracy changes if answers that are not finite count as
+            wrong.
         probability: This run's mean probability of the right answer.
         probability_baseline: The baseline's mean probability of the right answer.
         probability_difference: Difference of the mean probabilities.
-        probability_se: Its paired standard error.
-        probability_p: Its p-value by a paired t-test.
+        probability_se: Paired standard error of ``probability_difference``.
+        probability_p: p-value of ``probability_difference`` by a paired t-test.
         dispersion: Mean cosine distance of this run's vectors.
         dispersion_baseline: Mean cosine distance of the baseline's vectors.
         dispersion_difference: Difference of the dispersions.
-        dispersion_low: Lower end of its 95 % interval.
-        dispersion_high: Upper end of its 95 % interval.
-        reason: Why there are no intervals; None where there are.
-        percent: Whether all scores are from 0 to 1, so that they can be shown in percent.
+        dispersion_low: Lower end of the 95 % interval of ``dispersion_difference``.
+        dispersion_high: Upper end of that interval.
+        reason: Why there are no intervals, if the slice has too few documents; else None.
+        percent: Whether the scores of all runs are from 0 to 1, so that they are shown in percent.
     """
 
     slice: Annotated[str, Col("Slice")]
@@ -187,23 +190,23 @@ class Difference:
     def change(self) -> float:
         """The number by which slices are sorted.
 
-        The difference of accuracy; where it is NaN the difference of dispersion, which may be NaN
-        too.
+        It is ``accuracy_difference``, or ``dispersion_difference`` if the former is NaN. It is NaN
+        if both are.
         """
         if math.isnan(self.accuracy_difference):
             return self.dispersion_difference
         return self.accuracy_difference
 
     def figure(self, name: str) -> Interval:
-        """Return the difference of ``name`` (accuracy or dispersion), with interval."""
+        """Return the difference of ``name`` (``accuracy`` or ``dispersion``) with its interval."""
         ends = (f"{name}_{part}" for part in ("difference", "low", "high"))
         return Interval(*(getattr(self, end) for end in ends))
 
     def side(self, name: str) -> int:
-        """Return 1 or -1 if the interval of ``name`` (accuracy or dispersion) excludes 0.
+        """Return 1 if accuracy or dispersion (``name``) is clearly higher, -1 if lower, else 0.
 
-        Else 0, also for an accuracy whose verdict changes if answers that are not finite count as
-        wrong.
+        Clearly means that the 95 % interval of the difference excludes 0. For accuracy, the
+        result is 0 as well if the verdict changes once answers that are not finite count as wrong.
         """
         if self.changes and name == "accuracy":
             return 0
@@ -216,10 +219,12 @@ class Compared:
 
     Attributes:
         run: Name of the run.
-        layer: Layer of its vectors.
-        slices: All documents first, then the slices by falling difference.
-        tasks: The mean over tasks first, then each task; empty if there is one task.
-        no_verdict: Why the accuracies support no verdict; None if they support one.
+        layer: Layer of the run's vectors; "" without vectors.
+        slices: A row for all documents, then one for each slice, the largest difference first.
+        tasks: A row for the mean over tasks, then one for each task; empty with only one task,
+            without scores, or with a score outside [0, 1].
+        no_verdict: Clause on why the accuracies support no verdict, such as identical answers; else
+            None.
     """
 
     run: str
@@ -230,32 +235,33 @@ class Compared:
 
     @property
     def leading(self) -> Difference:
-        """The row that the verdict is on: the mean over tasks; of one task all documents."""
+        """The row of the verdict: the mean over tasks, or all documents if ``tasks`` is empty."""
         return self.tasks[0] if self.tasks else self.slices[0]
 
     @property
     def sliced(self) -> bool:
-        """Whether the slices are anything else than the tasks themselves."""
+        """Whether the slices differ from the tasks, by name; True if ``tasks`` is empty."""
         tasks = {row.slice for row in self.tasks[1:]}
         return not tasks or {row.slice for row in self.slices[1:]} != tasks
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(RunReport):
-    """Runs compared with the first, over the documents that all of them share.
+    """Runs compared with the first run, over the documents that all runs share.
 
     Attributes:
         baseline: Name of the first run.
-        layer: Layer of the first run's vectors.
-        by: The column that makes the slices.
+        layer: Layer of the first run's vectors; "" without vectors.
+        by: Column that the documents are sliced by.
         documents: Number of shared documents.
         left_out: For each run, the first included, the number of its documents that another run
             lacks or has with another target.
         others: Each other run, compared with the first.
-        best: Of three runs or more, the ones that are not shown to be worse than the best; None
-            for two runs, and where scores cannot be compared.
-        warnings: Sentences on answers that tell more about a run's settings than about its model.
-        cautions: Why the intervals are too short for a conclusion; empty where they support one.
+        best: Which runs are not shown to be worse than the best; None with fewer than three runs
+            that can be compared, if a pair cannot be tested, or if lower scores are better.
+        warnings: Sentences on answers that tell more about a run's settings than about its model,
+            such as equal log-probabilities of all choices.
+        cautions: Sentence that the intervals are too short because documents repeat; else empty.
         notes: Sentences on other differences between the runs.
         filters: Sentences on lm-eval filters whose scores differ by more than chance from the
             filter that is compared.
@@ -278,13 +284,14 @@ class Comparison(RunReport):
 
     @property
     def names(self) -> list[str]:
-        """Short names of the runs for sentences, in the order of the runs."""
+        """Short names of the runs for sentences, the baseline first."""
         return short_names([self.baseline, *(other.run for other in self.others)])
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Return a row for every slice, then every task, of each run but the first.
+        """Return the rows of CSV: those of each run but the first.
 
-        A row has the run's name as ``run``, and the fields of `Difference`.
+        They are all documents, each slice, the mean over tasks and each task; tasks that are the
+        slices appear once. A row has the run's name as ``run``, and the fields of `Difference`.
         """
         rows = list[Mapping[str, Any]]()
         for other in self.others:
@@ -296,8 +303,9 @@ class Comparison(RunReport):
     def tables(self) -> dict[str, Table]:
         """Return the tables of each run but the first, numbered from 0.
 
-        ``run-0``: all documents, then the slices by falling difference. ``tasks-0``, if there are
-        several tasks: their mean, all documents, then each task.
+        ``tasks-0``, if there are several tasks: the mean over tasks, all documents, then each task.
+        ``run-0``, unless the slices are the tasks: all documents, then each slice, the largest
+        difference first.
         """
         tables: dict[str, Table] = {}
         for i, other in enumerate(self.others):
@@ -316,8 +324,8 @@ class Comparison(RunReport):
     def charts(self) -> dict[str, Chart]:
         """Return the charts of each run but the first, numbered from 0.
 
-        ``accuracy-0`` and ``dispersion-0`` show the differences of the slices with an interval; a
-        chart without any is left out.
+        ``accuracy-0`` and ``dispersion-0`` show the difference of each slice that has an interval;
+        a chart is left out if no slice has one.
         """
         more = ", and more than that where documents repeat" if self.cautions else ""
         charts = {}
@@ -341,7 +349,7 @@ class Comparison(RunReport):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """Return the template's values: the runs' names, and the sentences on the runs."""
+        """Return the template's variables: the runs' names, and the sentences on the runs."""
         best = ""
         of_these = ""
         tasks = len(self.others[0].tasks) - 1
@@ -538,29 +546,31 @@ def _reach(row: Difference, name: str) -> float:
 
 @takes(Comparing)
 def compare(asked: Comparing) -> Comparison:
-    """Compare runs with the first one, with paired intervals, as ``dispersion compare`` does.
+    """Compare runs with the first run, as ``dispersion compare`` does.
 
-    Scores of a ``metric`` that is named may have any range.
+    Only documents that all runs share are compared; intervals are those of paired differences.
+    Undefined numbers are NaN. If a ``metric`` is given, scores may lie outside [0, 1].
 
     Raises:
-        UsageError: Fewer than two runs, runs together with ``demo``, or no such column or layer.
-        StoreError: A store cannot be read.
-        HarnessError: lm-eval's samples cannot be read.
-        MixedStoresError: The runs share no documents, have other prompts, or have another document
-            under the same id.
+        UsageError: Fewer than two runs, runs together with ``demo``, no such column, a ``metric``
+            for a store, or tasks that the runs judge by different metrics.
+        StoreError: A store cannot be read or has no such layer, or scores are outside [0, 1].
+        HarnessError: Samples or logs cannot be read.
+        MixedStoresError: The runs share no document, have different prompts, or have different
+            documents under the same id.
     """
     paths = asked.runs
     if asked.demo:
         if paths:
             raise UsageError(
-                f"expected either runs or `--demo` (demo=True), got both; leave out {paths[0]} or "
+                "expected either runs or `--demo` (demo=True), got both; leave out the runs or "
                 "`--demo`"
             )
         paths = sorted(data_folder("demo_runs").glob("sums-*"))
     if len(paths) < 2:
         raise UsageError(
-            f"expected two runs or more, got {len(paths)}; `dispersion compare --demo` compares "
-            "two bundled ones"
+            f"expected two or more runs, got {len(paths)}; name more runs, or compare two bundled "
+            "runs with `dispersion compare --demo`"
         )
     is_named = asked.metric is not None
     runs = [read_run(path, asked.layer, asked.metric, any_range=is_named) for path in paths]
@@ -613,12 +623,12 @@ def compare(asked: Comparing) -> Comparison:
 def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
     """Match the documents of several runs.
 
-    Returns for each run the rows (n,) of the shared documents, in one order for all, and notes on
-    what differs.
+    Returns for each run the row numbers (n,) of the shared documents, in the same order for all
+    runs, and sentences on what differs between the runs.
 
     Raises:
-        MixedStoresError: The runs share no documents, have other prompts, or have another document
-            under the same id.
+        MixedStoresError: The runs share no document, have different prompts, or have different
+            documents under the same id.
     """
     joined = join(
         [JoinedRun(run.store.model, run.store.path, run.documents, run.store.parts) for run in runs]
@@ -669,7 +679,9 @@ def _difference(part: Slice, first: _Shared, second: _Shared) -> Difference:
         numbers |= dispersions(
             a.centred.contributions(in_first), b.centred.contributions(in_second)
         )
-    reason = None if n >= FEWEST else f"an interval needs {FEWEST} shared documents, got {n}"
+    reason = None
+    if n < FEWEST:
+        reason = f"an interval needs {FEWEST} or more shared documents, got {n}"
     return Difference(part.name, n, reason=reason, **numbers)
 
 
@@ -716,7 +728,7 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         return first.nothing or second.nothing
     equal, telling = equal_answers(first.prints, second.prints)
     if equal and equal == telling:
-        return "the answers of both are identical to the last digit"
+        return "the answers of both runs are identical to the last digit"
     row = other.leading
     if not row.changes:
         return None
@@ -724,8 +736,8 @@ def _no_verdict(other: Compared, first: _Shared, second: _Shared) -> str | None:
         f"{mean_text(row.accuracy_as_wrong)} against {mean_text(row.accuracy_baseline_as_wrong)}"
     )
     return (
-        f"it depends on how answers that are not finite are counted ({_shares(row)} as lm-eval "
-        f"scored them, {counted} if they count as wrong)"
+        f"the result depends on how answers that are not finite are counted ({_shares(row)} as "
+        f"lm-eval scored them, {counted} if they count as wrong)"
     )
 
 
@@ -781,9 +793,11 @@ def _has_mean(runs: Sequence[_Shared], tasks: Sequence[str]) -> bool:
 
 
 def dispersions(first: Array, second: Array) -> dict[str, Any]:
-    """Compare two runs' dispersions by the contributions (n,) of the same documents.
+    """Compare two runs' dispersions over the same documents, the second minus the first.
 
-    Returns the fields of :class:`Difference` on dispersion; without an interval if n < 5.
+    ``first`` and ``second`` (n,) are the contributions of the documents: the mean cosine distance
+    of each to the other n - 1. Returns the fields of :class:`Difference` on dispersion, by name;
+    those of the interval are missing if n < 5.
     """
     n = len(first)
     numbers = _both("dispersion", float(first.mean()), float(second.mean()))
@@ -796,11 +810,12 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
 
 
 def probabilities(x: Array, y: Array, finite: Flags | None = None) -> dict[str, Any]:
-    """Compare two runs' probabilities (n,) of the right answer on the same documents.
+    """Compare two runs' probabilities of the right answer, ``x`` and ``y`` (n,), paired.
 
-    Returns the fields of :class:`Difference` on probability. Empty if fewer than five documents
-    have a probability in both, or if the verdict changes once answers that are not ``finite`` count
-    as 0.
+    ``finite`` (n,) says which documents have finite answers in both runs; None for all. Returns the
+    fields of :class:`Difference` on probability, by name. Empty if fewer than five documents have a
+    probability in both runs, or if the verdict changes once answers that are not finite count as a
+    probability of 0.
     """
     known = ~np.isnan(x) & ~np.isnan(y)
     if known.sum() < FEWEST:
@@ -856,11 +871,11 @@ def _notes(runs: Sequence[AuditRun], tasks: set[str]) -> Iterator[str]:
     widths = sorted({run.centred.rows.shape[1] for run in runs if run.centred})
     if len(widths) > 1:
         yield (
-            f"the models have different widths ({', '.join(map(str, widths))}); compare "
-            "dispersions only of sibling models of one size."
+            f"The models have different widths ({', '.join(map(str, widths))}); compare "
+            "dispersions only between sibling models of the same size."
         )
     if any(run.documents["truncated"].eq(True).any() for run in runs):
-        yield "some prompts were truncated, and not necessarily the same ones in every run."
+        yield "Some prompts were truncated, and not necessarily the same prompts in every run."
     for run in runs:
         others = set(run.documents["task"].str.removesuffix(SUFFIX)) - tasks
         for note in run.store.manifest.get("notes", ()):

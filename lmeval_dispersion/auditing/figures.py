@@ -28,16 +28,16 @@ ENDS = 5  # slices that a short table shows at each end
 
 
 class RunReport(Report):
-    """A report on one or several finished runs."""
+    """Base class of the reports on one or several finished runs."""
 
     libraries: ClassVar[Sequence[str]] = ("numpy", "pandas", "scikit-learn")
     guide = "docs/reference/audit.md"
 
 
 def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
-    """Return ``VALUE, 95 % LOW to HIGH``, or ``VALUE, no interval`` if it has none.
+    """Return ``VALUE, 95 % LOW to HIGH``, or ``VALUE, no interval`` if the ends are NaN.
 
-    ``spec`` is the number format; ``level`` is the text before the interval.
+    ``spec`` is the format of the numbers, such as ``+.2f``; ``level`` is the text before LOW.
     """
     value = shown(interval.value, spec)
     if math.isnan(interval.low):
@@ -47,13 +47,14 @@ def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
 
 
 class Claim(NamedTuple):
-    """The four wordings of a claim about a number over all documents.
+    """The four wordings of a claim about a number over all documents, and inside their parts.
 
     Attributes:
-        nothing: No effect over all documents.
-        holds: An effect over all documents.
-        between: The effect lies between the parts (subjects or tasks), not inside them.
-        unclear: There is an effect over all, and it is not clear whether it holds inside the parts.
+        nothing: There is no clear effect over all documents.
+        holds: There is an effect over all documents; inside the parts (subjects or tasks) the same,
+            the reverse, or nothing known.
+        between: The effect over all documents lies between the parts, not inside them.
+        unclear: There is an effect over all documents, but it is not clear inside the parts.
     """
 
     nothing: str
@@ -77,10 +78,10 @@ def claim_sentence(
     Args:
         claim: The wordings.
         figure: The number over all documents, with its interval.
-        parts: What the parts are called, such as ``subjects``.
-        inside: The number inside the parts; None if it is not known.
-        nothing: The number's value if there is no effect.
-        spec: Format of the number.
+        parts: Plural noun for the parts, such as ``subjects``.
+        inside: The same number inside the parts; None if it is not known.
+        nothing: Value of the number if there is no effect.
+        spec: Format of the number, such as ``+.2f``.
         name: Text before the number.
     """
     side = figure.side(nothing)
@@ -103,7 +104,7 @@ def claim_sentence(
 
 
 def without_nan(row: T) -> T:
-    """Return a copy of a dataclass row with None, which tables leave empty, in place of NaN."""
+    """Return a copy of a dataclass instance with None, a blank cell, in place of NaN."""
     nans = dict[str, None]()
     for name, value in fields_of(row).items():
         if isinstance(value, float) and math.isnan(value):
@@ -112,24 +113,25 @@ def without_nan(row: T) -> T:
 
 
 def shortened(text: object, length: int) -> str:
-    """Return ``text`` on one line, cut to ``length`` characters; "" if it is not a string."""
+    """Return ``text`` on one line, cut to ``length`` characters; "" if ``text`` is not a string."""
     line = " ".join(text.split()) if isinstance(text, str) else ""
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def both_ends(rows: int) -> list[int]:
-    """Return the indices of the rows that a short table shows of ``rows`` rows.
+    """Return the indices of the rows that a short table shows, out of ``rows`` rows.
 
-    They are the first row, and :data:`ENDS` at each end of the others; empty with up to
-    :data:`SHOWN` rows, which are shown whole.
+    They are the first row, and :data:`ENDS` rows at each end of the rest. The list is empty for up
+    to :data:`SHOWN` rows, which are all shown.
     """
     return [*range(ENDS + 1), *range(rows - ENDS, rows)] if rows > SHOWN else []
 
 
 def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = False) -> Spec:
-    """Return the Vega-Lite of one line per ``series`` of the rows, in its own colour and dash.
+    """Return the Vega-Lite specification of a line chart, with one line for each ``series``.
 
-    ``x`` and ``y`` are the axes; ``bars`` also draws error bars from ``low`` to ``high``.
+    Each line has a colour and a dash pattern of its own. ``x`` and ``y`` are the encodings of the
+    axes; ``bars`` adds error bars from the rows' ``low`` to their ``high``.
     """
     series = colour(rows, "series")
     if series:
@@ -143,9 +145,10 @@ def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = F
 
 
 def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> Spec:
-    """Return the Vega-Lite of points, ``predicted`` against ``true`` accuracy, both in [0, 1].
+    """Return the Vega-Lite specification of a scatter plot of true against predicted accuracy.
 
-    ``x`` is the title of the horizontal axis; a dashed diagonal marks equal values.
+    ``points`` have the fields ``predicted`` and ``true``, in [0, 1]. ``x`` is the title of the
+    horizontal axis. A dashed diagonal marks equal values.
     """
     percent = {"format": "%"}
     ends = [{"predicted": end, "true": end} for end in (0, 1)]

@@ -49,19 +49,20 @@ class PairedScores:
         first: The first model's mean score.
         second: The second model's mean score.
         difference: ``second - first``.
-        low: Lower end of the 95 % interval of ``difference``.
+        low: Lower end of the 95 % interval of ``difference``; NaN below five documents.
         high: Upper end of that interval.
-        p: McNemar's exact p-value for right and wrong answers, else that of the interval.
-        gained: Number of documents that only the second answers right; None if a score is neither 0
-            nor 1.
-        lost: Number of documents that only the first answers right; None as ``gained``.
+        p: p-value of ``difference``: by McNemar's exact test, or by a paired t-test if ``gained``
+            is None.
+        gained: Number of documents that only the second model answers right; None if a score is
+            neither 0 nor 1, or if documents have different weights.
+        lost: Number of documents that only the first model answers right; None as ``gained``.
         metric: The metric that was compared, such as ``acc``.
-        left_out: Number of documents of the first, and of the second, that the other one does not
-            have.
-        not_finite: Number of documents left out because one of the models has no finite score for
-            them.
-        changes: Whether the verdict changes if those count as wrong.
-        other_prompts: Number of documents in ``left_out`` that both have, with different prompts.
+        left_out: For the first and the second run, the number of its documents that the other run
+            does not have with the same target and prompt.
+        not_finite: Number of documents for which at least one model has no finite answer.
+        changes: Whether the verdict changes if answers that are not finite count as wrong.
+        other_prompts: Number of documents that both runs have, but with different prompts; they
+            count in both numbers of ``left_out``.
     """
 
     documents: int
@@ -81,7 +82,7 @@ class PairedScores:
 
     @property
     def side(self) -> int:
-        """1 or -1 if the interval of the difference excludes 0, else 0."""
+        """1 if the interval of ``difference`` is above 0, -1 if it is below 0, else 0."""
         return Interval(self.difference, self.low, self.high).side(0)
 
 
@@ -147,7 +148,7 @@ class SharedAnswers(NamedTuple):
         return cls(run.score[rows], run.finite[rows], run.lower_is_better)
 
     def at(self, rows: Rows) -> SharedAnswers:
-        """Return the answers to the documents at ``rows`` of these n."""
+        """Return the answers to some of the n documents, those at the positions ``rows``."""
         return SharedAnswers(self.score[rows], self.finite[rows], self.lower_is_better)
 
 
@@ -157,7 +158,7 @@ class TaskMean:
 
     Attributes:
         tasks: The task of each of the n documents.
-        groups: lm-eval's groups by name.
+        groups: lm-eval's groups by name; each counts as one task.
     """
 
     tasks: Sequence[str]
@@ -171,7 +172,7 @@ class TaskMean:
         return f"mean over {count(len(units), 'task')}{grouped}"
 
     def weights(self, rows: Rows) -> Array:
-        """Return the weights of the documents ``rows`` in their mean over tasks; they sum to 1."""
+        """Return the weights of the documents ``rows`` in the mean over tasks; their sum is 1."""
         return document_weights([self.tasks[row] for row in rows.tolist()], self.groups)
 
     def notes(self) -> list[str]:
@@ -189,12 +190,13 @@ class TaskMean:
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """Two runs' scores compared in two ways, which differ in answers that are not finite.
+    """Two runs compared by lm-eval's scores, and again with non-finite answers counted as wrong.
 
     Attributes:
-        logged: The comparison with the scores that lm-eval gave.
-        as_wrong: The comparison with these answers counted as wrong; None where all are finite.
-        not_finite: Number of documents without a finite answer in one of the runs.
+        logged: The comparison by lm-eval's scores.
+        as_wrong: The comparison with answers that are not finite counted as wrong; None if all
+            answers are finite.
+        not_finite: Number of documents without a finite answer in at least one run.
     """
 
     logged: PairedScores
@@ -208,7 +210,7 @@ class PairVerdict:
 
     @property
     def p(self) -> float:
-        """The larger p-value of the two ways to count; 1 where their verdicts differ."""
+        """The larger p-value of the two comparisons; 1 if their verdicts differ."""
         if self.as_wrong is None:
             return self.logged.p
         return 1.0 if self.changes else float(np.fmax(self.logged.p, self.as_wrong.p))
@@ -217,10 +219,10 @@ class PairVerdict:
 def verdict_of(
     first: SharedAnswers, second: SharedAnswers, mean: TaskMean | None = None
 ) -> PairVerdict | None:
-    """Compare two runs' answers to the same documents.
+    """Compare two runs by their mean scores on the same documents.
 
-    By their mean scores over all documents, or by the ``mean`` over tasks. None where no document
-    has a score in both.
+    Documents have equal weights, or those of the ``mean`` over tasks if it is given. Returns None
+    if no document has a finite score in both runs.
     """
 
     def compared(x: Array, y: Array) -> PairedScores:
@@ -240,14 +242,14 @@ def verdict_of(
 
 @dataclass(frozen=True)
 class Best:
-    """Which of three or more runs are not shown to be worse than the best, by name.
+    """Names of those of three or more runs that are, and are not, shown to be worse than the best.
 
     Attributes:
-        highest: The run with the highest score; several where scores are equal.
-        score: That score.
+        highest: The run with the highest mean score, or all runs that share it.
+        score: The highest mean score.
         not_worse: Runs that no other run clearly beats, the highest score first.
         worse: Runs that another run clearly beats, the highest score first.
-        left_out: Runs that gave no usable answers, which are not compared.
+        left_out: Runs that were not compared, as they gave no usable answers.
         pairs: Number of pairs of runs that were tested.
         over: The mean that was compared, such as ``mean over 3 tasks``; "" for all documents.
     """
@@ -288,9 +290,13 @@ def best_of(
 ) -> Best | None:
     """Find the runs that are not shown to be worse than the best.
 
-    All pairs of ``answers``, which are given by the runs' names, are tested, corrected by Holm's
-    method. None if fewer than three runs remain without those ``left_out``, or if a pair cannot be
-    tested.
+    All pairs of runs are tested, with Holm's correction. Returns None if fewer than three runs
+    remain, or if a pair cannot be tested.
+
+    Args:
+        answers: Name of each run -> its answers to the same documents.
+        left_out: Names of runs that are not compared.
+        mean: Weights the documents as in the mean over tasks; None for equal weights.
     """
     names = [name for name in answers if name not in left_out]
     if len(names) < 3:
@@ -332,8 +338,9 @@ def compare_samples(
             metrics the first of ``acc``, ``exact_match`` and so on (``docs/reference/audit.md``).
 
     Raises:
-        HarnessError: A file does not exist, is cut off, or has no such metric.
-        MixedStoresError: The files share no document with one target and prompt.
+        HarnessError: A file does not exist, is cut off, or has no such metric; or no document has a
+            finite score in both.
+        MixedStoresError: The files share no document with the same target and prompt.
         UsageError: A score is not from 0 to 1.
     """
     name, a = read_scores(first, metric)
@@ -344,14 +351,15 @@ def compare_samples(
     verdict = verdict_of(SharedAnswers(x, np.isfinite(x)), SharedAnswers(y, np.isfinite(y)))
     if verdict is None:
         raise HarnessError(
-            f"no document has a finite {name} in both {first} and {second}; run lm-eval again"
+            f"no document has a finite {name} in both {first} and {second}; run lm-eval again, "
+            "with `dtype=float32` in `--model_args` if a model gives NaN"
         )
     scores = np.concatenate([x, y])
     scores = scores[np.isfinite(scores)]
     if scores.min() < 0 or scores.max() > 1:
         raise UsageError(
             f"expected scores from 0 to 1, got {name} from {scores.min():g} to {scores.max():g}; name "
-            "another metric",
+            "a metric with such scores",
             argument="metric",
         )
     return replace(
@@ -391,17 +399,18 @@ def _paired(
     ids = a.keys() & b.keys()
     if not shared and ids:
         raise MixedStoresError(
-            f"{first} and {second} have different documents or targets under the same {len(ids)} "
-            f"ids (the first is {min(ids)}); compare runs on one version of the data"
+            f"{first} and {second} have different documents or targets under the same "
+            f"{count(len(ids), 'id')} (such as {min(ids)}); compare runs on the same version of "
+            "the data"
         )
     if not shared:
         raise MixedStoresError(
-            f"{first} and {second} share no document; name samples of the same task"
+            f"{first} and {second} share no document; name two runs' samples of the same task"
         )
     if not alike:
         raise MixedStoresError(
-            f"{first} and {second} asked all {len(shared)} shared documents in different prompts; "
-            "compare runs with the same prompt (if chat templates differ, give the runs' folders "
-            "to `dispersion compare`)"
+            f"{first} and {second} asked their {count(len(shared), 'shared document')} in "
+            "different prompts; compare runs with the same prompt (if chat templates differ, give "
+            "the runs' folders to `dispersion compare`)"
         )
     return alike, len(shared) - len(alike)

@@ -71,17 +71,17 @@ class RankedDocument:
 
     Attributes:
         rank: Place in the order, from 1 for the lowest contribution.
-        contribution: Mean cosine distance of its vector to all others.
-        percentile: Its rank in percent of the number of documents.
-        task: Its task.
-        doc_id: Its number in the task.
-        subject: Its subject.
-        category: Its category.
-        correct: Its score in [0, 1].
+        contribution: Mean cosine distance of the document's vector to all other vectors.
+        percentile: ``rank`` in percent of the number of documents.
+        task: Task of the document.
+        doc_id: Number of the document in the task.
+        subject: Subject of the document.
+        category: Category of the document.
+        correct: Score of the answer, in [0, 1].
         prediction: The model's answer.
         top_probability: Probability of the likeliest choice.
         query_perplexity: Perplexity of the tokens of the query.
-        text: Its text.
+        text: Text of the document.
     """
 
     rank: Annotated[int, Col("Rank", "d")]
@@ -118,27 +118,30 @@ def ranked_documents(run: AuditRun) -> list[RankedDocument]:
 
 @dataclass(frozen=True)
 class Signal:
-    """How well one signal finds wrong answers; ``missing`` says why figures are None or NaN.
+    """How well one signal finds wrong answers.
+
+    A signal is a number for each document, such as the contribution, that is low if the answer is
+    probably wrong.
 
     Attributes:
         signal: Name of the signal.
-        documents: Number of labelled documents for which it is known.
+        documents: Number of labelled documents for which the signal is known.
         auroc: Probability that a wrong document ranks below a right one.
         auroc_se: DeLong's standard error of ``auroc``.
         auroc_low: Lower end of the 95 % interval of ``auroc``, made on the logit scale.
         auroc_high: Upper end of that interval.
-        reliable: Whether at least 20 documents are right and 20 wrong; with fewer the error is too
-            small.
-        inside: AUROC over the pairs of documents from one subject or task, see :attr:`Ranking.by`.
+        reliable: Whether at least 20 documents are right and 20 wrong; with fewer, ``auroc_se`` is
+            too small.
+        inside: AUROC over pairs of documents of the same subject or task, see :attr:`Ranking.by`.
         inside_low: Lower end of the 95 % interval of ``inside``.
         inside_high: Upper end of that interval.
-        inside_pairs: Number of these pairs.
+        inside_pairs: Number of pairs that count for ``inside``.
         errors_5: Share of all wrong answers among the 5 % of documents with the lowest signal.
         errors_10: The same for the lowest 10 %.
         errors_20: The same for the lowest 20 %.
         errors_50: The same for the lowest 50 %.
         deciles: Accuracy in each tenth of the documents, the lowest signal first.
-        missing: Why the figures are missing; None if they are there.
+        missing: Why there are no figures (which are then None or NaN); else None.
     """
 
     signal: Annotated[str, Col("Signal", hint="Its sign is set so that low means probably wrong.")]
@@ -179,8 +182,9 @@ class BestOther:
 
     Attributes:
         signal: Name of the signal.
-        auroc: Its AUROC.
-        low: Lower end of its 95 % interval, which allows for the choice of the best of several.
+        auroc: AUROC of the signal.
+        low: Lower end of the 95 % interval of ``auroc``, corrected for the choice of the best of
+            several signals.
         high: Upper end of that interval.
     """
 
@@ -192,15 +196,16 @@ class BestOther:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well every signal finds wrong answers, the contribution first.
+    """How well every signal (see `Signal`) finds wrong answers.
 
     Attributes:
         documents: Number of labelled documents.
         wrong: Number of documents that were answered wrong.
-        cautions: Sentences on why right and wrong answers support no conclusion; empty where they
-            do.
-        by: ``subject`` or ``task`` where signals are also judged inside these; else None.
-        signals: The figures of each signal.
+        cautions: Sentences on why right and wrong answers support no conclusion; empty if they
+            support one.
+        by: ``subject`` or ``task`` if signals are also judged inside each subject or task; else
+            None.
+        signals: The figures of each signal, the contribution first.
         best_other: The best signal other than the contribution.
     """
 
@@ -220,8 +225,8 @@ class Ranking:
     def charts(self) -> dict[str, Chart]:
         """Return the chart ``deciles``: accuracy in each tenth of the documents, by signal.
 
-        It shows the contribution and the three best other signals. No chart if the contribution has
-        no AUROC.
+        It shows the contribution and the three best other signals. There is no chart if the
+        contribution has no AUROC.
         """
         ours, *others = self.signals
         if ours.missing:
@@ -252,6 +257,10 @@ def signals(run: AuditRun) -> dict[str, Array]:
 
     A low value means "probably wrong"; NaN where a document's value is not known. Signals that are
     not known for any document are left out.
+
+    Raises:
+        UsageError: The run has no vectors.
+        TooFewVectorsError: The run has one document.
     """
     scores = {
         CONTRIBUTION: run.vectors.contributions(),
@@ -347,9 +356,9 @@ def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
 
 
 def ranking_sentence(ranking: Ranking | Missing) -> str:
-    """Return a sentence on whether a low contribution points to wrong answers.
+    """Return sentences on whether a low contribution points to wrong answers.
 
-    It says so over all documents, and inside subjects or tasks where this is known.
+    They say so over all documents and, if known, inside subjects or tasks.
     """
     if isinstance(ranking, Missing):
         reason = ranking.missing
@@ -381,9 +390,9 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
 
 
 def errors_sentence(ranking: Ranking | Missing) -> str:
-    """Return a sentence on the errors in the lowest tenth, and on the best other signal.
+    """Return a sentence on the errors in the lowest tenth of documents, and the best other signal.
 
-    Empty if the contribution is not judged.
+    It is empty if the contribution is not judged.
     """
     if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
         return ""
@@ -399,14 +408,15 @@ def errors_sentence(ranking: Ranking | Missing) -> str:
 
 @dataclass(frozen=True)
 class TailCluster:
-    """One cluster of the hard tail.
+    """One cluster of the hard tail (see `HardTail`).
 
     Attributes:
-        cluster: Number of the cluster.
-        documents: Number of its documents.
-        accuracy: Mean of their scores; None without labels.
-        contribution: Mean of their contributions.
-        subjects: The three most frequent subjects, with their numbers of documents.
+        cluster: Number of the cluster, from 1 for the largest.
+        documents: Number of documents in the cluster.
+        accuracy: Mean score of the cluster's labelled documents; None if there are none.
+        contribution: Mean contribution (see `RankedDocument`) of the cluster's documents.
+        subjects: The three most frequent subjects, each with its number of documents, such as
+            ``anatomy 12, virology 3``; "" if no subject is recorded.
     """
 
     cluster: Annotated[int, Col("Cluster", "d")]
@@ -418,14 +428,14 @@ class TailCluster:
 
 @dataclass(frozen=True)
 class TypicalText:
-    """A document near the centre of a cluster of the hard tail.
+    """A document near the centre of a cluster of the hard tail (see `HardTail`).
 
     Attributes:
         cluster: Number of the cluster.
-        task: Its task.
-        doc_id: Its number in the task.
-        subject: Its subject; "" if not recorded.
-        text: Its text; None if not recorded.
+        task: Task of the document.
+        doc_id: Number of the document in the task.
+        subject: Subject of the document; "" if not recorded.
+        text: Text of the document; None if not recorded.
     """
 
     cluster: Annotated[int, Col("Cluster", "d")]
@@ -437,13 +447,15 @@ class TypicalText:
 
 @dataclass(frozen=True)
 class HardTail:
-    """The tenth of documents with the lowest contribution, in clusters.
+    """The hard tail: the tenth of documents (at most 2,000) of lowest contribution, in clusters.
+
+    The contribution of a document is its mean cosine distance to all other documents.
 
     Attributes:
-        documents: Number of documents in the tail.
-        share: Their share of all documents, in [0, 1].
+        documents: Number of documents in the hard tail.
+        share: Share of all documents that are in the hard tail, in [0, 1].
         clusters: The clusters, the largest first.
-        typical: The documents nearest to each cluster's centre.
+        typical: For each cluster up to three documents, those nearest to its centre.
     """
 
     documents: int
@@ -452,7 +464,7 @@ class HardTail:
     typical: Sequence[TypicalText]
 
     def tables(self) -> dict[str, Table]:
-        """Return the tables ``clusters`` and ``typical``, the texts nearest to their centres."""
+        """Return the tables ``clusters`` and ``typical`` (each cluster's most typical texts)."""
         typical = [
             replace(row, text=shortened(row.text or f"document {row.doc_id}", 160))
             for row in self.typical
@@ -507,8 +519,8 @@ def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
 def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, Array]:
     """Cluster the rows of ``x`` (n, d) by k-means.
 
-    Returns each row's cluster, and its squared distance to the mean of that cluster, (n,) each.
-    There are fewer than ``k`` clusters where fewer rows are distinct.
+    Returns the number of each row's cluster, from 0, and the row's squared distance to the mean of
+    that cluster, shape (n,) each. There are fewer than ``k`` clusters if fewer rows are distinct.
     """
     from sklearn.cluster import KMeans
 
@@ -525,13 +537,14 @@ def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, A
 class Worst(RunReport):
     """The documents of a run in the order of their contribution, the lowest first.
 
-    CSV, JSON and the data frame hold all documents; a printed table shows the first ones.
+    A document's contribution is the mean cosine distance of its vector to all other vectors.
+    CSV, JSON and the data frame hold all documents; a printed table shows only the first ones.
 
     Attributes:
         model: Name of the model.
-        documents: All documents.
+        documents: All documents, the lowest contribution first.
         ranking: How well the contribution and other signals find wrong answers.
-        hard_tail: Clusters of the tenth with the lowest contribution.
+        hard_tail: Clusters of the tenth of documents with the lowest contribution.
     """
 
     template = "worst.jinja"
@@ -547,7 +560,7 @@ class Worst(RunReport):
         """Return the tables ``documents``, ``signals``, ``clusters`` and ``typical``.
 
         They are the documents of lowest contribution, the figures of each signal (left out if the
-        ranking is missing), the clusters of the hard tail, and the texts nearest to their centres.
+        ranking is missing), the clusters of the hard tail, and each cluster's most typical texts.
         """
         lowest = [
             replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]
@@ -568,7 +581,7 @@ class Worst(RunReport):
         return self.ranking.charts()
 
     def context(self) -> dict[str, Any]:
-        """Return the template's values: the sentences of the answer."""
+        """Return the template's variables: the sentences of the report."""
         return {
             "sentence": ranking_sentence(self.ranking),
             "errors": errors_sentence(self.ranking),
@@ -580,17 +593,19 @@ class Worst(RunReport):
 def rank(asked: RankArguments) -> Worst:
     """Order documents by contribution, the lowest first, as ``dispersion audit --worst`` does.
 
-    A printed table lists ``worst`` of them, by default 20; ``to_frame()`` and CSV hold all.
+    A document's contribution is its mean cosine distance to all other documents. The printed table
+    lists ``worst`` documents; ``to_frame()`` and CSV hold all.
 
     Raises:
         TooFewVectorsError: The run has one document.
-        UsageError: The run cannot be read, or has no vectors or no such layer; neither a run nor
-            ``demo`` is given, or both; or ``worst`` is below 1.
-        HarnessError: lm-eval's samples cannot be read.
+        StoreError: The store cannot be read, or has no such layer.
+        UsageError: The run has no vectors; neither a run nor ``demo`` is given, or both; or
+            ``worst`` is below 1.
+        HarnessError: Samples or logs cannot be read.
     """
     count = COUNT if asked.worst is None else asked.worst
     if count < 1:
-        raise UsageError(f"expected 1 or more, got {count}", argument="worst")
+        raise UsageError(f"expected 1 or more documents, got {count}", argument="worst")
     run = read_run(asked.run, asked.layer, asked.metric, demo=asked.demo)
     return Worst(
         model=run.store.model,

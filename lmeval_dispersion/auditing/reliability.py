@@ -31,8 +31,8 @@ class Bin:
         low: Lower limit of the confidence.
         high: Upper limit of the confidence.
         documents: Number of documents in the bin, at least 1.
-        confidence: Their mean confidence.
-        accuracy: Share of right answers among them, in [0, 1].
+        confidence: Mean confidence of these documents.
+        accuracy: Share of these documents that were answered right, in [0, 1].
         accuracy_low: Lower end of the 95 % Wilson interval of the accuracy.
         accuracy_high: Upper end of that interval.
     """
@@ -53,20 +53,20 @@ class Reliability:
     """Confidence and accuracy over the labelled documents that have choices and a finite answer.
 
     Attributes:
-        documents: Number of these documents.
-        not_finite: Number of labelled documents left out, as their log-probabilities are not
+        documents: Number of documents that are judged.
+        not_finite: Number of documents with choices that are left out, as their answer is not
             finite.
-        changes: Whether over- or underconfidence changes if those count as wrong, at the mean
-            confidence.
+        changes: Whether the verdict (over- or underconfident) changes if those left out count as
+            wrong answers at the mean confidence.
         confidence: Mean confidence, in [0, 1].
         accuracy: Share of right answers, in [0, 1].
         gap: Mean confidence minus accuracy; above 0 the model is overconfident.
         gap_low: Lower end of Student's 95 % interval of ``gap``.
         gap_high: Upper end of that interval.
         ece: Expected calibration error over ten equal bins, in [0, 1] (Guo et al., ICML 2017).
-        ece_by_chance: 95 % of runs whose accuracy equals their confidence have a lower ECE.
-        brier: Mean squared difference of confidence and right (1) or wrong (0), in [0, 1].
-        bins: The bins, of ten equal ones, that hold documents.
+        ece_by_chance: 95th percentile of the ECE in simulated runs whose confidence is right.
+        brier: Mean squared difference between the confidence and 1 (right) or 0 (wrong), in [0, 1].
+        bins: Those of ten bins of equal width that hold documents.
     """
 
     documents: int
@@ -83,7 +83,7 @@ class Reliability:
     bins: Sequence[Bin]
 
     def tables(self) -> dict[str, Table]:
-        """Return the table ``reliability``: the accuracy in each bin of confidence."""
+        """Return the table ``reliability``: confidence and accuracy in each bin of confidence."""
         caption = "Accuracy of the answers by the model's confidence in them"
         return {"reliability": Table.of(self.bins, caption, name="reliability")}
 
@@ -104,14 +104,15 @@ def reliability(run: AuditRun, *, seed: int = 0) -> Reliability:
     """Compare confidence with accuracy over a run's labelled documents with choices.
 
     Raises:
-        UsageError: Fewer than 20 labelled documents have choices.
+        UsageError: Fewer than 20 labelled documents have choices and a finite answer.
     """
     labelled = ~np.isnan(run.score)
     rows = np.flatnonzero(~np.isnan(run.confidence) & labelled & run.finite)
     not_finite = int((~run.finite & (run.choices >= 2)).sum())
     if len(rows) < FEWEST:
         raise UsageError(
-            f"judging confidence needs {FEWEST} or more labelled documents with choices, got {len(rows)}"
+            f"judging confidence needs {FEWEST} or more labelled documents with choices and finite "
+            f"log-probabilities, got {len(rows)}"
         )
     confidence = run.confidence[rows]
     right = run.right[rows].astype(float)

@@ -66,22 +66,23 @@ _LEFT_OUT = Missing("left out here; `--details` computes it")
 
 @dataclass(frozen=True, repr=False)
 class Audit(RunReport):
-    """The audit of one run; a part that is missing gives its reason.
+    """The audit of one run. A part that was not computed is a `Missing` with the reason.
 
     Attributes:
-        seed: Seed of all draws.
-        run: The model, the texts and the settings.
-        overall: The whole run as one slice.
+        seed: Seed of all random draws.
+        run: Facts about the run: its model, settings and numbers of documents.
+        overall: The figures of all documents together.
         answers: The model's answers, compared with guessing.
-        notes: Sentences on documents that were left out or counted otherwise.
-        slices: For each column its slices, the least dispersed one, and the association with
-            accuracy.
+        notes: Sentences on documents that were left out or are counted in a special way.
+        slices: Column -> the figures of its slices, the least dispersed slice, and the correlation
+            of dispersion with accuracy over the slices.
         reliability: Whether the model's confidence matches its accuracy.
-        mixtures: Dispersion of mixtures with a set share of right answers.
+        mixtures: Dispersion of mixtures, documents drawn with a set share of right answers.
         calibration: Whether dispersion estimates the accuracy of held-out slices.
-        paper_protocol: The paper's protocol.
-        ranking: Whether documents of low contribution are answered wrong.
-        hard_tail: Clusters of the documents with the lowest contribution.
+        paper_protocol: The same question, tested as in the paper, on mixtures.
+        ranking: Whether documents of low contribution (mean cosine distance to all other documents)
+            tend to be answered wrong.
+        hard_tail: Clusters of the tenth of documents with the lowest contribution.
         filters: Sentences on lm-eval filters whose scores differ by more than chance from the
             filter that is audited.
     """
@@ -107,7 +108,7 @@ class Audit(RunReport):
 
     @property
     def cautions(self) -> Sequence[str]:
-        """Sentences on why right and wrong answers support no conclusion; empty where they do."""
+        """Sentences on why right and wrong answers support no conclusion; else empty."""
         return self.answers.cautions
 
     def has(self, part: str) -> bool:
@@ -116,18 +117,19 @@ class Audit(RunReport):
 
     @property
     def left_out(self) -> list[str]:
-        """The names of the parts that were left out on purpose.
+        """Names of the parts that were left out on purpose.
 
-        The report is a short one, or has no verdict; ``details`` computes them.
+        They are left out of a ``short`` report, or because right and wrong answers support no
+        conclusion. A report with ``details`` that is not ``short`` has all parts.
         """
         return [name for name, part in vars(self).items() if part == _LEFT_OUT]
 
     @property
     def missing(self) -> dict[str, str]:
-        """For each part that could not be computed, the reason.
+        """Name of each part that could not be computed -> the reason.
 
-        Without the parts left out on purpose, and without confidence: many questions have no
-        choices.
+        Parts that were left out on purpose are not included, nor is ``reliability``, which needs
+        questions with choices.
         """
         parts = dict[str, str]()
         for name, part in vars(self).items():
@@ -136,21 +138,30 @@ class Audit(RunReport):
         return parts
 
     def reasons(self) -> dict[str, list[str]]:
-        """Return each reason of :attr:`missing` with the names of its parts in sentences."""
+        """Return each reason of :attr:`missing` -> the names of the parts that it concerns."""
         reasons = dict[str, list[str]]()
         for name, reason in self.missing.items():
             reasons.setdefault(reason, []).append(name.replace("_", " "))
         return reasons
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Return the rows of CSV: the whole run, then all slices; ``by`` is their column."""
+        """Return the rows of CSV: the whole run, then every slice.
+
+        The field ``by`` names the column that the run was sliced by; it is ``all`` for the whole
+        run.
+        """
         rows: list[Mapping[str, Any]] = [{"by": "all", **fields_of(self.overall)}]
         for by, table in self.slices.items():
             rows += [{"by": by, **fields_of(row)} for row in table.rows]
         return rows
 
     def tables(self) -> dict[str, Table]:
-        """Return every table by its anchor in the page."""
+        """Return the report's tables by name.
+
+        ``slices-COLUMN`` for each column (``slices-slice`` if the run cannot be sliced),
+        ``reliability``, ``mixtures``, ``signals``, ``clusters``, ``typical``, ``paper`` and
+        ``calibration``; those of parts that were not computed are left out.
+        """
         tables = dict[str, Table]()
         for name, table in self.slices.items():
             tables[f"slices-{name}"] = shown_slices(name, table.rows, self.overall)
@@ -165,9 +176,11 @@ class Audit(RunReport):
         return tables
 
     def charts(self) -> dict[str, Chart]:
-        """Return every chart by its name.
+        """Return the report's charts by name.
 
-        ``slices`` is of the first column; parts that were not computed have no chart.
+        ``slices`` (of the first column alone), ``reliability``, ``mixtures``, ``points`` (of the
+        calibration) and ``deciles`` (of the ranking). Parts that were not computed have no chart,
+        and some others have none either: see the part's own ``charts``.
         """
         charts: dict[str, Chart] = {}
         for name, table in list(self.slices.items())[:1]:
@@ -177,7 +190,7 @@ class Audit(RunReport):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """Return the template's values: the sentences of the report, and the names used in them."""
+        """Return the template's variables: sentences, warnings by section, and names of parts."""
         return {
             "opening": self._opening(),
             "pools": pools_sentence(self.mixtures) if self._judged else "",
@@ -311,15 +324,16 @@ class Audit(RunReport):
 def audit(asked: Auditing) -> Audit:
     """Audit one run, as ``dispersion audit`` does.
 
-    Numbers that are not defined are NaN. The JSON has the schema ``dispersion-audit/3``
+    Undefined numbers are NaN. The JSON has the schema ``dispersion-audit/3``
     (``docs/reference/audit.md``); ``to_dict()``, ``to_frame()``, ``to_markdown()``, ``to_html()``
     and ``plot()`` give the report's other forms.
 
     Raises:
-        StoreError: The store cannot be read.
-        HarnessError: lm-eval's samples cannot be read.
-        UsageError: The layer or a column does not exist; ``metrics`` is ``all`` and the run has no
-            vectors; neither a run nor ``demo`` is given, or both.
+        StoreError: The store cannot be read, or has no such layer.
+        HarnessError: The samples or logs cannot be read.
+        UsageError: A column of ``slice`` does not exist or is empty; ``metrics`` is ``all`` and the
+            run has no vectors; ``metric`` is given for a store; neither a run nor ``demo`` is
+            given, or both.
     """
     run = read_run(asked.run, asked.layer, asked.metric, demo=asked.demo)
     raw = run.raw_vectors if asked.metrics == "all" else None

@@ -66,10 +66,10 @@ _EXAMPLE = "subject in ('anatomy', 'virology') and prompt_tokens < 300"
 
 @dataclass(frozen=True)
 class Missing:
-    """A part of a report that is missing, with the reason; it has no tables and no charts.
+    """The reason why a part of a report was not computed; it takes the place of the part.
 
     Attributes:
-        missing: The reason, as a clause without a full stop.
+        missing: Why the part was not computed, as a clause without a full stop.
     """
 
     missing: str
@@ -88,18 +88,18 @@ class RunFacts(TypedDict):
 
     Attributes:
         model: Name of the model.
-        revision: Its revision; None if not recorded.
+        revision: Revision of the model; None if not recorded.
         num_fewshot: Number of examples in a prompt, as lm-eval recorded it.
-        chat_template: The chat template; None without one.
+        chat_template: The chat template, as lm-eval recorded it; None without one.
         prompt_format: How prompts were built; None if not recorded.
         limit: lm-eval's ``--limit``; None without one.
-        created: When the store was written.
-        tasks: lm-eval's tasks, with their versions.
-        layer: Layer of the vectors; "" for samples, which have none.
-        width: Length of a vector; 0 for samples.
-        documents: Number of documents with a direction.
-        without_direction: Number of documents left out, whose vector is zero or not finite.
-        labelled: Number of documents with a label.
+        created: Date and time when the store was written; for logs, of the evaluation.
+        tasks: lm-eval's tasks -> their versions; None for a version that is not recorded.
+        layer: Layer of the vectors; "" for samples and logs, which have no vectors.
+        width: Length of a vector; 0 for samples and logs.
+        documents: Number of documents, without those left out.
+        without_direction: Number of documents left out because their vector is zero or not finite.
+        labelled: Number of documents with a label, that is, a score.
     """
 
     model: str
@@ -119,20 +119,22 @@ class RunFacts(TypedDict):
 
 @dataclass(frozen=True)
 class AuditRun:
-    """A finished run: its documents that have a direction, in the same order as their vectors.
+    """A finished run: its documents, and their vectors in the same order.
 
-    lm-eval's samples, which have no vectors, are a run too; :attr:`vectors` then raises UsageError.
+    Documents of a store whose vector is zero or not finite are left out. lm-eval's samples and
+    Inspect's logs have no vectors; :attr:`vectors` then raises UsageError.
 
     Attributes:
-        store: The store, or the samples, that were read.
+        store: The store, samples or logs that were read.
         layer: Layer of the vectors; "" without vectors.
         documents: One row per document, with index 0..n-1.
-        score: The column ``correct``, in [0, 1], shape (n,); NaN where a document has no label.
-        finite: Whether a document's answer is finite, shape (n,): its log-probabilities are, and
-            in samples of lm-eval its score is, too.
-        without_direction: Number of documents left out, whose vector is zero or not finite.
-        centred: The centred unit vectors; None for samples.
-        notes: Sentences on documents that were left out or counted otherwise.
+        score: The column ``correct``, shape (n,); NaN where a document has no label. In [0, 1],
+            unless the run was read with ``any_range``.
+        finite: Whether each document's answer is finite, shape (n,): its log-probabilities, and
+            for samples and logs also its score.
+        without_direction: Number of documents left out because their vector is zero or not finite.
+        centred: The centred unit vectors; None for samples and logs.
+        notes: Sentences on documents that were left out or are counted in a special way.
     """
 
     store: Store
@@ -152,7 +154,7 @@ class AuditRun:
         """The centred unit vectors, in the order of ``documents``.
 
         Raises:
-            UsageError: The run is lm-eval's samples, without vectors.
+            UsageError: The run was read from samples or logs, which have no vectors.
         """
         if self.centred is None:
             raise UsageError(f"{self.source} hold no vectors; {self.way_to_vectors}")
@@ -160,14 +162,17 @@ class AuditRun:
 
     @property
     def source(self) -> str:
-        """What a run without vectors was read from, such as ``samples of lm-eval``."""
+        """What a run without vectors holds: ``samples of lm-eval`` or ``logs of Inspect``."""
         return "logs of Inspect" if self.store.manifest.get("by_inspect") else "samples of lm-eval"
 
     @property
     def way_to_vectors(self) -> str:
-        """A clause for the end of a sentence, with the command that adds vectors to samples."""
+        """Clause for the end of a sentence, with the command that computes vectors for the run."""
         if self.store.manifest.get("by_inspect"):
-            return "`dispersion embed MODEL FILE` makes a store with vectors from the texts in FILE"
+            return (
+                "`dispersion embed MODEL FILE -o STORE` makes a store with vectors of the texts in "
+                "FILE"
+            )
         return (
             f"`dispersion embed {self.store.model} --from-samples {self.store.path} -o STORE` adds them "
             "(one forward pass a document, no new answers)"
@@ -175,11 +180,11 @@ class AuditRun:
 
     @classmethod
     def of(cls, store: Store, layer: str | None = None, *, any_range: bool = False) -> AuditRun:
-        """Build it from a store and the vectors of one layer (default: the store's own).
+        """Return the run in a store, with the vectors of one layer (default: the store's own).
 
         Raises:
-            StoreError: The store has no such layer, no usable vector in it, or a score outside [0,
-                1] (unless ``any_range``).
+            StoreError: The store has no such layer, no usable vector of it, or, unless
+                ``any_range``, a score outside [0, 1].
         """
         documents = store.documents
         name = ""
@@ -194,7 +199,7 @@ class AuditRun:
             if not usable.any():
                 raise StoreError(
                     f"none of the {len(usable)} documents in {store.path} has a usable vector of layer "
-                    f"{name!r}: its hidden states are zero or not finite; run the task again"
+                    f"{name!r}, as all hidden states are zero or not finite; run the task again"
                 )
             without = int((~usable).sum())
             if without:
@@ -206,8 +211,8 @@ class AuditRun:
         outside = int(((score < 0) | (score > 1)).sum())
         if outside and not any_range:
             raise StoreError(
-                f"expected scores in [0, 1] in the column `correct` of {store.path}, got {outside} outside; "
-                "divide them by their maximum"
+                f"expected scores in [0, 1] in the column `correct` of {store.path}, got {outside} "
+                f"{'score' if outside == 1 else 'scores'} outside; rescale all scores to [0, 1]"
             )
         finite = finite_answer(documents["logprobs"].tolist())
         if not store.layers:  # a log; elsewhere a document without a score has no label
@@ -217,7 +222,7 @@ class AuditRun:
         return run
 
     def at(self, rows: Rows) -> AuditRun:
-        """Return the run with the documents ``rows`` alone, their vectors centred anew."""
+        """Return the run with only the documents ``rows``, whose vectors are centred anew."""
         return replace(
             self,
             documents=self.documents.iloc[rows].reset_index(drop=True),
@@ -238,7 +243,7 @@ class AuditRun:
 
     @cached_property
     def answers(self) -> Answers:
-        """The model's answers compared with guessing, and why they support no conclusion."""
+        """The model's answers compared with guessing, and doubts about them."""
         return answers_of(self)
 
     @property
@@ -261,7 +266,7 @@ class AuditRun:
 
     @property
     def judged(self) -> AuditRun:
-        """This run with the labels of finite answers only, as a calibrator is fitted."""
+        """This run with the labels of finite answers only, as calibrators are fitted to it."""
         if self.finite.all():
             return self
         return labels_of(self, np.flatnonzero(self.finite & ~np.isnan(self.score)))
@@ -272,9 +277,9 @@ class AuditRun:
         return bool(self.store.manifest.get("lower_is_better"))
 
     def counted_as_wrong(self) -> CountedAsWrong | None:
-        """Return the mean score as logged, and with answers that are not finite as wrong.
+        """Return the mean score as logged, and with answers that are not finite counted as wrong.
 
-        None if all answers are finite, or if there are no scores.
+        Returns None if all answers are finite, or if there are no scores.
         """
         if self.finite.all() or np.isnan(self.score).all():
             return None
@@ -308,7 +313,7 @@ class AuditRun:
         """The vectors at their own lengths, not centred, shape (n, d).
 
         Raises:
-            UsageError: The run is lm-eval's samples, without vectors.
+            UsageError: The run was read from samples or logs, which have no vectors.
         """
         unit = self._unit
         norms = self.store.norms(self.layer)
@@ -343,32 +348,34 @@ def read_run(
     demo: bool = False,
     any_range: bool = False,
 ) -> AuditRun:
-    """Read a run from its folder or file; an AuditRun is returned unchanged.
+    """Read a run from its folder or file; an `AuditRun` is returned unchanged.
 
     Args:
         run: Folder of a store, lm-eval's samples, or Inspect's logs; None with ``demo``.
         layer: Layer of the vectors; by default the store's own.
-        metric: ``METRIC`` or ``FILTER/METRIC`` that scores lm-eval's samples.
+        metric: ``METRIC`` or ``FILTER/METRIC`` by which samples or logs are scored.
         demo: Read the bundled run.
-        any_range: Allow scores outside [0, 1].
+        any_range: Allow scores outside [0, 1] in samples and logs.
 
     Raises:
-        StoreError: The store cannot be read.
-        HarnessError: The samples cannot be read.
-        UsageError: A ``metric`` is named for a store, which has its own scores; neither a run nor
+        StoreError: The store cannot be read, has no such layer or no usable vector, or scores are
+            outside [0, 1].
+        HarnessError: The samples or logs cannot be read.
+        UsageError: A ``metric`` is given for a store, which has its own scores; neither a run nor
             ``demo`` is given, or both.
     """
     if demo:
         if run is not None:
+            given = "the run" if isinstance(run, AuditRun) else run
             raise UsageError(
-                f"expected either a RUN or `--demo` (demo=True), got both; leave out {run} or "
+                f"expected either a RUN or `--demo` (demo=True), got both; leave out {given} or "
                 "`--demo`"
             )
         run = data_folder("demo_runs") / "sums-30"
     if run is None:
         raise UsageError(
-            "expected a RUN, the folder of a finished run, got none; `--demo` (demo=True) takes a "
-            "bundled one"
+            "expected a RUN, the folder of a finished run, got none; name one, or use the bundled "
+            "run with `--demo` (demo=True)"
         )
     if isinstance(run, AuditRun):
         return run
@@ -376,15 +383,15 @@ def read_run(
         return AuditRun.of(read_logged(run, metric), layer, any_range=any_range)
     if metric is not None:
         raise UsageError(
-            f"a metric can be chosen for lm-eval's samples only, and {run} is a store, which has "
-            "its own scores; leave it out, or name the samples",
+            f"a metric can be chosen only for samples and logs, but {run} is a store, which has "
+            "its own scores; leave the metric out, or name the samples",
             argument="metric",
         )
     return AuditRun.of(read_store(run), layer)
 
 
 def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
-    """Return ``build(run, **options)``, or Missing with the reason if it raises DispersionError."""
+    """Return ``build(run, **options)``, or a `Missing` if this raises DispersionError."""
     try:
         return build(run, **options)
     except DispersionError as error:
@@ -394,7 +401,7 @@ def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
 def check_labels(run: AuditRun, what: str) -> None:
     """Check that a run has both right and wrong answers.
 
-    ``what`` begins the sentence of the error, such as ``mixtures need``.
+    ``what`` is the beginning of the error's message, such as ``mixtures need``.
 
     Raises:
         UsageError: The run has no labels, or its answers are all right or all wrong.
@@ -402,12 +409,13 @@ def check_labels(run: AuditRun, what: str) -> None:
     rows = run.labelled
     right = int(run.right[rows].sum())
     if not len(rows):
-        raise UsageError(f"{what} labelled documents, and none of the run's documents has a label")
+        raise UsageError(f"{what} labelled documents, but none of the run's documents has a label")
     if right in (0, len(rows)):
         side = "correctly" if right else "wrongly"
         finite = "" if run.finite.all() else " with finite log-probabilities"
         raise UsageError(
-            f"{what} right and wrong answers, and all {len(rows)}{finite} were answered {side}"
+            f"{what} right and wrong answers, but every one of the {len(rows)} labelled "
+            f"documents{finite} was answered {side}"
         )
 
 
@@ -416,20 +424,24 @@ def _notes(run: AuditRun) -> list[str]:
     n = len(run)
     if run.without_direction:
         notes.append(
-            f"{run.without_direction} of {n + run.without_direction} documents have a zero or non-finite "
-            "vector and are left out."
+            f"Left out because their vector is zero or not finite: {run.without_direction} of "
+            f"{n + run.without_direction} documents."
         )
     truncated = int(run.documents["truncated"].sum())
     if truncated:
-        notes.append(f"{truncated} prompts were too long for the model and lost their beginning.")
+        notes.append(
+            f"Prompts that were too long for the model and lost their beginning: {truncated}."
+        )
     unlabelled = int((np.isnan(run.score) & run.finite).sum())
     if 0 < unlabelled < n:
-        notes.append(f"{unlabelled} of {n} documents have no label; only their dispersion is used.")
+        notes.append(
+            f"Documents without a label, of which only the vectors are used: {unlabelled} of {n}."
+        )
     between = int(((run.score > 0) & (run.score < 1)).sum())
     if between:
         notes.append(
-            f"{between} documents have a score between 0 and 1; mixtures, calibration and ranking "
-            f"count a score above {CORRECT_ABOVE} as right."
+            f"Documents with a score between 0 and 1: {between}; confidence, mixtures, ranking and "
+            f"the paper's protocol count a score above {CORRECT_ABOVE} as right."
         )
     return notes
 
@@ -461,24 +473,27 @@ class Answers:
 
     Attributes:
         with_choices: Number of labelled documents with two or more choices.
-        accuracy: Share of right answers among these, in [0, 1]; NaN without any.
-        accuracy_low: Lower end of its 95 % Wilson interval.
+        accuracy: Share of these documents that were answered right, in [0, 1]; NaN if there are
+            none.
+        accuracy_low: Lower end of the 95 % Wilson interval of ``accuracy``.
         accuracy_high: Upper end of that interval.
-        chance: Accuracy of guessing; NaN without choices.
-        commonest: The most frequent answer, by its words or its place among the choices; None
-            without answers.
-        commonest_documents: Number of documents with this answer.
+        chance: Expected accuracy of guessing, in [0, 1]; NaN without choices.
+        commonest: The most frequent answer: its text, or its place among the choices; None without
+            answers.
+        commonest_documents: Number of documents with the most frequent answer.
         answered_documents: Number of documents with any answer.
-        commonest_share: The share of the two, in [0, 1].
-        commonest_accuracy: The score of always giving this answer; NaN if the right answers are not
-            known.
+        commonest_share: ``commonest_documents / answered_documents``, in [0, 1].
+        commonest_accuracy: The score of always giving the most frequent answer; NaN if the right
+            answers are not known.
         repeated_documents: Number of documents with the prompt (or text) and vector of an earlier
-            one.
-        not_finite: Number of documents with log-probabilities or a score that are not finite.
-        accuracy_as_wrong: The mean score with those counted as wrong; NaN without any.
-        cautions: Sentences on why right and wrong answers support no conclusion; empty where they
-            do.
-        warnings: Sentences on answers that are not finite, where the others support a conclusion.
+            document.
+        not_finite: Number of documents whose log-probabilities or score are not finite.
+        accuracy_as_wrong: The mean score with answers that are not finite counted as wrong; NaN if
+            all are finite.
+        cautions: Sentences on why right and wrong answers support no conclusion; empty if they
+            support one.
+        warnings: Sentences on answers that are not finite, and on doubts about single tasks, that
+            do not rule out a conclusion.
     """
 
     with_choices: int
@@ -544,20 +559,21 @@ def answers_of(run: AuditRun) -> Answers:
 def _sentence(clause: str) -> str:
     """A clause on a run's answers as a sentence on the audited one."""
     if clause.startswith("answers "):
-        return f"The model {clause}: right or wrong says nothing about a document here."
+        return f"The model {clause}: whether it is right says nothing about a document here."
     return f"{clause[0].upper()}{clause[1:]}."
 
 
 def repeated_documents(run: AuditRun, rows: Rows) -> int:
-    """Return how many of the documents ``rows`` repeat the prompt and vector of an earlier one.
+    """Return how many of the documents ``rows`` repeat an earlier one, target included.
 
-    The text is compared where there is no prompt; vectors where the run has them.
+    The prompt (or, if none is recorded, the text) has to be the same, and the vector nearly so if
+    the run has vectors.
     """
     return len(_repeats(run, rows, _keys(run)))
 
 
 def first_occurrences(run: AuditRun) -> Rows:
-    """Return the rows of a run without the documents that repeat an earlier one of their task."""
+    """Return the rows of the documents that do not repeat an earlier document of the same task."""
     keys = _keys(run)
     of_tasks = (run.documents["task"] + "\n" + keys).where(keys.notna())
     return np.setdiff1d(np.arange(len(run)), _repeats(run, np.arange(len(run)), of_tasks))
@@ -597,18 +613,20 @@ def _repeats(run: AuditRun, rows: Rows, keys: pd.Series[str]) -> Rows:
 def repeats_caution(repeated: int, documents: int) -> list[str]:
     """Return the caution that intervals are too short because documents repeat others.
 
-    An empty list if fewer than 5 % of the documents do.
+    The list is empty if fewer than 5 % of the documents repeat another document.
     """
     if repeated < _REPEATED * documents:
         return []
     return [
-        f"{repeated} of {documents} documents repeat another one: errors and intervals count them "
-        "as independent and are too short."
+        f"{repeated} of {documents} documents repeat another document: errors and intervals are "
+        "too short, as they treat all documents as independent."
     ]
 
 
 def rows_where(run: AuditRun, expression: str) -> Rows:
-    """Return the rows that satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it.
+    """Return the rows of the documents that satisfy an expression of their columns.
+
+    The expression is evaluated by :meth:`pandas.DataFrame.eval`.
 
     Raises:
         UsageError: The expression is invalid, or no document satisfies it.
@@ -622,14 +640,14 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
         # pandas raises whatever the values raise; a user's expression must not cause a traceback.
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"{expression!r}: {reason}; write comparisons, such as {_EXAMPLE!r}, of the columns "
-            f"{', '.join(map(str, run.documents.columns))}",
+            f"{expression!r} cannot be evaluated: {reason}; write comparisons of columns "
+            f"({', '.join(map(str, run.documents.columns))}), such as {_EXAMPLE!r}",
             argument="where",
         ) from None
     rows = np.flatnonzero(chosen.astype(bool))
     if not len(rows):
         raise UsageError(
-            f"no document satisfies {expression!r}; look at the values of its columns",
+            f"no document satisfies {expression!r}; check the values of the columns that it names",
             argument="where",
         )
     return rows

@@ -93,7 +93,7 @@ def all_documents(run: AuditRun) -> Slice:
 
 
 def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
-    """Return every way to slice a run: the slices of each column, in the report's order.
+    """Return the slices of a run by each column that can slice it, in the order of the report.
 
     The columns named in ``extra`` come first, as they were given. Then come ``subject``,
     ``category`` and ``task`` where they divide the documents, and bands of ``length`` (prompt
@@ -159,9 +159,9 @@ def by_column(run: AuditRun, name: str) -> list[Slice]:
 
 
 def by_value(values: Sequence[object]) -> list[Slice]:
-    """Return one slice for each distinct value; missing values belong to none.
+    """Return one slice for each distinct value; missing values belong to no slice.
 
-    Slices are in the order of their numbers, or else of their names.
+    Slices are in the order of their values if all are numbers, else of their names.
     """
     rows: dict[str, list[int]] = {}
     for row, value in enumerate(values):
@@ -173,9 +173,10 @@ def by_value(values: Sequence[object]) -> list[Slice]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return the names of slices in the order of their numbers, or of their bands' lower ends.
+    """Return the names of slices in ascending order, if all are numbers or bands like ``5 to 9``.
 
-    Empty unless every name has a number.
+    Bands are sorted by their lower ends. The list is empty if a name is neither a number nor a
+    band.
     """
     places: dict[str, float] = {}
     for name in names:
@@ -213,14 +214,14 @@ class SliceRow:
 
     Attributes:
         slice: Name of the slice.
-        dispersion: Mean cosine distance over all pairs of its documents.
+        dispersion: Mean cosine distance over all pairs of the slice's documents.
         dispersion_se: Jackknife standard error of the dispersion.
-        accuracy: Mean score of its labelled documents, in [0, 1].
+        accuracy: Mean score of the slice's labelled documents, in [0, 1].
         accuracy_low: Lower end of the 95 % Wilson interval of the accuracy.
         accuracy_high: Upper end of that interval.
         probability: Mean probability of the right answer among the choices.
-        documents: Number of documents.
-        labelled: Number of documents with a label.
+        documents: Number of documents in the slice.
+        labelled: Number of documents with a label, that is, a score.
         query_perplexity: Mean perplexity of the queries.
         confidence: Mean probability of the chosen answer.
         prompt_tokens: Mean length of the prompts, in tokens.
@@ -255,13 +256,16 @@ class SliceRow:
 
 @dataclass(frozen=True)
 class SpectrumRow(SliceRow):
-    """A slice with four more figures, of its vectors' spectrum; NaN below three documents.
+    """A slice with four more figures: over how many directions its vectors spread.
+
+    They are those of :class:`~lmeval_dispersion.geometry.Spectrum`; NaN below three documents.
 
     Attributes:
-        rankme: RankMe.
-        effective_rank: Effective rank.
-        participation_ratio: Participation ratio.
-        stable_rank: Stable rank.
+        rankme: RankMe, the exponential of the entropy of the singular values.
+        effective_rank: Effective rank, see :func:`~lmeval_dispersion.geometry.effective_rank`.
+        participation_ratio: Participation ratio, (Σλ)² / Σλ² over the eigenvalues λ of the
+            covariance.
+        stable_rank: Stable rank, the squared Frobenius norm over the squared spectral norm.
     """
 
     rankme: Annotated[float, Col("RankMe", ".4g", drop=5)]
@@ -275,9 +279,9 @@ class InsideTasks:
     """Correlation of dispersion with accuracy over slices of the same task.
 
     Attributes:
-        spearman: Spearman's correlation inside tasks, joined over the tasks.
-        p: Its two-sided p-value, by permutation.
-        tasks: Number of tasks, each with four slices or more.
+        spearman: Spearman's correlation inside tasks, combined over the tasks.
+        p: Two-sided p-value of ``spearman``, by permutation inside tasks.
+        tasks: Number of tasks that count, each with four slices or more.
         slices: Number of slices of these tasks.
     """
 
@@ -293,10 +297,10 @@ class Association:
 
     Attributes:
         spearman: Spearman's correlation.
-        low: Lower end of its 95 % interval; NaN below eight slices.
+        low: Lower end of the 95 % interval of ``spearman``; NaN below eight slices.
         high: Upper end of that interval; NaN below eight slices.
         slices: Number of slices.
-        inside_tasks: The correlation inside tasks; None where it is not known.
+        inside_tasks: The correlation inside tasks; None unless two tasks have four slices or more.
     """
 
     spearman: float
@@ -307,19 +311,22 @@ class Association:
 
     @property
     def side(self) -> int:
-        """1 where accuracy clearly rises with dispersion, -1 where it clearly falls, else 0."""
+        """1 if accuracy clearly rises with dispersion, -1 if accuracy clearly falls, else 0.
+
+        Clearly means that the 95 % interval excludes 0.
+        """
         return Interval(self.spearman, self.low, self.high).side(0)
 
 
 @dataclass(frozen=True)
 class LeastDispersed:
-    """The least dispersed slice, compared with the others.
+    """The least dispersed slice, compared with the other slices of three documents or more.
 
     Attributes:
-        slice: Name of the slice.
-        dispersion: Its dispersion.
-        others: Number of other slices.
-        not_clear: Number of others from which it does not differ clearly.
+        slice: Name of the least dispersed slice.
+        dispersion: Dispersion of that slice.
+        others: Number of other slices that are compared.
+        not_clear: Number of other slices whose dispersion is not clearly higher.
     """
 
     slice: str
@@ -330,12 +337,13 @@ class LeastDispersed:
 
 @dataclass(frozen=True)
 class SliceTable:
-    """The slices by one column, and what they say together.
+    """The slices by one column: the figures of each, and two findings on all of them.
 
     Attributes:
         rows: The figures of each slice.
-        least_dispersed: The least dispersed slice.
-        association: The correlation of dispersion with accuracy over the slices.
+        least_dispersed: The least dispersed slice; `Missing` if no two slices can be compared.
+        association: The correlation of dispersion with accuracy over the slices; `Missing` if there
+            are too few.
     """
 
     rows: Sequence[SliceRow | SpectrumRow]
@@ -348,7 +356,7 @@ def slice_table(
 ) -> SliceTable:
     """Compute the figures of the slices by one column, and their association with accuracy.
 
-    ``raw`` is as in :func:`slice_row`.
+    ``raw`` (n, d), the run's vectors before normalisation, adds the figures of `SpectrumRow`.
     """
     rows = [slice_row(run, part, raw) for part in slices]
     tasks = []
@@ -361,7 +369,7 @@ def slice_table(
 def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None) -> SliceRow:
     """Compute the figures of one slice.
 
-    ``raw`` (n, d), the run's vectors at their own lengths, adds those of the :class:`Spectrum`.
+    ``raw`` (n, d), the run's vectors before normalisation, adds the figures of `SpectrumRow`.
     """
     rows = part.rows
     n = len(rows)
@@ -407,11 +415,11 @@ def association(
 
     It is 1 if the more dispersed slice is always the more accurate one, 0 without an order, and
     negative for the reverse order. Slices with fewer than three documents or labels do not count.
-    An interval needs eight slices. Missing with fewer than four slices, or if all have one
-    dispersion or one accuracy.
+    An interval needs eight slices. The result is `Missing` with fewer than four slices, or if all
+    slices have the same dispersion or the same accuracy.
 
-    ``tasks`` has the task of each slice, None for a slice of several tasks. Where two tasks have
-    four slices or more, the correlation inside tasks is added, with its permutation p-value.
+    ``tasks`` has the task of each slice, None for a slice of several tasks. If two tasks have four
+    slices or more, the correlation inside tasks is added, with its permutation p-value.
     """
     points = []
     of_task = dict[str | None, list[tuple[float, float]]]()
@@ -448,14 +456,15 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
 def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     """Return the slice of lowest dispersion among those with three documents or more.
 
-    Every pair of slices is tested at Student's point, corrected for the number of pairs, so that
-    equal slices show a clear difference in at most 5 % of runs. Missing with fewer than two slices.
+    Its differences from the other slices are tested by Student's t, corrected for the number of all
+    pairs of slices, so that equal slices show a clear difference in at most 5 % of runs. The result
+    is `Missing` with fewer than two slices.
     """
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
         return Missing(
-            f"two slices with three documents or more are needed, and only {len(usable)} of "
-            f"{len(rows)} have that many"
+            f"at least two slices with three documents or more are needed, got {len(usable)} of "
+            f"{len(rows)}"
         )
     lowest = min(usable, key=lambda row: row.dispersion)
     tail = NormalDist().cdf(-normal_point(len(usable) * (len(usable) - 1) // 2))
@@ -468,7 +477,7 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
 
 
 def known_mean(values: Array) -> float:
-    """Return the mean of the finite values; NaN without any."""
+    """Return the mean of the finite values; NaN if no value is finite."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else math.nan
 
@@ -476,8 +485,8 @@ def known_mean(values: Array) -> float:
 def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
     """Return the table of the slices by the column ``name``, followed by all documents.
 
-    Bands and numbers keep their order. Other slices are sorted by dispersion, the lowest first;
-    without vectors by accuracy.
+    Bands and numbers are in ascending order. Other slices are sorted by dispersion, the lowest
+    first; without vectors by accuracy.
     """
     key = "accuracy" if math.isnan(whole.dispersion) else "dispersion"
     least = {"accuracy": "least accurate first", "dispersion": "least dispersed first"}
@@ -518,9 +527,9 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
 
 
 def dispersion_bounds(row: SliceRow) -> Bounds:
-    """Return Student's 95 % interval of a slice's dispersion, cut to the values it can take.
+    """Return Student's 95 % interval of a slice's dispersion, clipped to [0, n / (n - 1)].
 
-    NaN below three documents.
+    n is the number of documents in the slice. Both ends are NaN below three documents.
     """
     if row.documents < 3 or math.isnan(row.dispersion_se):
         return UNDEFINED
@@ -529,9 +538,10 @@ def dispersion_bounds(row: SliceRow) -> Bounds:
 
 
 def weakest(rows: Sequence[SliceRow], whole: SliceRow) -> SliceRow | None:
-    """Return the slice of lowest accuracy if it is clearly below the run's accuracy, else None.
+    """Return the slice of lowest accuracy if that is clearly below the run's accuracy, else None.
 
-    Its Wilson interval allows for the choice among all slices (Bonferroni).
+    Slices need three labelled documents. The slice's Wilson interval, corrected for the choice
+    among all slices (Bonferroni), has to end below the accuracy of ``whole``.
     """
     usable = [row for row in rows if row.labelled >= 3]
     if len(usable) < 2:
@@ -548,7 +558,7 @@ def _accuracy(row: SliceRow) -> str:
 
 
 def spearman_text(association: Association) -> str:
-    """Return a Spearman correlation with its interval, or the reason why it has none, as text."""
+    """Return a Spearman correlation as text, with its interval or the reason for having none."""
     if math.isnan(association.low):
         return f"Spearman {association.spearman:.2f}, too few slices for an interval"
     return (
@@ -559,7 +569,7 @@ def spearman_text(association: Association) -> str:
 def association_sentence(order: Association | Missing) -> str:
     """Return a sentence on whether accuracy rises with dispersion over slices.
 
-    It adds the correlation inside tasks where this is known.
+    It adds the correlation inside tasks if this is known.
     """
     if isinstance(order, Missing):
         return f"No correlation with accuracy is given: {order.missing}."
@@ -580,14 +590,14 @@ def association_sentence(order: Association | Missing) -> str:
 
 
 def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
-    """Return a sentence that names the least dispersed slice.
+    """Return a sentence that names the least dispersed slice by the column ``name``.
 
-    It says from how many others that slice differs clearly.
+    It says from how many other slices that slice differs clearly.
     """
     if isinstance(least, Missing):
         return f"No least dispersed {name} can be named: {least.missing}."
     if least.not_clear == least.others:
-        apart = "and it differs clearly from no other"
+        apart = "which does not differ clearly from any other"
     elif least.not_clear:
         apart = f"which does not differ clearly from {least.not_clear} of the other {least.others}"
     else:
@@ -598,7 +608,8 @@ def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
 def slice_chart(name: str, table: SliceTable) -> dict[str, Chart]:
     """Return the chart ``slices``: accuracy against dispersion, one point for each slice.
 
-    No chart if a slice has no error, or if the association is missing or not clear.
+    There is no chart if a slice has no standard error of dispersion, or if accuracy does not
+    clearly rise or fall with dispersion.
     """
     rows = [row for row in table.rows if row.documents >= 3 and row.labelled >= 1]
     order = table.association

@@ -142,7 +142,7 @@ def test_small_slices_have_a_reason(law):
         fitted, run, where=f"doc_id in {run.documents['doc_id'].iloc[few].tolist()}"
     ).slices
     assert all(
-        "12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:]
+        "12 documents, and the smallest labelled slice has 3" in row.reason for row in result[1:]
     )
 
 
@@ -151,9 +151,7 @@ def test_documents_that_were_learnt_from_are_left_out(law):
     result = predict(fitted, run)
     labelled = rows_where(run, "part == 'labelled'")
     assert sum(row.documents for row in result.slices[1:]) == len(run.vectors) - len(labelled)
-    assert any(
-        f"{len(labelled)} documents of this run are left out" in note for note in result.notes
-    )
+    assert any(f"{len(labelled):,} documents of this run" in note for note in result.notes)
     with pytest.raises(UsageError, match="fitted to the labels of all"):
         predict(fitted, run, where="part == 'labelled'")
 
@@ -180,7 +178,7 @@ def test_identity_decides_where_it_is_known(tmp_path, law):
     assert check_fits(known, same) == []
     lora = {**ours, "adapter": "sha256:2"}
     other = read_run(planted_store(tmp_path / "b", n=300, manifest={"identity": lora}))
-    with pytest.raises(UsageError, match="another model: adapter None, now 'sha256:2'"):
+    with pytest.raises(UsageError, match="another model: adapter none, now 'sha256:2'"):
         check_fits(known, other)
     joint = replace(known, identity={**ours, "prompt_template": "several:1"})
     with pytest.raises(UsageError, match="another model: prompt_template"):
@@ -202,10 +200,10 @@ def test_vectors_that_are_all_alike_tell_nothing(tmp_path):
     frame = documents(rng.random(600) < 0.5, rng=rng, subjects=12)
     frame = frame.assign(logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0)
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
-    with pytest.raises(UsageError, match="every slice has the same dispersion"):
+    with pytest.raises(UsageError, match="all slices have the same dispersion"):
         calibrate(run)
     assert (
-        "Not available: every slice has the same dispersion" in audit(run, short=True).to_markdown()
+        "Not available: all slices have the same dispersion" in audit(run, short=True).to_markdown()
     )
 
 
@@ -303,15 +301,31 @@ def test_too_few_labels_or_slices_are_one_sentence(law, options, message):
 @pytest.mark.parametrize(
     ("fitted", "run", "message"),
     [
-        ({}, {"model": "b/c"}, "fitted for model 'synthetic/model', and the run has 'b/c'"),
-        ({}, {"revision": "v2"}, "fitted for revision 'main', and the run has 'v2'"),
-        ({}, {"prompt_format": "p2"}, "fitted for prompt format 'p1', and the run has 'p2'"),
-        ({}, {"chat_template": "c"}, "fitted for chat template None"),
+        (
+            {},
+            {"model": "b/c"},
+            "fitted with the model 'synthetic/model', but the run has the model 'b/c'",
+        ),
+        ({}, {"revision": "v2"}, "the revision 'main', but the run has the revision 'v2'"),
+        (
+            {},
+            {"prompt_format": "p2"},
+            "the prompt format 'p1', but the run has the prompt format 'p2'",
+        ),
+        (
+            {},
+            {"chat_template": "c"},
+            "fitted with no chat template, but the run has the chat template 'c'",
+        ),
         ({}, {"num_fewshot": 5}, "number of few-shot examples 0"),
-        ({}, {"tasks": {"other": 1}}, "the run has task 'other'"),
-        ({}, {"tasks": {"synthetic": 2}}, "fitted on version 1 of task 'synthetic'"),
-        ({"layer": "layer.3"}, {}, r"fitted for layer 'layer\.3', and the run has last"),
-        ({"width": 31}, {}, "fitted for vector width 31, and the run has 32"),
+        ({}, {"tasks": {"other": 1}}, "the run has the task 'other'"),
+        ({}, {"tasks": {"synthetic": 2}}, "fitted on version 1 of the task 'synthetic'"),
+        (
+            {"layer": "layer.3"},
+            {},
+            r"fitted on the layer 'layer\.3', but the run has vectors of last only",
+        ),
+        ({"width": 31}, {}, "fitted with the vector width 31, but the run has the vector width 32"),
     ],
 )
 def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fitted, run, message):

@@ -146,7 +146,7 @@ def test_the_demo_compares_two_runs_with_skill_accuracy_first(capsys):
         < page.index("Δ dispersion</button><span class=")
     )
     assert main(["compare", "--demo", "somewhere"]) == 2
-    assert "leave out somewhere or `--demo`" in capsys.readouterr().err
+    assert "leave out the runs or `--demo`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lost", [3, 60])

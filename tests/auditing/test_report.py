@@ -58,8 +58,8 @@ def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monke
 @pytest.mark.parametrize(
     ("options", "part", "reason"),
     [
-        ({"correct": 0.0}, "mixtures", "all 300 were answered"),
-        ({"correct": 1.0}, "mixtures", "all 300 were answered"),
+        ({"correct": 0.0}, "mixtures", "every one of the 300 labelled documents was answered"),
+        ({"correct": 1.0}, "mixtures", "every one of the 300 labelled documents was answered"),
         ({"correct": np.nan}, "ranking", "has a label"),
         ({"n": 1}, "hard_tail", "got 1"),
     ],
@@ -106,7 +106,7 @@ def test_documents_without_direction_are_left_out_and_counted(tmp_path):
     report = audit(run, short=True)
     assert report.run["documents"] == 198
     assert report.run["without_direction"] == 2
-    assert "2 of 200 documents have a zero or non-finite vector" in report.notes[0]
+    assert "vector is zero or not finite: 2 of 200 documents" in report.notes[0]
     assert report.overall.dispersion == pytest.approx(
         dispersion(np.delete(x, [3, 50], 0)), rel=1e-3
     )
@@ -126,10 +126,10 @@ def test_scores_between_and_missing_labels_and_confidences_are_said_and_the_rest
         labelled,
         {},
     )
-    assert [note.partition(" ")[2].partition(";")[0] for note in report.notes] == [
-        "prompts were too long for the model and lost their beginning.",
-        "of 1200 documents have no label",
-        "documents have a score between 0 and 1",
+    assert [note.partition(": ")[0] for note in report.notes] == [
+        "Prompts that were too long for the model and lost their beginning",
+        "Documents without a label, of which only the vectors are used",
+        "Documents with a score between 0 and 1",
     ]
     assert "ATC" not in {row.estimator for row in report.paper_protocol.errors}
     assert [row.estimator for row in report.calibration.estimators] == [

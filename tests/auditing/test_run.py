@@ -28,7 +28,7 @@ def test_stores_that_cannot_be_audited_are_one_sentence(tmp_path):
         read_run(written(tmp_path / "a", frame, np.zeros((5, 3))))
     with pytest.raises(StoreError, match="holds no documents"):
         read_run(written(tmp_path / "b", frame[:0], np.zeros((0, 3))))
-    with pytest.raises(StoreError, match=r"scores in \[0, 1\] .* got 50 outside"):
+    with pytest.raises(StoreError, match=r"scores in \[0, 1\] .* got 50 scores outside"):
         read_run(planted_store(tmp_path / "c", n=50, correct=70.0))
 
 

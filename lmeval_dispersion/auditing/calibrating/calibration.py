@@ -58,14 +58,14 @@ class Estimator:
 
     The mean of k of a slice's n labels, drawn without replacement, has the variance v (1/k - 1/n),
     where v is the variance of the slice's scores (Cochran, Sampling Techniques, 1977, 2.6). The
-    estimator is worth k labels if its squared error equals that variance: k = mean v / (mean
-    squared error + mean v / n), as in Fu et al., arXiv 2305.14802.
+    estimator is worth k labels if its mean squared error equals the mean of that variance: k = mean
+    v / (mean squared error + mean v / n), as in Fu et al., arXiv 2305.14802.
 
     Attributes:
         estimator: Name of the estimator, as reports show it.
         mae: Mean absolute error over the slices, in percentage points.
         rmse: Root of the mean squared error over the slices, in percentage points.
-        worth: The number of labels a slice, k above, that would be as far off.
+        worth: The number of labels per slice, k above, whose mean would be as far off.
         worth_low: Lower end of the 95 % bootstrap interval (over slices) of ``worth``.
         worth_high: Upper end of that interval.
         better: Whether the estimator beats the labelled accuracy alone: its squared error is lower,
@@ -83,7 +83,7 @@ class Estimator:
 
     @classmethod
     def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
-        """Build it from the accuracies (S,) in [0, 1] estimated for the left-out slices."""
+        """Return the errors and worth of ``estimate`` (S,), in [0, 1], for S held-out slices."""
         ours = 100 * (estimate - pairs.accuracy)
         theirs = 100 * (pairs.trivial - pairs.accuracy)
         n = len(ours)
@@ -122,25 +122,25 @@ class Calibration(RunReport):
 
     Attributes:
         model: Name of the model.
-        revision: Its revision; None if the run did not record one.
+        revision: Revision of the model; None if the run did not record one.
         layer: Layer of the vectors.
-        tasks: lm-eval's tasks of the run, with their versions.
-        by: The column that makes the slices, or ``cluster``.
+        tasks: lm-eval's tasks of the run -> their versions.
+        by: Column that the documents are sliced by, or ``cluster`` for clusters of vectors.
         slices: Number of slices.
-        documents_a_slice: The fewest and the most documents in a slice.
+        documents_a_slice: Numbers of documents in the smallest and in the largest slice.
         documents: Number of labelled documents.
         accuracy: Accuracy over the labelled documents, in [0, 1].
         better: Whether the calibrator beats the labelled accuracy alone, that is, taking the
             accuracy of all labelled documents for every slice.
         level: Level of the intervals, in (0, 1).
-        half_width: Half width of the interval for a slice of average size.
-        cautions: Sentences on why right and wrong answers support no conclusion; empty where they
-            do.
+        half_width: Half width of an estimate's interval for a slice of average size, in accuracy.
+        cautions: Sentences on why right and wrong answers support no conclusion; empty if they
+            support one.
         estimators: Errors and worth of each estimator: the calibrator first, the labelled accuracy
             alone last.
         enough_for_five_points: Number of random labels that put the run's accuracy within 5
             percentage points at 95 %.
-        points: Every slice with its estimate by the fit to the others.
+        points: Every slice with its accuracy, estimated by the fit to the other slices.
     """
 
     template = "calibration.jinja"
@@ -179,7 +179,7 @@ class Calibration(RunReport):
     def charts(self) -> dict[str, Chart]:
         """Return the chart ``points``: each slice's estimate against its true accuracy.
 
-        No chart if there are cautions.
+        There is no chart if there are cautions.
         """
         if self.cautions:
             return {}
@@ -202,10 +202,11 @@ class Calibration(RunReport):
         return count(self.slices, self.by, "categories" if self.by == "category" else "")
 
     def context(self) -> dict[str, Any]:
-        """Return the template's values.
+        """Return the template's variables.
 
         They are the calibrator's errors, those of the labelled accuracy alone, the first estimator
-        that beats it (or None), and the sentence on why the calibrator is refused.
+        that beats the labelled accuracy alone (or None), and the clause with which a calibrator
+        that is not better is refused.
         """
         return {
             "ours": self.estimators[0],
@@ -227,11 +228,11 @@ def calibrate(asked: Calibrating) -> Calibration:
     Documents whose log-probabilities are not finite are left out.
 
     Raises:
-        UsageError: Too few labelled documents or slices, labels all right or all wrong, equal
-            dispersions, no vectors, no such column, or a ``where`` that is invalid or true for no
-            document.
-        StoreError: The store cannot be read.
-        HarnessError: lm-eval's samples cannot be read.
+        UsageError: There are too few labelled documents or slices, all answers are right or all
+            wrong, all slices have the same dispersion, the run has no vectors or no such column, or
+            ``where`` is invalid or true for no document.
+        StoreError: The store cannot be read, or has no such layer.
+        HarnessError: Samples or logs cannot be read.
     """
     run = read_run(asked.run, asked.layer)
     if asked.where is not None:
@@ -279,7 +280,7 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
     pairs = Pairs.of(slices)
     if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
         raise UsageError(
-            "every slice has the same dispersion, so no fit is possible; slice by another column"
+            "all slices have the same dispersion, so no fit is possible; slice by another column"
         )
     ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
     estimators = [ours]
@@ -317,10 +318,10 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Return how many random labels suffice to know the mean of ``scores`` (n,) to 5 points.
+    """Return how many labels, drawn at random, give the mean of ``scores`` (n,) to within 5 points.
 
-    With a probability of 95 %, by the normal approximation; at most n. Points are percentage
-    points.
+    That is, to within 5 percentage points with a probability of 95 %, by the normal approximation;
+    at most n.
     """
     n = len(scores)
     variance = float(scores.var(ddof=1))

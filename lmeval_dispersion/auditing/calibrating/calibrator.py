@@ -73,12 +73,13 @@ def labelled_slices(
 ) -> tuple[str, list[Slice]]:
     """Choose the slices from which a calibrator is fitted.
 
-    Returns the column that makes them (or :data:`CLUSTERS`), and the slices, cut to labelled
-    documents. Without ``by`` subjects are taken, else categories, else tasks, else clusters: the
-    first that gives :data:`FEWEST_SLICES` slices of :data:`FEWEST_DOCUMENTS` or more.
+    Returns the column by which documents are sliced (or :data:`CLUSTERS`), and the slices, which
+    hold labelled documents only. Without ``by``, it is the first of ``subject``, ``category``,
+    ``task`` and clusters of vectors that gives at least :data:`FEWEST_SLICES` slices of
+    :data:`FEWEST_DOCUMENTS` documents or more. Smaller slices are left out.
 
     Raises:
-        UsageError: There are fewer such slices, or no such column.
+        UsageError: There are too few such slices, or there is no column ``by``.
     """
     rows = run.labelled
     columns = ["subject", "category", "task"]
@@ -103,7 +104,7 @@ def labelled_slices(
             return CLUSTERS, large
     raise UsageError(
         f"the {len(rows)} labelled documents make fewer than {FEWEST_SLICES} slices or clusters of at "
-        f"least {FEWEST_DOCUMENTS}; label {FEWEST_SLICES * _CLUSTER} documents or more"
+        f"least {FEWEST_DOCUMENTS} documents; label {FEWEST_SLICES * _CLUSTER} documents or more"
     )
 
 
@@ -135,10 +136,10 @@ class FittedSlice:
 
     Attributes:
         slice: Name of the slice.
-        documents: Number of its labelled documents.
-        accuracy: Mean of their scores, in [0, 1].
-        variance: Variance of their scores (n - 1 in the denominator).
-        dispersion: Mean cosine distance of their vectors.
+        documents: Number of labelled documents in the slice.
+        accuracy: Mean score of these documents, in [0, 1].
+        variance: Variance of the scores (n - 1 in the denominator).
+        dispersion: Mean cosine distance over all pairs of the documents' vectors.
     """
 
     slice: Text
@@ -165,7 +166,7 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(cls, slices: Sequence[FittedSlice]) -> Pairs:
-        """Build the arrays from labelled slices."""
+        """Return the arrays for labelled slices, in the same order."""
         columns = [[getattr(part, name) for part in slices] for name in cls._fields]
         return cls(*(np.array(column, dtype=np.float64) for column in columns))
 
@@ -184,8 +185,9 @@ def isotonic(
 ) -> IsotonicRegression:
     """Fit the isotonic regression of accuracy on dispersion, (S,) each, weighted by documents.
 
-    Spearman's correlation decides whether it rises or falls. Beyond the ends it is flat. Source:
-    Barlow et al., Statistical Inference under Order Restrictions, 1972.
+    The fitted accuracy rises or falls with dispersion, as Spearman's correlation does, and is
+    constant beyond the lowest and the highest dispersion. Source: Barlow et al., Statistical
+    Inference under Order Restrictions, 1972.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -195,7 +197,7 @@ def isotonic(
 
 
 def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
-    """Return for each slice the fit to the others, and its estimate by that fit, shape (S,)."""
+    """Return for each slice the fit to all other slices, and the estimates by these fits, (S,)."""
     fits = []
     estimates = []
     for i, own in enumerate(pairs.dispersion):
@@ -209,9 +211,9 @@ def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
 def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
     """Return the standard errors (s,) of estimates for slices with ``documents`` (s,) documents.
 
-    They are sqrt(between + within / n). ``within`` is the mean variance of the scores inside a
-    slice; ``between`` is the mean squared error of the held-out estimates ``estimate`` (S,) beyond
-    their sampling noise. Where the sum is 0, the error is 1.
+    They are sqrt(between + within / n) for n documents. ``within`` is the mean variance of the
+    scores inside a slice of ``pairs``; ``between`` is the mean squared error of the held-out
+    estimates ``estimate`` (S,), minus the part due to sampling. Where the sum is 0, 1 is returned.
     """
     within = float(pairs.variance.mean())
     excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
@@ -220,9 +222,9 @@ def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
 
 
 def conformal_rank(slices: int, level: float) -> int:
-    """Return which held-out error bounds a new slice's interval at ``level``.
+    """Return the rank of the held-out error that bounds a new slice's interval at ``level``.
 
-    It is a rank among the errors in ascending order, from 1.
+    ``slices`` is the number of held-out errors, which are ranked from 1 for the smallest.
     """
     return min(math.ceil((slices + 1) * level - 1e-9), slices)
 
@@ -246,9 +248,9 @@ class Labelled:
     """The labelled documents to which a calibrator was fitted.
 
     Attributes:
-        documents: Number of the documents.
-        accuracy: Mean of their scores, in [0, 1].
-        doc_ids: Their ids by task, as ranges such as ``0-99,120``.
+        documents: Number of labelled documents.
+        accuracy: Mean score of the documents, in [0, 1].
+        doc_ids: Task -> ids of its labelled documents, as ranges such as ``0-99,120``.
         documents_sha256: SHA-256, as hex, over the document files of the store.
     """
 
@@ -264,21 +266,22 @@ class Calibrator:
 
     Attributes:
         model: Name of the model.
-        revision: Its revision; None if the run did not record one.
+        revision: Revision of the model; None if the run did not record one.
         layer: Layer of the vectors.
         width: Length of a vector.
         prompt_format: How prompts were built; None if not recorded.
         chat_template: The chat template of the prompts; None without one.
         num_fewshot: Number of examples in a prompt, as lm-eval recorded it.
-        tasks: lm-eval's tasks of the run, with their versions.
-        identity: What identifies the model and its prompts, as in a store's manifest; None where
-            the run did not record it.
-        by: The column that made the slices, or :data:`CLUSTERS`.
-        labelled: The documents to which it was fitted.
-        beats_trivial: Whether it beat the labelled accuracy alone; else it is refused.
-        slices: The labelled slices to which it was fitted.
-        seed: Seed of the draws.
-        version: Version of lmeval-dispersion that wrote it.
+        tasks: lm-eval's tasks of the run -> their versions.
+        identity: What identifies the model and its prompts, such as digests of its weights (see
+            docs/reference/store.md); None if the run did not record this.
+        by: Column by which the documents were sliced, or :data:`CLUSTERS`.
+        labelled: The documents to which the calibrator was fitted.
+        beats_trivial: Whether the calibrator beat the labelled accuracy alone, that is, the mean
+            score of all other slices; if not, :func:`predict` refuses it.
+        slices: The labelled slices to which the calibrator was fitted.
+        seed: Seed of all random draws.
+        version: Version of lmeval-dispersion that fitted the calibrator.
     """
 
     model: Text
@@ -338,7 +341,7 @@ class Calibrator:
 
     @cached_property
     def held_out(self) -> tuple[list[IsotonicRegression], Array]:
-        """For each slice the fit to the others, and its estimate by that fit, shape (S,)."""
+        """For each slice the fit to all other slices, and the estimates by these fits, (S,)."""
         return cross_fitted(self.pairs)
 
     @property
@@ -368,7 +371,8 @@ class Calibrator:
     def range(self) -> Bounds:
         """The lowest and the highest dispersion for which an estimate is given.
 
-        It is the range of the labelled slices, widened by a quarter of it at either end.
+        They are the ends of the labelled slices' range, widened at either end by a quarter of its
+        width.
         """
         low = float(self.pairs.dispersion.min())
         high = float(self.pairs.dispersion.max())
@@ -378,8 +382,8 @@ class Calibrator:
     def differs(self, dispersions: Array) -> bool:
         """Whether slices with these dispersions (s,) differ from the labelled slices.
 
-        Decided by a two-sample Kolmogorov-Smirnov test at 1 %. If they differ, no interval holds
-        for them.
+        This is decided by a two-sample Kolmogorov-Smirnov test at 1 %. If the slices differ, no
+        interval holds for them. False if there are no dispersions.
         """
         from scipy.stats import ks_2samp
 
@@ -389,7 +393,7 @@ class Calibrator:
         return bool(test.pvalue < _SHIFT)
 
     def applied(self, dispersions: Array, documents: Array) -> Applied:
-        """Estimate the accuracy of slices by their dispersion and size, (s,) each."""
+        """Estimate the accuracy of s slices from ``dispersions`` and ``documents``, (s,) each."""
         fits, estimate = self.held_out
         errors = np.abs(estimate - self.pairs.accuracy)
         errors = errors / error_sizes(self.pairs, estimate, self.pairs.documents)
@@ -410,8 +414,8 @@ class Applied(NamedTuple):
 
     Attributes:
         value: Estimated accuracies in [0, 1], shape (s,).
-        low: Lower ends of their intervals, shape (s,).
-        high: Upper ends of their intervals, shape (s,).
+        low: Lower ends of the estimates' intervals, shape (s,).
+        high: Upper ends of the estimates' intervals, shape (s,).
         half_width: Approximate half widths of the intervals, shape (s,).
         size: Standard errors of the estimates, shape (s,).
         folds: Estimates by the S fits that each leave out one labelled slice, shape (S, s).
@@ -440,7 +444,7 @@ def confidence_threshold(confidence: Array, accuracy: float) -> float:
 def documents_digest(run: AuditRun) -> str:
     """Return the SHA-256, as hex, over the document files of the run's store.
 
-    It is equal for equal runs.
+    Runs with the same documents, answers and scores have the same digest.
     """
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
     return hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -481,8 +485,8 @@ def _ranges(ids: Rows) -> str:
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     """Check that a calibrator applies to a run.
 
-    Returns one note if the calibrator or the run does not record what identifies its model, else an
-    empty list.
+    Returns a sentence, in a list, if the calibrator or the run does not record its weights, so that
+    only the model's name and revision can be compared; else an empty list.
 
     Raises:
         UsageError: The model, the layer, the prompts, a task or its version differs.
@@ -506,23 +510,31 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     for key, name in compared.items():
         fitted = getattr(calibrator, key)
         if fitted != about[key]:
-            raise fitted_elsewhere(f"for {name} {fitted!r}, and the run has {about[key]!r}")
+            raise fitted_elsewhere(
+                f"with {_with(name, fitted)}, but the run has {_with(name, about[key])}"
+            )
     for task, version in about["tasks"].items():
         if task not in calibrator.tasks:
             raise fitted_elsewhere(
-                f"on {', '.join(calibrator.tasks)}, and the run has task {task!r}"
+                f"on {', '.join(calibrator.tasks)}, but the run has the task {task!r}"
             )
         if calibrator.tasks[task] != version:
             raise fitted_elsewhere(
-                f"on version {calibrator.tasks[task]} of task {task!r}, and the run has version {version}"
+                f"on version {calibrator.tasks[task]} of the task {task!r}, but the run has "
+                f"version {version}"
             )
     return notes
+
+
+def _with(name: str, value: object) -> str:
+    """A property of a calibrator or a run with its value, for a sentence."""
+    return f"no {name}" if value is None else f"the {name} {value!r}"
 
 
 def fitted_elsewhere(reason: str) -> UsageError:
     """Return the error for a run to which a calibrator does not apply.
 
-    ``reason`` says what differs.
+    ``reason`` says what differs; it follows the words "this calibrator was fitted".
     """
     return UsageError(
         f"this calibrator was fitted {reason}; a calibration does not carry over, so label some documents "
@@ -537,7 +549,8 @@ def _changes(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: 
         values = (ours.get(key), theirs.get(key))
         of_several = any(str(value).startswith("several:") for value in values)
         if values[0] != values[1] and (same_tasks or not of_several):
-            changes.append(f"{key} {values[0]!r}, now {values[1]!r}")
+            fitted, now = ("none" if value is None else repr(value) for value in values)
+            changes.append(f"{key} {fitted}, now {now}")
     return changes
 
 
@@ -545,7 +558,8 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
     """Refuse a calibrator that did not beat the labelled accuracy alone on held-out slices.
 
     Raises:
-        UsageError: It did not; the message begins with ``name`` and gives both errors.
+        UsageError: The calibrator was not better; the message begins with ``name``, its file or a
+            word for it, and gives both errors.
     """
     if not calibrator.beats_trivial:
         raise UsageError(
@@ -555,9 +569,9 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
 
 
 def no_gain(calibrator: Calibrator) -> str:
-    """Return a clause that compares the held-out errors of calibrator and labelled accuracy.
+    """Return a clause that compares the calibrator's held-out error with the labelled accuracy's.
 
-    It is the reason why a calibrator that is not better is refused.
+    It is the reason for which a calibrator that is not better is refused.
     """
     ours, trivial = calibrator.errors
     verdict = "worse than" if ours > trivial + 0.05 else "not reliably better than"

@@ -30,6 +30,7 @@ from lmeval_dispersion.auditing.run import AuditRun, Rows, rows_where
 from lmeval_dispersion.auditing.slices import Slice, by_column, known_mean
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
 
@@ -40,14 +41,16 @@ class Prediction:
 
     Attributes:
         slice: Name of the slice.
-        documents: Number of its documents.
+        documents: Number of documents in the slice.
         predicted: Estimated accuracy in [0, 1]; None without an estimate.
-        low: Lower end of its interval; None without an estimate.
-        high: Upper end of its interval; None without an estimate.
-        true: Mean score of its documents; None if they have no labels.
-        dispersion: Mean cosine distance of its vectors; None with fewer than two documents.
+        low: Lower end of the interval of ``predicted``; None without an estimate.
+        high: Upper end of that interval; None without an estimate.
+        true: Mean score of the slice's documents; None if they have no labels.
+        dispersion: Mean cosine distance over all pairs of the slice's documents; None with fewer
+            than two documents.
         reason: Why the slice has no estimate; None if it has one.
-        too_small: Whether the reason is that it has fewer documents than the smallest fitted slice.
+        too_small: Whether there is no estimate because the slice has fewer documents than the
+            smallest labelled slice.
     """
 
     slice: Annotated[str, Col("Slice")]
@@ -63,21 +66,22 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class Predictions(RunReport):
-    """The estimated accuracy of every slice; with two slices or more, their whole comes first.
+    """The estimated accuracy of every slice, and of all slices together.
 
     Attributes:
         model: Name of the model.
         layer: Layer of the vectors.
-        by: The column that makes the slices, or ``cluster``.
+        by: Column that the documents are sliced by, or ``cluster`` for clusters of vectors.
         labelled_accuracy: Accuracy of the documents to which the calibrator was fitted, in [0, 1].
         notes: Sentences on documents that were left out, and on what could not be checked.
         level: Level of the intervals, in (0, 1).
-        exchangeable: Whether the slices were made like the labelled ones, as the intervals require.
-        shifted: Whether the slices as a whole differ from the labelled ones; then none has an
-            estimate.
+        exchangeable: Whether the slices were made like the labelled slices, as the intervals
+            require.
+        shifted: Whether the dispersions of the slices differ so much from those of the labelled
+            slices that no slice has an estimate.
         mae: The calibrator's mean absolute error on held-out slices, in percentage points.
-        trivial_mae: The same error of the labelled accuracy alone.
-        slices: The estimates, the whole first.
+        trivial_mae: The mean absolute error of the labelled accuracy alone, in percentage points.
+        slices: The estimates. If there are two slices or more, all slices together come first.
     """
 
     template = "predictions.jinja"
@@ -100,7 +104,7 @@ class Predictions(RunReport):
     def tables(self) -> dict[str, Table]:
         """Return the table ``slices``: each slice's estimate with its interval.
 
-        Slices with labels also have their true accuracy.
+        The true accuracy is shown for slices with labels.
         """
         headings = {"slice": self.by.capitalize(), "low": f"{100 * self.level:.0f} % from"}
         caption = f"Estimated accuracy by {self.by}"
@@ -108,10 +112,10 @@ class Predictions(RunReport):
         return {"slices": replace(table, brief=replace(table, excerpt=both_ends(len(self.slices))))}
 
     def context(self) -> dict[str, Any]:
-        """Return the template's values.
+        """Return the template's variables.
 
-        They are the level in words, the number of slices with a known accuracy, and how many of
-        these accuracies lie in their interval.
+        They are the level of the intervals as text, the number of slices with both an estimate and
+        a known accuracy, and for how many of them that accuracy lies in the interval.
         """
         known = 0
         inside = 0
@@ -127,10 +131,10 @@ class Predicting(SlicedDocuments):
     """Arguments of :func:`predict`.
 
     Attributes:
-        calibrator: Calibrator that estimates the accuracy without the run's labels, a file that -o
+        calibrator: Estimate the accuracy without labels, by the calibrator in this file, which -o
             wrote.
 
-            Or the result of :func:`lmeval_dispersion.calibrate`.
+            In Python, also the result of :func:`lmeval_dispersion.calibrate` or its calibrator.
         run: Folder of a finished run's store, or of several stores of one model.
     """
 
@@ -142,13 +146,14 @@ class Predicting(SlicedDocuments):
 def predict(asked: Predicting) -> Predictions:
     """Estimate each slice's accuracy from its dispersion, as ``dispersion calibrate --from`` does.
 
-    Documents to which the calibrator was fitted are left out. A slice that cannot be estimated says
-    why in its ``reason``.
+    Documents to which the calibrator was fitted are left out. The ``reason`` of a slice says why it
+    has no estimate.
 
     Raises:
-        UsageError: The calibrator cannot be read, does not fit the run or did not beat the labelled
-            accuracy; or the run cannot be read, has no vectors, no such column or no document left
-            by ``where``.
+        UsageError: The calibrator cannot be read, does not apply to the run, or did not beat the
+            labelled accuracy alone; the run has no vectors or no such column; or no document is
+            left to estimate.
+        StoreError: The run cannot be read.
     """
     name: str | Path = "the calibrator"
     if isinstance(asked.calibrator, Calibration):
@@ -164,8 +169,8 @@ def predict(asked: Predicting) -> Predictions:
     rows, fitted = _unlabelled_rows(calibrator, run, asked.where)
     if fitted:
         notes.append(
-            f"{fitted} documents of this run are left out: the calibrator was fitted to their "
-            "labels."
+            "Left out, as the calibrator was fitted to their labels: "
+            f"{count(fitted, 'document')} of this run."
         )
     by = asked.slice or calibrator.by
     parts = _slices(calibrator, run, rows, by)
@@ -212,7 +217,9 @@ def _run_for(calibrator: Calibrator, run: AuditRun | str | Path) -> AuditRun:
     store = read_store(run)
     layer = calibrator.layer
     if store.model == calibrator.model and layer not in store.layers:
-        raise fitted_elsewhere(f"for layer {layer!r}, and the run has {', '.join(store.layers)}")
+        raise fitted_elsewhere(
+            f"on the layer {layer!r}, but the run has vectors of {', '.join(store.layers)} only"
+        )
     return AuditRun.of(store, layer if layer in store.layers else None)
 
 
@@ -226,7 +233,8 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
     if not len(left):
         raise UsageError(
             f"the calibrator was fitted to the labels of all {len(rows)} documents, so none is "
-            "left to estimate; name another run, or calibrate on a part of this one (`--where`)"
+            "left to estimate; name another run, or calibrate again on a part of this run "
+            "(`--where`)"
         )
     return left, len(fitted)
 
@@ -255,7 +263,8 @@ def _estimated(row: Prediction, calibrator: Calibrator, applied: Applied, i: int
     """Slice ``i`` with its estimate, or the reason for none."""
     fewest = calibrator.documents_a_slice[0]
     if row.documents < fewest or row.dispersion is None:
-        reason = f"it has {row.documents} documents, and the smallest fitted slice has {fewest}"
+        documents = count(row.documents, "document")
+        reason = f"it has {documents}, and the smallest labelled slice has {fewest}"
         return replace(row, reason=reason, too_small=True)
     low, high = calibrator.range
     if not low <= row.dispersion <= high:

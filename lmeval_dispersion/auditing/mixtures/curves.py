@@ -62,7 +62,7 @@ class Pools(NamedTuple):
         return min(len(self.correct), len(self.incorrect))
 
     def reaches(self, size: int, correct: int) -> bool:
-        """Whether the pools suffice for ``size`` documents, ``correct`` of them right."""
+        """Whether the pools have enough documents for ``size``, of which ``correct`` are right."""
         return correct <= len(self.correct) and size - correct <= len(self.incorrect)
 
     def draw(self, rng: np.random.Generator, size: int, correct: int) -> Rows:
@@ -79,17 +79,17 @@ class Pools(NamedTuple):
 
 
 def pools(run: AuditRun, rows: Rows) -> Pools:
-    """Split the labelled documents among ``rows`` into right and wrong answers."""
+    """Split the labelled ones of the documents ``rows`` into right and wrong answers."""
     labelled = rows[~np.isnan(run.score[rows])]
     right = run.right[labelled]
     return Pools(labelled[right], labelled[~right])
 
 
 def mixture_size(smaller: int) -> int:
-    """Return the number of documents per mixture: :data:`SIZE`, or fewer of a smaller pool.
+    """Return the number of documents per mixture: :data:`SIZE`, or fewer if the pool is smaller.
 
-    It is a multiple of ten, so that every share in steps of 10 % is exact, and at least
-    :data:`SMALLEST`.
+    ``smaller`` is the number of right or of wrong documents, whichever is lower. The result is a
+    multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
     """
     return max(min(SIZE, smaller // 10 * 10), SMALLEST)
 
@@ -99,13 +99,14 @@ def mixture_size(smaller: int) -> int:
 
 @dataclass(frozen=True)
 class Trend:
-    """Whether a curve rises or falls with its level.
+    """Whether a curve over the target accuracies rises or falls.
 
     Attributes:
-        spearman: Rank correlation of the means with the levels: 1 always rises, -1 always falls. It
-            has no interval, as the means share documents.
+        spearman: Rank correlation of the curve with the target accuracies: 1 if it always rises, -1
+            if it always falls. There is no interval, as the mixtures share documents.
         shape: ``increasing``, ``decreasing`` or ``not monotone`` (ties allowed).
-        against: Number of steps against the direction of ``spearman``.
+        against: Number of steps, from one target accuracy to the next, against the direction of
+            ``spearman``.
     """
 
     spearman: float
@@ -114,9 +115,10 @@ class Trend:
 
 
 def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
-    """Return the trend of ``means`` (k,) over ``levels`` (k,), in any order.
+    """Return the trend of a curve, ``means`` (k,) over the target accuracies ``levels`` (k,).
 
-    Levels with a NaN mean are left out. Missing with fewer than three means, or if all are equal.
+    The points may be in any order; those with a NaN mean are left out. The result is `Missing` with
+    fewer than three points, or if all means are equal.
 
     >>> trend([0, 50, 100], [1.0, 2.0, 3.0]).shape
     'increasing'
@@ -128,7 +130,7 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
     y = y[is_known]
     y = y[np.argsort(x, kind="stable")]
     if len(y) < 3 or np.ptp(y) == 0:
-        return Missing("the curve has fewer than three different known values")
+        return Missing("the curve has fewer than three known values, or all are equal")
     rho = float(rank_correlations(np.sort(x), y[None])[0])
     sign = 1.0 if rho >= 0 else -1.0
     against = int((sign * np.diff(y) < 0).sum())
@@ -145,9 +147,9 @@ class CurvePoint:
     Attributes:
         target_accuracy: Share of right answers in the mixtures, in percent.
         dispersion: Mean dispersion of the mixtures.
-        dispersion_se: Its standard error over the draws.
+        dispersion_se: Standard error of ``dispersion`` over the draws.
         query_perplexity: Mean over the mixtures of the mean perplexity of their queries.
-        query_perplexity_se: Its standard error over the draws.
+        query_perplexity_se: Standard error of ``query_perplexity`` over the draws.
     """
 
     target_accuracy: Annotated[int, Col("Correct documents (%)", "d")]
@@ -162,17 +164,17 @@ class PoolContrast:
     """The dispersions of right and of wrong answers, and their difference with a 95 % interval.
 
     The interval is for other documents of the same kind, while the error bars of the curves are for
-    other draws from these documents. Numbers are NaN where a pool has fewer than three documents;
-    the interval is NaN where one has fewer than 20.
+    other draws from these documents. Numbers are NaN with fewer than three right or three wrong
+    documents, the ends of the interval with fewer than 20.
 
     Attributes:
         correct: Dispersion of the documents that were answered right.
-        correct_se: Its standard error.
+        correct_se: Standard error of ``correct``.
         incorrect: Dispersion of the documents that were answered wrong.
-        incorrect_se: Its standard error.
+        incorrect_se: Standard error of ``incorrect``.
         difference: ``correct - incorrect``.
-        difference_low: Lower end of its 95 % interval.
-        difference_high: Upper end of its 95 % interval.
+        difference_low: Lower end of the 95 % interval of ``difference``.
+        difference_high: Upper end of that interval.
     """
 
     correct: float
@@ -185,7 +187,7 @@ class PoolContrast:
 
     @classmethod
     def of(cls, correct: Estimate, incorrect: Estimate) -> PoolContrast:
-        """Build it from the estimated dispersions of right and of wrong answers."""
+        """Return the contrast of the estimated dispersions of right and of wrong answers."""
         difference = correct.mean - incorrect.mean
         error = math.hypot(correct.se, incorrect.se)
         if min(correct.n, incorrect.n) < FEWEST or not error > 0:
@@ -195,7 +197,7 @@ class PoolContrast:
 
     @property
     def figure(self) -> Interval:
-        """The difference, right minus wrong, with its interval."""
+        """Difference in dispersion, right minus wrong answers, with its 95 % interval."""
         return Interval(self.difference, self.difference_low, self.difference_high)
 
 
@@ -209,7 +211,7 @@ class Inside:
         of_parts: Number of all subjects (or tasks).
         correct_documents: Number of right answers that are used.
         incorrect_documents: Number of wrong answers that are used.
-        pools: The contrast between them.
+        pools: The dispersions of these right and wrong answers, and their difference.
     """
 
     parts: int
@@ -221,23 +223,28 @@ class Inside:
 
 @dataclass(frozen=True)
 class Mixtures:
-    """The two curves over target accuracies with their trends, and the pools that are their ends.
+    """Dispersion and query perplexity of mixtures, and the contrast of right and wrong answers.
+
+    A mixture is drawn with a set share of right answers, the target accuracy. The right and the
+    wrong answers of the run are the two pools from which it is drawn.
 
     Attributes:
         documents_per_mixture: Number of documents in each mixture.
-        asked_documents_per_mixture: Number that is drawn if the pools are large enough.
+        asked_documents_per_mixture: Number of documents in a mixture if the pools are large enough.
         seeds: Number of draws per target accuracy.
         correct_documents: Number of documents that were answered right.
         incorrect_documents: Number of documents that were answered wrong.
-        share_of_smaller_pool: Documents per mixture over those of the smaller pool, at most 1. Near
-            1 all draws hold nearly the same documents, and their spread is too small.
+        share_of_smaller_pool: ``documents_per_mixture`` over the number of documents in the smaller
+            pool, at most 1. Near 1, all draws hold nearly the same documents, and the error bars
+            are too short.
         unreachable_targets: Target accuracies, in percent, for which the pools have too few
             documents.
-        pools: The contrast between right and wrong answers.
-        curve: One point for every target accuracy that is reached.
+        pools: The dispersions of all right and all wrong answers, and their difference.
+        curve: One point for every target accuracy for which the pools have enough documents.
         dispersion_trend: Trend of the dispersion over the target accuracies.
         query_perplexity_trend: Trend of the query perplexity over the target accuracies.
-        inside: The contrast inside ``subject`` and inside ``task``, where these divide the run.
+        inside: ``subject`` or ``task``, if it divides the run -> the same contrast inside each
+            subject or task.
     """
 
     documents_per_mixture: int
@@ -254,7 +261,11 @@ class Mixtures:
     inside: Mapping[str, Inside | Missing]
 
     def sentences(self) -> list[str]:
-        """Return sentences on the curves' trends and on the pools at their ends."""
+        """Return the report's sentences on the curves, and on right against wrong answers.
+
+        The dispersions of all right and all wrong answers are compared over all documents, and
+        inside subjects or tasks.
+        """
         pools = self.pools
         ends = (
             f"All correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, all incorrect "
@@ -282,7 +293,7 @@ class Mixtures:
     def charts(self) -> dict[str, Chart]:
         """Return the chart ``mixtures``: dispersion over the share of right answers.
 
-        No chart if the trend of the dispersion is missing.
+        There is no chart if the curve has no trend (fewer than three points, or all are equal).
         """
         trend = self.dispersion_trend
         if isinstance(trend, Missing):
@@ -387,7 +398,7 @@ def _trend_sentence(name: str, trend: Trend | Missing) -> str:
 
 def _inside_sentence(name: str, part: Inside | Missing) -> str:
     if isinstance(part, Missing):
-        return f"Inside {name}s: not available, {part.missing}."
+        return f"Inside {name}s, right and wrong answers are not compared: {part.missing}."
     return (
         f"Inside {name}s (as many documents of each of {part.parts} {name}s on both sides): difference in "
         f"dispersion {interval_text(part.pools.figure, '+.4f')}."
@@ -397,7 +408,7 @@ def _inside_sentence(name: str, part: Inside | Missing) -> str:
 def pools_sentence(mixtures: Mixtures | Missing) -> str:
     """Return a sentence on whether right answers are more dispersed than wrong ones.
 
-    It says so over all documents, and inside subjects or tasks where this is known.
+    It says so over all documents and, if known, inside subjects or tasks.
     """
     if isinstance(mixtures, Missing):
         return f"Whether right answers are more dispersed could not be tested: {mixtures.missing}."

@@ -68,8 +68,9 @@ class PaperError:
     """The errors of one estimator on one kind of test batches, as means over the splits.
 
     Attributes:
-        kind: Kind of the test batches, a key of :data:`KINDS`.
-        estimator: Name of the estimator.
+        kind: Kind of the test batches, a key of :data:`KINDS`: ``whole``, ``slices`` or
+            ``mixtures``.
+        estimator: Name of the estimator, such as ``dispersion`` or ``mean confidence``.
         mae: Mean absolute error, in percentage points.
         low: Lower end of the 95 % interval of ``mae`` over the splits.
         high: Upper end of that interval.
@@ -91,12 +92,12 @@ class PaperVerdict:
     Attributes:
         kind: Kind of the test batches, a key of :data:`KINDS`.
         winner: Name of the estimator with the smallest error.
-        rival: Name of the better guess: the accuracy of the calibration part, or for mixtures also
-            the middle of all target accuracies.
+        rival: The better way to guess one accuracy: ``trivial``, the accuracy of the calibration
+            part, or for mixtures also ``constant``, the median of all target accuracies.
         difference: Dispersion's mean absolute error minus the rival's, in percentage points.
-        difference_low: Lower end of its 95 % interval over the splits.
+        difference_low: Lower end of the 95 % interval of ``difference`` over the splits.
         difference_high: Upper end of that interval.
-        better: Whether dispersion's error is clearly the smaller one.
+        better: Whether dispersion's error is clearly smaller than the rival's.
     """
 
     kind: str
@@ -109,7 +110,7 @@ class PaperVerdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict as a sentence."""
+        """A sentence on whether dispersion beats the rival, and on the best estimator."""
         better = "no better"
         apart = ""
         if self.better:
@@ -125,12 +126,12 @@ class PaperVerdict:
 
 @dataclass(frozen=True)
 class PaperProtocol:
-    """The protocol's errors and verdicts over several splits.
+    """The paper's test of how well dispersion estimates accuracy: its errors over several splits.
 
     Attributes:
-        documents_per_batch: Number of documents in a batch; smaller than wanted with few labels.
-        seeds: Number of splits.
-        chosen: For each regression the number of splits in which validation picked it.
+        documents_per_batch: Number of documents in a batch: 100, or fewer with few labels.
+        seeds: Number of random splits into calibration, validation and test parts.
+        chosen: Name of each regression -> the number of splits in which validation picked it.
         errors: The errors of every estimator on every kind of test batches.
         verdicts: One verdict for each kind of test batches that every split has.
     """
@@ -152,7 +153,7 @@ class PaperProtocol:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """Return the table ``paper``: the errors of every estimator."""
+        """Return the table ``paper``: each estimator's errors on each kind of test batches."""
         caption = "Errors of the paper's protocol"
         return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
 
@@ -240,7 +241,8 @@ def mixture_batches(
 ) -> Batches:
     """Draw mixtures of ``size`` of the documents ``rows``, ``repeats`` for each target accuracy.
 
-    Target accuracies are those in steps of ``step`` % for which there are enough documents.
+    Target accuracies are those in steps of ``step`` % for which there are enough right and wrong
+    answers.
     """
     pool = pools(run, rows)
     targets = np.arange(0, 101, step)
@@ -282,8 +284,9 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
         reached = len(np.unique(batches.accuracy))
         if reached < FEWEST_TARGETS:
             raise UsageError(
-                f"the {name} part of {labelled} labelled documents reaches {reached} target accuracies with "
-                f"{size} documents a batch, and {FEWEST_TARGETS} are needed; label more documents"
+                f"the {name} part of {labelled} labelled documents has enough right and wrong "
+                f"answers for only {reached} of at least {FEWEST_TARGETS} target accuracies "
+                f"({size} documents a batch); label more documents"
             )
 
 
