@@ -139,7 +139,7 @@ def remove_parts(folder: Path) -> None:
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
     """Write the arrays that ``compute()`` returns to an .npz file, unless the file exists.
 
-    It is written as by `write_whole`, so that an interrupted program loses at most one file.
+    The file is written by `write_whole`, so that an interrupted program loses at most one file.
     """
     if path.exists():
         return

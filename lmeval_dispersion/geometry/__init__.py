@@ -9,8 +9,8 @@ Mean pair distances over n vectors cost O(n d) for the cosine by closed forms an
 Euclidean. Pairs share vectors, so the papers' error (sd over pairs / sqrt(pairs)) is too small; it is
 given as ``se_pairs``. ``se`` is a jackknife over vectors. Its modules are private; the names are here.
 
-Source: "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), eq. 1,
-sections 2.3 and 3.2, appendix A.5.
+Source: "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), cited
+as RD: eq. 1, sections 2.3 and 3.2, appendix A.5.
 """
 
 from lmeval_dispersion.geometry.dispersion import Dispersion as Dispersion

@@ -23,7 +23,8 @@ def numeric(
 ) -> Spec:
     """Return a quantitative channel for ``field``.
 
-    Its axis need not include zero, unless ``scale``, the properties of Vega-Lite's scale, says so.
+    ``axis`` and ``scale`` are properties of Vega-Lite's axis and scale. Without ``scale`` the axis
+    need not include zero.
     """
     channel: Spec = {
         "field": field,
@@ -87,9 +88,10 @@ def names_apart(
 ) -> list[dict[str, Any]]:
     """Place the names of points at their right so that no two overlap.
 
-    Returns the rows with ``place``, the y of the name: the point's own, or lower where another name
-    is in the way; None if it would be further than ``most`` lines from its point. ``length`` and
-    ``line`` are a name's width and height in units of the fields ``x`` and ``y``.
+    Returns the rows with a further key ``place``, the y of the name: the y of the point, or a lower
+    one if another name is in the way; None if the name would be more than ``most`` lines away from
+    its point. ``length`` and ``line`` are the width and height of a name, in units of the fields
+    ``x`` and ``y``.
 
     >>> points = [{"x": 0, "y": 0.5}, {"x": 1, "y": 0.5}, {"x": 9, "y": 0.5}, {"x": 0, "y": 0.49}]
     >>> [row["place"] for row in names_apart(points, "x", "y", length=2, line=0.25, most=1)]
@@ -118,8 +120,8 @@ def dots(
 ) -> Spec:
     """Return a chart with one dot per dataclass row, and a dashed vertical line at 0.
 
-    The dot is at the field ``value``, on a bar between the two fields ``bounds``; ``named`` is the
-    field with the row's name.
+    ``rows`` are instances of one dataclass. The dot is at the field ``value``, on a bar between the
+    two fields ``bounds``; ``named`` is the field with the row's name.
     """
     return {
         "data": {"values": json_value(rows)},
@@ -204,7 +206,7 @@ def facets(
 ) -> Spec:
     """Return a chart with one panel for each value of ``field``, ``columns`` of them in a row.
 
-    Axes are shared but for those in ``independent``.
+    The panels share their axes, except the channels in ``independent``, such as ``x``.
     """
     names = values_of(rows, field)
     return {
