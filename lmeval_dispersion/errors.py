@@ -179,7 +179,7 @@ class DispersionError(Exception):
         return self.naming(self.argument)
 
     def naming(self, argument: str) -> str:
-        """Return the message with another name for the wrong argument, such as its option."""
+        """Return the message, begun with ``argument``, such as an option, as the wrong argument's name."""
         text = sentence(super().__str__(), keep="\n")
         return f"{argument}: {text}" if argument else text
 
@@ -191,7 +191,7 @@ class UsageError(DispersionError):
 
 
 class UnknownNameError(UsageError, LookupError):
-    """A result has no item with this name."""
+    """A result has no item with this name, such as the label of a checkpoint."""
 
 
 class NothingScreenedError(DispersionError, IndexError):
@@ -203,7 +203,7 @@ class StoreError(UsageError):
 
 
 class PartialStoreError(StoreError):
-    """The run that wrote this store did not finish."""
+    """A store is incomplete: its run did not finish, or a file is missing."""
 
 
 class StoreVersionError(StoreError):

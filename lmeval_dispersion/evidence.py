@@ -101,7 +101,7 @@ class Slope:
             if is_list and row.fresh:
                 clauses.append(
                     f"such a list held a checkpoint within 0.01 of the best accuracy in {row.held} "
-                    f"of {row.cells} groups and tasks ({row.groups})"
+                    f"of {row.cells} cases, each a group on one task ({row.groups})"
                 )
         right = self.was_right(chance)
         if right is not None:
@@ -111,7 +111,7 @@ class Slope:
             )
         if not clauses:
             return ""
-        return f"of our own {self.kind}, {OUR_MODELS}, {'; '.join(clauses)}"
+        return f"on our own {self.kind} ({OUR_MODELS}), {'; '.join(clauses)}"
 
 
 FINE_TUNES = "fine-tunes"

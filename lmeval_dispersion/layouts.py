@@ -1,7 +1,7 @@
 """Content of files, checked against the types that describe it: type, range and allowed values.
 
-One sentence says what does not fit: file, key, expected, given. A layout is a dataclass, a TypedDict or a
-NamedTuple of fields with these types:
+An error says in one sentence what does not fit: the file, the key, what was expected and what was
+given. A layout is a dataclass, a TypedDict or a NamedTuple of fields with these types:
 
 - ``str`` (not empty), ``Text`` (may be empty), ``bool``, ``int``, ``float`` (finite), ``bytes``, ``Any``;
 - ``Annotated[int, low]``, ``Annotated[float, low, high]``: a number in that range, ends included;

@@ -1,4 +1,4 @@
-"""The argument parser of every command, its common options with their help, and exit codes."""
+"""The argument parser of the commands, the options that they share, and exit codes."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = ""
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Add ``-V/--version``."""
+    """Add ``-V/--version``, which prints the version of the package and exits."""
     version = f"lmeval-dispersion {__version__}"
     parser.add_argument(
         "-V", "--version", action="version", version=version, help="print the version and stop"
@@ -248,7 +248,7 @@ def add_output(
         form: Default of ``--format``, in words.
         details: Whether to add ``--details``; False for a report without details.
     """
-    parser.add_argument("--format", choices=FORMATS, help=f"form of the report (default: {form})")
+    parser.add_argument("--format", choices=FORMATS, help=f"form (default: {form})")
     parser.add_argument("-o", "--output", type=Path, action="append", metavar="FILE", help=file)
     if details:
         parser.add_argument(
@@ -258,7 +258,7 @@ def add_output(
 
 
 def add_quiet(parser: argparse._ActionsContainer) -> None:
-    """Add ``-q/--quiet``."""
+    """Add ``-q/--quiet``, with which a command prints only errors on standard error."""
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing on standard error but errors"
     )

@@ -28,7 +28,7 @@ _PATIENCE = 1.0  # seconds without progress
 
 @dataclass(frozen=True)
 class Output:
-    """Where a report is written, and in which formats; checked before the work starts.
+    """Where a command writes its report, and in which formats.
 
     Attributes:
         format: The format on standard output; not used if there are files.
@@ -111,7 +111,7 @@ class Output:
                 self._write_file(path, file_bytes(document, form, details=self.details))
 
     def write_text(self, text: str) -> None:
-        """Print a text, or write it to the files and name them on standard error.
+        """Print a text, or write it to :attr:`files` and name these on standard error.
 
         Raises:
             DispersionError: A file cannot be written.
@@ -171,6 +171,8 @@ def progress_bar(
     *, hidden: bool = False, every: float | None = None
 ) -> Iterator[Callable[[int, int, str], None]]:
     """Give a function ``update(done, total, label)`` that shows progress, in a ``with`` block.
+
+    ``done`` and ``total`` are numbers of steps; ``label`` is the text before the progress.
 
     On a terminal or in a notebook it draws a bar, after one second. Elsewhere, as in the log of a
     batch job, it prints at most one line in ``every`` seconds, or nothing if ``every`` is None.
@@ -235,7 +237,9 @@ def prints_to_stderr() -> Iterator[None]:
 
 def _check_writable(path: Path) -> None:
     if path.is_dir():
-        raise UsageError(f"expected a file, got the folder {path}", argument="output")
+        raise UsageError(
+            f"expected a file, got the folder {path}; name a file in it", argument="output"
+        )
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(
@@ -248,7 +252,8 @@ def _check_writable(path: Path) -> None:
         needed.append(folder)
     if not all(os.access(place, os.W_OK) for place in needed):
         raise UsageError(
-            f"expected a writable file, got {path}; check its permissions", argument="output"
+            f"expected a writable file, got {path}; check the permissions of the file and the folder",
+            argument="output",
         )
 
 

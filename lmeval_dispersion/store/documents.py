@@ -435,7 +435,7 @@ def _shares(logprobs: Sequence[float]) -> NDArray[np.float64] | None:
 
 
 def known_probabilities(samples: Mapping[int, Sample]) -> dict[int, Sample]:
-    """Return a task's samples, with probabilities of the right answer only where they are sure.
+    """Return a task's samples, with the right answer's probability only where it is certain.
 
     Samples do not show a task's own scoring, so that the targets may not be the right answers. They
     are trusted if, in every document with finite log-probabilities, lm-eval's accuracy is 1 exactly

@@ -35,7 +35,7 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
 
     Args:
         results: Content of lm-eval's results file.
-        name: Called to rename each task.
+        name: Function that returns the name to use for a task; by default the task's own.
     """
     children = dict[str, list[str]]()
     for group, members in section(results, "group_subtasks").items():

@@ -127,7 +127,8 @@ def source_text(value: Any) -> str:
 def check_one_model(parts: Sequence[StorePart]) -> None:
     """Check that stores that are read as one have the same model and general prompt settings.
 
-    Settings of single tasks, such as the number of few-shot examples, may differ.
+    The latter are the system prompt, the chat template and its turns. Settings of single tasks,
+    such as the number of few-shot examples, may differ.
 
     Raises:
         MixedStoresError: The stores differ, or only some of them have an ``identity``.
@@ -238,7 +239,7 @@ def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> Differences:
 
 
 def shown_differences(differing: Differences) -> str:
-    """Return the settings that differ as part of a sentence, each with its two values."""
+    """Return a part of a sentence that lists the settings that differ, each with its two values."""
 
     def short(value: object) -> str:
         text = str(value)

@@ -33,7 +33,7 @@ class JoinedRun:
         model: Name of the run in messages.
         place: Folder or file of the run, for messages.
         documents: One row per document, with the columns of a store.
-        parts: The folders of its stores, each with its manifest.
+        parts: The folder and the manifest of each store of the run.
     """
 
     model: str
@@ -120,8 +120,8 @@ def check_judges(runs: Mapping[str, Mapping[str, Any]]) -> None:
     """Check that all runs judge the answers to a task by the same metric.
 
     Args:
-        runs: Name of a run -> its manifest. The manifest of a store names no metric, and is not
-            compared.
+        runs: Name of a run -> its manifest. The manifest of a store names no metric
+            and is not compared.
 
     Raises:
         UsageError: Two runs judge a task by different metrics.

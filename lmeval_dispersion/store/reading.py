@@ -65,13 +65,13 @@ class Store:
     def layers(self) -> list[str]:
         """Names of the captured layers, such as ``last`` or ``layer.5.attn``.
 
-        There are none in a store made from lm-eval's samples.
+        The list is empty for a store that was read from lm-eval's samples.
         """
         return list(self.manifest["layers"])
 
     @property
     def default_layer(self) -> str:
-        """Name of the layer that is used if none is named."""
+        """Name of the layer that methods use if none is named; "" for a store without layers."""
         return str(self.manifest["default_layer"])
 
     def vectors(self, layer: str | None = None) -> NDArray[np.float32]:
@@ -84,8 +84,7 @@ class Store:
             layer: Name of the layer; default: :attr:`default_layer`.
 
         Raises:
-            StoreError: There is no such layer, or the file is not the one that the manifest
-                describes.
+            StoreError: There is no such layer, or the file is damaged (checked by its SHA-256).
         """
         name = self.layer_name(layer)
         width = int(self.manifest["width"][name])
@@ -126,8 +125,7 @@ class Store:
         without a direction is a row of NaN.
 
         Raises:
-            StoreError: There is no such layer, or the file is not the one that the manifest
-                describes.
+            StoreError: There is no such layer, or the file is damaged (checked by its SHA-256).
         """
         return self.vectors(layer) * self.norms(layer)[:, None]
 
@@ -138,8 +136,7 @@ class Store:
         default layer.
 
         Raises:
-            StoreError: There is no such layer, or the file is not the one that the manifest
-                describes.
+            StoreError: There is no such layer, or the file is damaged (checked by its SHA-256).
         """
         states = {}
         for layer in layers or (None,):
@@ -152,8 +149,7 @@ class Store:
         pandas, polars, DuckDB and `datasets` read such files.
 
         Raises:
-            StoreError: There is no such layer, or the file is not the one that the manifest
-                describes.
+            StoreError: There is no such layer, or the file is damaged (checked by its SHA-256).
         """
         file = Path(path)
         self.to_frame(*layers).to_parquet(file, index=False)

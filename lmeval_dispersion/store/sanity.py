@@ -77,7 +77,7 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
-    """Return the reason why a checkpoint's answers make it fail; empty if all are finite.
+    """Return the reason to drop a checkpoint with answers that are not finite; "" without any.
 
     The reason is a clause that follows the checkpoint's name and a colon.
 
@@ -367,9 +367,9 @@ class CommonestAnswer:
 
     @property
     def is_only_one(self) -> bool:
-        """Whether the model gives this answer in at least 90 % of ten or more cases, to no benefit.
+        """Whether at least 90 % of ten or more answers are this one, without any benefit from others.
 
-        It is False if the run's accuracy is clearly above that of always giving this answer.
+        A run benefits if its accuracy is clearly above that of always giving this answer.
         """
         is_better = self.accuracy_low > self.accuracy  # False for NaN
         return self.given >= _FEWEST and self.share >= _ONE_ANSWER and not is_better
