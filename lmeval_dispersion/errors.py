@@ -179,7 +179,7 @@ class DispersionError(Exception):
         return self.naming(self.argument)
 
     def naming(self, argument: str) -> str:
-        """Return the message, begun with ``argument``, such as an option, as the wrong argument's name."""
+        """Return the message with ``argument``, such as an option, as the wrong argument's name."""
         text = sentence(super().__str__(), keep="\n")
         return f"{argument}: {text}" if argument else text
 

@@ -128,7 +128,9 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> fl
             f"{a.shape} and {b.shape}"
         )
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise GeometryError("expected finite numbers for a correlation, got NaN or infinity")
+        raise GeometryError(
+            "expected finite numbers for a correlation, got NaN or infinity; leave those out"
+        )
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         raise GeometryError("a correlation with a constant is not defined")
     rows = paired_rank_correlations if kind == "spearman" else paired_correlations

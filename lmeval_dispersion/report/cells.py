@@ -16,7 +16,7 @@ AXIS = (12, 32)  # characters of an axis on a terminal, at least and at most
 
 
 def cell(row: Row, column: Column) -> str:
-    """Return the text of a cell: the value, with ``± error`` where both are numbers."""
+    """Return the text of a cell: the value, with ``± error`` if it has a standard error."""
     value = row.get(column.key)
     error = row.get(column.error)
     text = shown(value, column.format)
@@ -113,7 +113,7 @@ def more_of(table: Table) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return short names for charts: the last parts of paths, as few as keep the names different.
+    """Return short names for charts: as many last parts of the paths as the names need to differ.
 
     >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
     (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])
@@ -148,7 +148,7 @@ def unguarded(text: str) -> str:
 
 
 def is_numeric(table: Table, column: Column) -> bool:
-    """Whether a column holds only numbers, which are aligned to the right."""
+    """Whether a column holds a finite number and, apart from empty cells, nothing but numbers."""
     has_number = False
     for row in table.rows:
         value = plain(row.get(column.key))

@@ -71,7 +71,7 @@ class Report:
 
     Attributes:
         template: File name of the template.
-        schema: Name and version of the JSON contract, such as ``screen-checkpoints/3``.
+        schema: Name and version of the JSON's schema, such as ``screen-checkpoints/3``.
         libraries: Packages whose versions affect the numbers; the report names their versions.
         guide: The documentation page that explains the report, such as
             ``docs/reference/screening.md``.
@@ -147,9 +147,9 @@ class Report:
         return next((table.rows for table in self.tables().values()), ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON contract as a dictionary: schema, answer, and the result's fields.
+        """Return the content of the report's JSON: schema, answer, and the result's fields.
 
-        NaN and infinity are None.
+        NaN and infinity become None.
         """
         content = json_value(public_fields(self))
         return {"schema": self.schema, "answer": self.answer(), **content}

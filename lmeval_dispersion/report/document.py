@@ -39,9 +39,9 @@ class Column:
         short: Heading for narrow places; empty to use ``heading``.
         drop: Order in which columns are left out of a table that is too wide, the largest number
             first. 0 is never left out; 9 is also left out to make room for an axis.
-        dots: How values are drawn as dots on an axis next to the column: with a whisker to both
-            sides (``both``; ``page``: on pages only) or to the left only (``below``). Empty draws
-            none.
+        dots: How values are drawn as dots on an axis next to the column: with a whisker (a line for
+            the uncertainty) to both sides (``both``; ``page``: on pages only) or to the left only
+            (``below``). Empty draws none.
         reach: Key of the whisker's length, or the keys of its two ends as ``low high``; empty to
             use the standard error.
         whisker: What the whisker means, in a few words, shown where dots are drawn.
@@ -124,12 +124,12 @@ class Table:
         Args:
             rows: Objects of one dataclass, or mappings.
             caption: What the table contains, in one line.
-            columns: Columns by key; by default the fields of the dataclass with a `Col`.
+            columns: Key -> column; by default the fields of the dataclass that have a `Col`.
             name: Anchor on a page and key in JSON; empty to derive it from the caption.
             more: A sentence on rows that were left out.
             excerpt: Positions of the rows that terminal and Markdown show; empty for all.
             hide: Keys of columns to leave out.
-            headings: By key, headings that replace those of the columns.
+            headings: Key -> heading that replaces the column's own.
         """
         values = [row if isinstance(row, Mapping) else fields_of(row) for row in rows]
         if columns is None:
@@ -162,7 +162,7 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, drawn only where pictures can be shown.
+    """A chart, drawn on pages and in picture files only.
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.

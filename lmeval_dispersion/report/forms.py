@@ -67,7 +67,7 @@ def require(output_format: str) -> None:
     """Check, before any work is done, that a format can be written.
 
     Raises:
-        UsageError: There is no such format.
+        UsageError: The format is unknown.
         MissingExtraError: A library that the format needs is not installed; the message names it.
     """
     if output_format in PICTURES:
@@ -82,7 +82,7 @@ def file_bytes(document: Document, output_format: str, *, details: bool = False)
     """Return the content of a report's file: the rendered text in UTF-8, or a picture of its chart.
 
     Raises:
-        UsageError: There is no such format, or a picture is asked of a report without a chart.
+        UsageError: The format is unknown, or a picture is asked of a report without a chart.
         MissingExtraError: The format needs a library that is not installed.
     """
     if output_format not in PICTURES:
@@ -124,7 +124,7 @@ def render(
         details: Whether ``table`` shows the details of a short report too.
 
     Raises:
-        UsageError: There is no such format.
+        UsageError: The format is unknown.
         MissingExtraError: The format needs a library that is not installed.
     """
     require(output_format)

@@ -79,9 +79,10 @@ def terminal_text(
 
 
 def spelled(text: str, encoding: str) -> str:
-    """Return ``text`` with the characters that an encoding has.
+    """Return ``text`` with the characters that an encoding lacks replaced.
 
-    Others are spelled out: ``±`` as ``+/-``, ``é`` as ``e``, and the rest as ``?``.
+    ``±`` becomes ``+/-`` and ``é`` becomes ``e``; a character without such a spelling becomes
+    ``?``.
     """
     try:
         text.encode(encoding)

@@ -38,19 +38,22 @@ def numeric(
 
 
 def name(field: str, order: Sequence[Any] | None = None, **more: Any) -> Spec:
-    """Return a nominal channel for ``field``, sorted by ``order`` or in the order of the rows."""
+    """Return a nominal channel for ``field``, sorted by ``order`` or in the order of the rows.
+
+    ``more`` are further properties of the channel.
+    """
     return {"field": field, "type": "nominal", "title": None, "sort": order, **more}
 
 
 def mark(kind: str | Spec, **encoding: Any) -> Spec:
-    """Return a layer with a mark of this kind and its encoding channels."""
+    """Return a layer with a mark of the type ``kind`` and its encoding channels."""
     return {"mark": kind, "encoding": encoding}
 
 
 def span(axis: str, low: Spec, high: str) -> Spec:
     """Return the two channels of a bar or band along ``axis`` (``x`` or ``y``).
 
-    It reaches from the channel ``low`` to the field ``high``.
+    The bar reaches from the channel ``low`` to the field ``high``.
     """
     return {axis: low, f"{axis}2": {"field": high}}
 
@@ -61,7 +64,7 @@ def values_of(rows: Rows, field: str) -> list[Any]:
 
 
 def colour(rows: Rows, field: str, **more: Any) -> Spec:
-    """Return the colour channel for ``field``; empty if all rows have one value."""
+    """Return the colour channel for ``field``; empty if all rows have the same value."""
     order = values_of(rows, field)
     if len(order) < 2:
         return {}
@@ -138,8 +141,8 @@ def dots(
 def course(rows: Rows, field: str, title: str | None, digits: int) -> Spec:
     """Return a chart of ``field`` as a line over training steps, with vertical error bars.
 
-    Rows have ``step``, its ``name``, the field, and the ends of the bar, ``low`` and ``high``. On
-    hover a mark shows the name and the value with ``digits`` decimals.
+    Each row has the keys ``step``, ``name`` (of the step), ``field``, and ``low`` and ``high``, the
+    ends of the error bar. On hover a point shows the name, and the value with ``digits`` decimals.
     """
     values = []
     positive = []
@@ -166,10 +169,10 @@ def course(rows: Rows, field: str, title: str | None, digits: int) -> Spec:
 
 
 def accuracy_points(rows: Rows, figure: str, title: str, **marks: Any) -> Spec:
-    """Return a chart of accuracy against a figure, one point per row.
+    """Return a chart of accuracy against another number, with one point per row.
 
-    Rows have ``label``, ``group``, the field ``figure`` and ``accuracy``. Each group has a colour;
-    with a single group ``marks`` are further channels of the points.
+    Each row has the keys ``label``, ``group``, ``figure`` (the other number) and ``accuracy``. Each
+    group has a colour; with a single group ``marks`` are further channels of the points.
     """
     says = "{label}; {group}; " + f"{figure} {{{figure}:.3f}}" + "; accuracy {accuracy:.3g}"
     rows = [{**row, "says": says.format(**row)} for row in rows]

@@ -74,7 +74,8 @@ class Sample:
         except TypeError:
             kind = type(value).__name__
             raise HarnessError(
-                f"{self.place}: expected {metric} to be a number, got a {kind}; run lm-eval again"
+                f"{self.place}: expected a number for the metric {metric}, got a value of type "
+                f"{kind}; run lm-eval again"
             ) from None
 
     def likely(self, score: float) -> float:

@@ -82,7 +82,7 @@ def begin_store(folder: Path) -> None:
     if (folder / MANIFEST).exists():
         raise UsageError(
             f"{folder} already holds a finished store; read it with `dispersion audit`, remove it, or choose "
-            "another folder for this run (dispersion_store, -o)"
+            "another folder for this run (dispersion_store, or `-o`)"
         )
     make_folder(folder)
     (folder / DOCUMENTS).touch()

@@ -230,9 +230,10 @@ def _comparable(
     if differences:
         why = f" (the runs differ in {shown_differences({**differences, **template})})"
     if count == len(shared):
+        documents = "the only shared document" if count == 1 else f"all {count} shared documents"
         raise MixedStoresError(
-            f"the runs used different prompts in all {count} shared documents{why}; compare runs with "
-            "the same prompts"
+            f"the runs used different prompts in {documents}{why}; compare runs with the same "
+            "prompts"
         )
     left_out = "documents are left out, as they had"
     if count == 1:

@@ -294,7 +294,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     given = checked(_Manifest, manifest, file, _REPAIR, StoreError)
     if set(given["layers"]) != set(given["width"]) or given["default_layer"] not in given["layers"]:
         raise StoreError(
-            f"{file} is damaged (`layers`: expected those of `width`, with `default_layer`, got "
+            f"{file} is damaged (`layers`: expected the names in `width`, among them `default_layer`, got "
             f"{', '.join(given['layers'])[:200]}); {_REPAIR}"
         )
     return manifest

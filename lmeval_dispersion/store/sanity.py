@@ -367,9 +367,9 @@ class CommonestAnswer:
 
     @property
     def is_only_one(self) -> bool:
-        """Whether at least 90 % of ten or more answers are this one, without any benefit from others.
+        """Whether at least 90 % of ten or more answers are this one, and the others gain nothing.
 
-        A run benefits if its accuracy is clearly above that of always giving this answer.
+        They gain something if the run is clearly more accurate than always giving this answer.
         """
         is_better = self.accuracy_low > self.accuracy  # False for NaN
         return self.given >= _FEWEST and self.share >= _ONE_ANSWER and not is_better
