@@ -5,8 +5,8 @@ package loads next to nothing::
 
     from lmeval_dispersion import screen, dispersion
 
-Its modules are private: they may move, and the names stay. A name that needs a missing extra raises
-:class:`~lmeval_dispersion.errors.MissingExtraError`, which says what to install.
+The package's modules are private and may move; the public names stay. A name that needs a missing
+extra raises :class:`~lmeval_dispersion.errors.MissingExtraError`, which says what to install.
 """
 
 from __future__ import annotations

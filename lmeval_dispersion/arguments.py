@@ -68,12 +68,12 @@ def add_options(
     Args:
         parser: The parser, or a group of it.
         declared: The dataclass.
-        names: Only these fields, in this order, also those of its bases. Default: all that the
-            dataclass itself declares.
+        names: Names of the fields to add, in this order; fields of base classes can be named, too.
+            Default: all fields that the dataclass itself declares.
         dashed: Replace underscores by dashes in the names of options. False for options that are
             named as lm-eval's.
-        more: Further arguments of each ``add_argument``, in place of those that follow from the
-            field. ``help`` is written as in a docstring.
+        more: Arguments of each ``add_argument`` call, in place of those that follow from the field.
+            ``help`` is written like the text of an attribute in a docstring.
     """
     fields = {field.name: field for field in dataclasses.fields(declared)}
     hints = _hints(declared)
@@ -101,7 +101,7 @@ def check_choices(asked: Any) -> None:
     """Check an options object's values against the choices of their fields.
 
     Raises:
-        UsageError: A value is none of its field's choices; names the field.
+        UsageError: A value is not one of its field's choices; the error names the field.
     """
     hints = _hints(type(asked))
     for field in dataclasses.fields(asked):
@@ -118,12 +118,15 @@ def check_choices(asked: Any) -> None:
 
 
 def options_from(declared: Callable[..., T], args: argparse.Namespace) -> T:
-    """Return the options object of a command's arguments."""
+    """Return an object of the class ``declared``, made from a command's parsed arguments.
+
+    ``args`` may have further arguments, which are ignored.
+    """
     return declared(**given_of(declared, args))
 
 
 def given_of(declared: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Return those of a command's arguments, by name, that an options object has as fields."""
+    """Return, by name, the parsed arguments of a command that ``declared`` has as parameters."""
     given = {}
     for name in inspect.signature(declared).parameters:
         if name in args:
@@ -134,7 +137,8 @@ def given_of(declared: Callable[..., Any], args: argparse.Namespace) -> dict[str
 def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
     """Return each field's text, by name, from the docstrings of a dataclass and its bases.
 
-    It is the first paragraph, which a command's help has, or the ``whole`` text, for Python.
+    The text is the first paragraph of the field's entry, which is the help of the command's option,
+    or the ``whole`` entry, which is the help in Python.
     """
     texts = {}
     for base in reversed(declared.__mro__):
@@ -145,7 +149,7 @@ def texts_of(declared: type[Any], *, whole: bool = False) -> dict[str, str]:
 
 
 def shown_default(default: Any) -> str:
-    """Return a default as the help shows it, several values with commas; empty for None."""
+    """Return a default as the help shows it: "" for None, "no" for False, a list with commas."""
     if default is None:
         return ""
     if default is False:
@@ -158,9 +162,12 @@ def shown_default(default: Any) -> str:
 def takes(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
     """Let a function of an options object take the object's fields as its parameters.
 
-    Its signature and its docstring's ``Args`` are those of the fields, for ``help()`` and editors.
-    A call with an unknown argument raises TypeError, one with a value that is none of a field's
-    choices UsageError.
+    The signature of the function and the ``Args`` of its docstring are made from the fields, for
+    ``help()`` and editors. A call with an unknown argument raises TypeError, and a call with a
+    value that is not one of a field's choices raises UsageError.
+
+    Args:
+        options: The dataclass of the options object.
     """
 
     def decorated(function: Callable[[T], R]) -> Callable[P, R]:

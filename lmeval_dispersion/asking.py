@@ -1,6 +1,6 @@
-"""What a race, and a callback of a training, ask checkpoints, and what several commands ask.
+"""Arguments that several commands share, among them the questions of a race, as declarations.
 
-The declaration of the arguments. Nothing is imported for it: neither torch nor lm-eval.
+Neither torch nor lm-eval is imported for them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Judge:
     """The metric by which answers are scored.
 
     Attributes:
-        metric: Metric that scores a question; several for single tasks are separated by commas,
-            or given one by one. Default: the first that there is of acc, exact_match, ….
+        metric: Metric that scores a question; metrics of single tasks are separated by commas, or
+            the option is repeated. Default: the first of acc, exact_match, … that a task has.
     """
 
     metric: Annotated[str | None, Option("[TASK=][FILTER/]METRIC", action=JoinedByCommas)] = None
@@ -80,7 +80,7 @@ class Loading(OnDevice):
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumn:
-    """Where the text of a file or a data set is.
+    """Which field of a file's or data set's records holds the text.
 
     Attributes:
         column: Field with the text, if records have several fields.
@@ -97,10 +97,10 @@ class Questions(Judge):
         tasks: Tasks and groups of lm-eval, or the file of a token set, which names its tasks.
             Default: those of the list that --emit wrote.
         limit: Number of questions that a checkpoint is asked, at most. Default: all.
-        weigh: What has equal weight in the score of several tasks: units, which are the tasks and
-            groups named, or questions.
-        output_path: Folder that keeps all answers, so that the same command goes on, and further
-            checkpoints can join. Default: race-TASKS.
+        weigh: What has equal weight in the mean over several tasks: units (each named task or
+            group), or questions.
+        output_path: Folder that keeps all answers, from which the same command resumes, also with
+            further checkpoints. Default: race-TASKS.
         seed: Seed of all draws.
     """
 
@@ -113,4 +113,4 @@ class Questions(Judge):
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(LmEval, Questions):
-    """The questions and how they are asked: everything on which answers depend."""
+    """The questions and how they are asked: all arguments on which a model's answers depend."""

@@ -41,7 +41,11 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "models",
             "list the tokens of a task's answers, by which a screen ranks",
         ),
-        "embed": (_HARNESS, "models", "make a run from plain texts, or from lm-eval's samples"),
+        "embed": (
+            _HARNESS,
+            "models",
+            "compute the hidden states of texts or of lm-eval's samples, to audit",
+        ),
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
         "calibrate": (_AUDIT, "audit", "estimate unlabelled slices' accuracy from a run's labels"),
         "compare": (_AUDIT, "audit", "compare runs, with intervals"),
@@ -64,10 +68,11 @@ COMMANDS = {name: command for commands in JOBS.values() for name, command in com
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``dispersion`` with ``argv`` (default: that of the process); return the exit code.
+    """Run ``dispersion`` with the arguments ``argv``, and return the exit code.
 
-    0 done, 1 failed, 2 wrong usage, 3 partly done, 130 interrupted. With ``DISPERSION_DEBUG=1``
-    errors print their traceback instead of one sentence.
+    Exit codes are 0 (done), 1 (failed), 2 (wrong usage), 3 (partly done) and 130 (interrupted).
+    By default the arguments are the process's. An error prints one sentence, or with
+    ``DISPERSION_DEBUG=1`` its traceback.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args in (["-h"], ["--help"], ["help"]):

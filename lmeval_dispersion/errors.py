@@ -86,8 +86,12 @@ def _without_query(match: re.Match[str]) -> str:
 def sentence(text: str, keep: str = "") -> str:
     """Return a message as it is shown and stored: printable, without secrets, not too long.
 
-    Long names and values are cut in the middle. The beginning of the message (its cause) and its
-    end (the next step) are kept.
+    Names and values of 300 characters or more lose their middle, and so does a message of more than
+    4,000 characters: its beginning (the cause) and its end (the next step) stay.
+
+    Args:
+        text: The message.
+        keep: Control characters that are not escaped, such as a line feed.
     """
     if len(text) > _LOOKED_AT:
         text = _middle_cut(re.sub(_LONG_VALUE, _cut_value, text), _LOOKED_AT)
@@ -109,9 +113,9 @@ def _cut_value(match: re.Match[str]) -> str:
 
 
 def brief(value: object) -> str:
-    """Return a value of a file as text of at most 60 characters.
+    """Return a value that was read from a file as text of at most 60 characters.
 
-    It takes little time, however large or deeply nested the value is.
+    This takes little time, however large or deeply nested the value is.
     """
     shortened = reprlib.Repr()
     shortened.maxlevel = 3
@@ -137,7 +141,7 @@ def beginning(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, without a full stop.
 
-    The name of the exception's type if it has no message.
+    An exception without a message gives the name of its type.
 
     >>> first_line(ValueError("No such model.")), first_line(ValueError())
     ('No such model', 'ValueError')
@@ -161,7 +165,8 @@ class DispersionError(Exception):
 
     Attributes:
         exit_code: Exit code of a command that ends with this error.
-        argument: Name of the wrong argument, which begins the message; "" if none is wrong.
+        argument: Name of the wrong argument, which begins the message; "" if the error concerns no
+            single argument.
     """
 
     exit_code = 1
@@ -174,7 +179,7 @@ class DispersionError(Exception):
         return self.naming(self.argument)
 
     def naming(self, argument: str) -> str:
-        """Return the message with another name for the wrong argument, such as its option."""
+        """Return the message with ``argument``, such as an option, as the wrong argument's name."""
         text = sentence(super().__str__(), keep="\n")
         return f"{argument}: {text}" if argument else text
 
@@ -186,7 +191,7 @@ class UsageError(DispersionError):
 
 
 class UnknownNameError(UsageError, LookupError):
-    """A result has no item with this name."""
+    """A result has no item with this name, such as the label of a checkpoint."""
 
 
 class NothingScreenedError(DispersionError, IndexError):
@@ -198,7 +203,7 @@ class StoreError(UsageError):
 
 
 class PartialStoreError(StoreError):
-    """The run that wrote this store did not finish."""
+    """A store is incomplete: its run did not finish, or a file is missing."""
 
 
 class StoreVersionError(StoreError):
@@ -213,7 +218,7 @@ class MixedStoresError(StoreError):
 
 
 class GeometryError(DispersionError, ValueError):
-    """A geometric quantity, such as a mean distance, is not defined for these vectors."""
+    """A quantity, such as a mean distance or a correlation, is not defined for these numbers."""
 
 
 class TooFewVectorsError(GeometryError):
@@ -244,7 +249,7 @@ class HarnessError(DispersionError):
 
 
 class TrainingError(DispersionError):
-    """A training run, or a dispersion loss in it, cannot go on."""
+    """Base class of errors that stop a training run, such as a non-finite dispersion loss."""
 
 
 class NonFiniteLossError(TrainingError):
@@ -275,7 +280,9 @@ class MissingExtraError(DispersionError, ImportError):
 def require_extra(extra: str, what: str) -> None:
     """Check that the libraries of an extra of this package are installed.
 
-    ``what`` is what needs them, for the message.
+    Args:
+        extra: Name of the extra, a key of ``LIBRARIES``, such as ``audit``.
+        what: What needs the libraries, such as "a store"; begins the message.
 
     Raises:
         MissingExtraError: A library is not installed.

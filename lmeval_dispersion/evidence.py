@@ -21,15 +21,15 @@ _LEAST_CHANCE = 0.6  # of the lowest bin in `Slope.right`
 
 @dataclass(frozen=True)
 class Held:
-    """How often a short list held a checkpoint with an accuracy within 0.01 of the best one.
+    """How often a short list held a checkpoint whose accuracy is within 0.01 of the best one's.
 
     Attributes:
-        groups: The groups of checkpoints that were measured, in words.
-        held: Number of cells (a group on one task) whose short list held one.
+        groups: Description of the groups of checkpoints.
+        held: Number of cells (a group on one task) whose short list held such a checkpoint.
         cells: Number of all cells.
         measured: Date of the measurement.
-        fresh: Whether the groups were trained to test the slope; if not, the slope was fitted to
-            them, or they are parts of other groups.
+        fresh: Whether the groups were trained afterwards, to test a fitted `Slope`. If False, the
+            slope was fitted to them, or they are parts of other groups.
     """
 
     groups: str
@@ -41,7 +41,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Slope:
-    """How strongly ranks by the ratio predict accuracy: the slope k of `lmeval_screener.chance`.
+    """How strongly a screen's ranks predict accuracy: the slope k of `lmeval_screener.chance`.
+
+    The ranks are by the ratio: how far apart the output layer's rows of a task's answer tokens are,
+    relative to those of everyday words.
 
     Attributes:
         kind: The checkpoints on which it was measured, such as ``fine-tunes``.
@@ -53,9 +56,10 @@ class Slope:
         groups: Number of groups; for a user's own results, number of checkpoints.
         fresh: k and the two ends of its interval for groups that were trained later to test it;
             None if there are none.
-        held: How often short lists held a checkpoint within 0.01 of the best one.
-        right: For each range of chances, its upper end and the share of pairs of the fresh groups
-            that were in the right order.
+        held: How often short lists held a checkpoint within 0.01 of the best accuracy.
+        right: How often the screen ordered pairs of checkpoints correctly, by the predicted chance:
+            the upper end of each range of chances, with the share of the fresh groups' pairs in
+            that range that were in the right order.
     """
 
     kind: str
@@ -70,9 +74,9 @@ class Slope:
     right: tuple[tuple[float, float], ...] = ()
 
     def was_right(self, chance: float) -> float | None:
-        """Return the share of measured pairs with about this chance that were in the right order.
+        """Return the share of pairs in the right order, among those with about this chance of it.
 
-        None if this was not measured.
+        None if this was not measured, as for every chance below 0.6.
         """
         if chance < _LEAST_CHANCE:
             return None
@@ -82,7 +86,9 @@ class Slope:
         return None
 
     def counts(self, last: int, chance: float, *, is_list: bool) -> str:
-        """Return a clause on how often our own rankings were right, without a full stop, or "".
+        """Return a clause on how often our own rankings were right, without a full stop.
+
+        It is "" if nothing was measured for such a list and such a chance.
 
         Args:
             last: The rank that is compared with rank 1.
@@ -95,7 +101,7 @@ class Slope:
             if is_list and row.fresh:
                 clauses.append(
                     f"such a list held a checkpoint within 0.01 of the best accuracy in {row.held} "
-                    f"of {row.cells} groups and tasks ({row.groups})"
+                    f"of {row.cells} cases, each a group on one task ({row.groups})"
                 )
         right = self.was_right(chance)
         if right is not None:
@@ -105,7 +111,7 @@ class Slope:
             )
         if not clauses:
             return ""
-        return f"of our own {self.kind}, {OUR_MODELS}, {'; '.join(clauses)}"
+        return f"on our own {self.kind} ({OUR_MODELS}), {'; '.join(clauses)}"
 
 
 FINE_TUNES = "fine-tunes"

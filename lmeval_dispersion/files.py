@@ -67,16 +67,20 @@ def read_json(
     key: str = "schema",
     repair: str,
 ) -> T:
-    """Read a JSON object with a schema, checked by its `layout <lmeval_dispersion.layouts>`.
+    """Read a JSON file that this package wrote, and check its schema and content.
 
     Args:
         path: The file.
-        layout: The layout, with or without the key of the schema.
+        layout: Class that describes the content, with or without the key of the schema (see
+            `lmeval_dispersion.layouts`).
         what: What the file should contain, with an article, for messages.
-        schema: Name and version of its schema.
+        schema: Name and version of the expected schema, such as ``screen-checkpoints/3``.
         hint: What to do if the file is something else, for messages.
-        key: Key of the schema in the file.
-        repair: What to do if the file has the schema and does not fit the layout, for messages.
+        key: Key under which the file names its schema.
+        repair: What to do if the file has this schema but does not fit the layout, for messages.
+
+    Returns:
+        The content as an instance of ``layout``.
 
     Raises:
         UsageError: The file is missing, is not JSON, has another schema, or is damaged.
@@ -139,7 +143,7 @@ def remove_parts(folder: Path) -> None:
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
     """Write the arrays that ``compute()`` returns to an .npz file, unless the file exists.
 
-    It is written as by `write_whole`, so that an interrupted program loses at most one file.
+    The file is written by `write_whole`, so that an interrupted program loses at most one file.
     """
     if path.exists():
         return

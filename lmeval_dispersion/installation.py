@@ -11,10 +11,10 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_folder(name: str) -> Path:
-    """Return the folder of bundled data ``name``.
+    """Return a folder of data that is bundled with the package.
 
-    It is ``token_sets``, ``task_configs``, ``demo``, ``demo_runs`` or ``released``. The wheel holds
-    all of them under ``lmeval_dispersion/data/``, a checkout holds the first two at its top.
+    ``name`` is ``token_sets``, ``task_configs``, ``demo``, ``demo_runs`` or ``released``. The wheel
+    has all of these under ``lmeval_dispersion/data/``, a checkout the first two at its top.
 
     Raises:
         FileNotFoundError: The folder is missing.
@@ -29,9 +29,9 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """Return the path ``lmeval-dispersion/NAME`` in the user's cache; the folder may not exist yet.
 
-    The folder may not exist yet.
+    The cache is ``$XDG_CACHE_HOME``, by default ``~/.cache``.
     """
     return (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

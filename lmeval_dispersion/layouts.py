@@ -1,7 +1,7 @@
 """Content of files, checked against the types that describe it: type, range and allowed values.
 
-One sentence says what does not fit: file, key, expected, given. A layout is a dataclass, a TypedDict or a
-NamedTuple of fields with these types:
+An error says in one sentence what does not fit: the file, the key, what was expected and what was
+given. A layout is a dataclass, a TypedDict or a NamedTuple of fields with these types:
 
 - ``str`` (not empty), ``Text`` (may be empty), ``bool``, ``int``, ``float`` (finite), ``bytes``, ``Any``;
 - ``Annotated[int, low]``, ``Annotated[float, low, high]``: a number in that range, ends included;
@@ -87,9 +87,10 @@ PlainName = Annotated[str, Form(is_plain, f"a plain file name of at most {_NAME}
 
 
 def mistake(source: object, key: str, expected: str, given: object, step: str = "") -> UsageError:
-    """Return the UsageError ``SOURCE: `KEY`: expected …, got …; STEP``.
+    """Return the UsageError ``SOURCE: `KEY`: expected EXPECTED, got GIVEN; STEP``.
 
-    An empty ``key`` or ``step`` is left out of the message.
+    ``given`` is shown with its type and at most 60 characters. An empty ``key`` or ``step`` is left
+    out of the message.
     """
     end = f"; {step}" if step else ""
     return UsageError(f"{source}: {_difference(key, expected, given)}{end}")
@@ -228,7 +229,8 @@ class _Check:
             step = "quote it" if isinstance(value, bool | int | float) else ""
             raise self.mistake(where, form.words, value, step)
         if not form.fits(value):
-            raise self.mistake(where, form.words, value)
+            words = "a string that is not empty" if form is _FILLED else form.words
+            raise self.mistake(where, words, value)
 
     def _number(self, kind: type, limits: tuple[Any, ...], value: Any, where: str) -> int | float:
         """A number, finite and in its range; also an integer where a float is expected."""
@@ -300,7 +302,7 @@ class _Check:
     def _row(self, kinds: Sequence[Any], value: Any, where: str) -> list[Any]:
         """A list of as many values as there are kinds."""
         if not isinstance(value, list) or len(value) != len(kinds):
-            raise self.mistake(where, f"a list of {len(kinds)}", value)
+            raise self.mistake(where, f"a list of {len(kinds)} values", value)
         pairs = enumerate(zip(kinds, value, strict=True))
         return [self.value(kind, item, f"{where}[{at}]") for at, (kind, item) in pairs]
 
@@ -326,9 +328,9 @@ class _Check:
 
 
 def inside(where: str, key: object) -> str:
-    """Return the path of ``key`` in the mapping at the path ``where``.
+    """Return the path of ``key`` in the mapping at the path ``where``, such as ``groups.words``.
 
-    A key of more than 60 characters is cut.
+    A key of more than 60 characters is shortened. ``where`` is "" for the whole content.
     """
     name = key if isinstance(key, str) else brief(key)
     short = beginning(name)

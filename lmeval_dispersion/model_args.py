@@ -8,10 +8,11 @@ from lmeval_dispersion.errors import UsageError
 def key_values(text: str, *, check: bool = True) -> dict[str, str]:
     """Return the values of ``K=V,K=V`` by key, as texts.
 
-    Without ``check`` a key without ``=`` has an empty value.
+    Without ``check`` nothing is raised: a key without ``=`` has an empty value, and of equal keys
+    the last one counts.
 
     Raises:
-        UsageError: A pair has no ``=``, or a key occurs twice.
+        UsageError: A pair has no key or no ``=``, or a key occurs twice.
     """
     given: dict[str, str] = {}
     for pair in filter(str.strip, text.split(",")):

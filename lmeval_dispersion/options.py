@@ -1,4 +1,4 @@
-"""The argument parser of every command, its common options with their help, and exit codes."""
+"""The argument parser of the commands, the options that they share, and exit codes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Once(argparse.Action):
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        """Store the value, or end with an error."""
+        """Store the value, or exit with an error if the option already has one."""
         given = vars(namespace).setdefault("_given", set())
         if self.dest in given:
             parser.error(f"expected {option_string} once, got it twice")
@@ -57,12 +57,12 @@ class Once(argparse.Action):
 
 
 class JoinedByCommas(argparse.Action):
-    """Action that joins the values of an option that is given several times by commas."""
+    """Action of an option that may be repeated: its values are joined, separated by commas."""
 
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        """Add the value to those before."""
+        """Append the value to the earlier ones, after a comma."""
         before = getattr(namespace, self.dest)
         setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
@@ -112,10 +112,13 @@ def exit_code_of(
 ) -> int:
     """Parse ``words`` with a command's parser, run the command, and return its exit code.
 
-    ``command()`` returns the parser and the function that runs the command; ``name`` begins
-    messages. An error that the user can mend prints one sentence, without a traceback; where it
-    names a wrong argument, the sentence names its option. With ``DISPERSION_DEBUG`` set, errors are
-    raised.
+    An error that the user can mend prints one sentence, without a traceback; an argument of Python
+    is named in it as the command's option. With ``DISPERSION_DEBUG`` set, errors are raised.
+
+    Args:
+        name: Name of the command, with which messages begin.
+        command: Function that returns the parser, and the function that runs the command.
+        words: Arguments of the command.
     """
     debug = bool(os.environ.get("DISPERSION_DEBUG"))
     actions: list[argparse.Action] = []
@@ -174,9 +177,9 @@ def _with_action(parser: argparse.ArgumentParser, words: Sequence[str]) -> Seque
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Return a command as text for reports and registries.
+    """Return a command's words as one line for reports and registries.
 
-    It is quoted for a shell, printable, and without secrets.
+    The line is quoted for a shell, printable, and without secrets.
     """
     return printable(shlex.join(map(without_secrets, words)))
 
@@ -195,9 +198,10 @@ def _discard_output() -> None:
 
 
 def one_thread() -> None:
-    """Restrict numpy to one thread, if it is not imported yet.
+    """Restrict numpy's linear algebra to one thread, if numpy is not imported yet.
 
-    For matrices of about a hundred rows a pool of threads is five times slower.
+    This sets ``OPENBLAS_NUM_THREADS``, unless the user has set it. For matrices of about a hundred
+    rows a pool of threads is five times slower.
     """
     if "numpy" not in sys.modules:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -220,7 +224,7 @@ def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = ""
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Add ``-V/--version``."""
+    """Add ``-V/--version``, which prints the version of the package and exits."""
     version = f"lmeval-dispersion {__version__}"
     parser.add_argument(
         "-V", "--version", action="version", version=version, help="print the version and stop"
@@ -236,10 +240,15 @@ def add_output(
 ) -> None:
     """Add ``--format``, ``-o/--output FILE``, ``--details`` and ``-q/--quiet``.
 
-    ``Output.of`` reads them. ``file`` is the help of ``--output``, and ``form`` says in words what
-    the default of ``--format`` is. ``details`` is False for a report without details.
+    ``Output.of`` reads these options.
+
+    Args:
+        parser: The parser, or a group of it.
+        file: Help of ``--output``.
+        form: Default of ``--format``, in words.
+        details: Whether to add ``--details``; False for a report without details.
     """
-    parser.add_argument("--format", choices=FORMATS, help=f"form of the report (default: {form})")
+    parser.add_argument("--format", choices=FORMATS, help=f"form (default: {form})")
     parser.add_argument("-o", "--output", type=Path, action="append", metavar="FILE", help=file)
     if details:
         parser.add_argument(
@@ -249,7 +258,7 @@ def add_output(
 
 
 def add_quiet(parser: argparse._ActionsContainer) -> None:
-    """Add ``-q/--quiet``."""
+    """Add ``-q/--quiet``, with which a command prints only errors on standard error."""
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing on standard error but errors"
     )

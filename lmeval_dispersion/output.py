@@ -28,13 +28,13 @@ _PATIENCE = 1.0  # seconds without progress
 
 @dataclass(frozen=True)
 class Output:
-    """Where a report is written, and in which formats; checked before the work starts.
+    """Where a command writes its report, and in which formats.
 
     Attributes:
-        format: The format on standard output, if there are no files.
-        files: The files to write, each with its format.
-        quiet: Whether standard error shows nothing but errors, and the terminal nothing if there
-            are files.
+        format: The format on standard output; not used if there are files.
+        files: Path of each file to write -> its format.
+        quiet: Whether to print nothing but errors on standard error, and nothing on standard output
+            if there are files.
         command: The command as the user typed it; empty in Python.
         details: Whether a terminal shows the details too.
     """
@@ -47,10 +47,10 @@ class Output:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
-        """Return the output that the options of ``add_output`` ask for.
+        """Return the output for parsed arguments of a command with the options of ``add_output``.
 
         Raises:
-            UsageError: There is no such format, or a file cannot be written.
+            UsageError: A format or a file's suffix is unknown, or a file cannot be written.
             MissingExtraError: The format needs a library that is not installed.
         """
         paths = args.output or []
@@ -79,11 +79,11 @@ class Output:
 
     @property
     def short(self) -> bool:
-        """Whether the report is a short one, without details."""
+        """Whether no output shows the details: only text tables, without ``details``."""
         return self.formats == {"table"} and not self.details
 
     def write(self, document: Document, *, table: str | None = None) -> None:
-        """Print the report, or write it to its files and print its answer.
+        """Print the report, or write it to :attr:`files` and print only its answer.
 
         Args:
             document: The report; the command is added to it.
@@ -91,8 +91,8 @@ class Output:
                 itself.
 
         Raises:
-            UsageError: A picture is asked of a report without a chart; all other files are written
-                first.
+            UsageError: A picture is asked of a report without a chart. All other files are then
+                written already.
             DispersionError: A file cannot be written.
         """
         document = replace(document, command=document.command or self.command)
@@ -111,7 +111,7 @@ class Output:
                 self._write_file(path, file_bytes(document, form, details=self.details))
 
     def write_text(self, text: str) -> None:
-        """Print a text, or write it to the files and name them on standard error.
+        """Print a text, or write it to :attr:`files` and name these on standard error.
 
         Raises:
             DispersionError: A file cannot be written.
@@ -160,7 +160,7 @@ class Output:
 def report_and_file(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
     """Return two outputs: the report on standard output, and the data file of ``--output``.
 
-    ``file_format`` is the file's format. Raises as `Output.of` does.
+    ``file_format`` is the file's format. The errors raised are those of `Output.of`.
     """
     file = Output.of(argparse.Namespace(**vars(args) | {"format": file_format}))
     return Output.of(argparse.Namespace(**vars(args) | {"output": None})), file
@@ -172,9 +172,11 @@ def progress_bar(
 ) -> Iterator[Callable[[int, int, str], None]]:
     """Give a function ``update(done, total, label)`` that shows progress, in a ``with`` block.
 
+    ``done`` and ``total`` are numbers of steps; ``label`` is the text before the progress.
+
     On a terminal or in a notebook it draws a bar, after one second. Elsewhere, as in the log of a
-    batch job, it prints at most one line in ``every`` seconds, or nothing if ``every`` is None. It
-    shows nothing if ``hidden``.
+    batch job, it prints at most one line in ``every`` seconds, or nothing if ``every`` is None.
+    With ``hidden`` nothing is shown anywhere.
     """
     if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         yield _lines(math.inf if hidden or every is None else every)
@@ -217,9 +219,10 @@ def _lines(every: float) -> Callable[[int, int, str], None]:
 
 @contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """Send what libraries and their processes print to standard error, inside a ``with`` block.
+    """Redirect standard output to standard error, inside a ``with`` block.
 
-    Standard output is so kept for data.
+    What libraries and their child processes print there then does not mix with the data that a
+    command prints.
     """
     sys.stdout.flush()
     kept = os.dup(1)
@@ -234,7 +237,9 @@ def prints_to_stderr() -> Iterator[None]:
 
 def _check_writable(path: Path) -> None:
     if path.is_dir():
-        raise UsageError(f"expected a file, got the folder {path}", argument="output")
+        raise UsageError(
+            f"expected a file, got the folder {path}; name a file in it", argument="output"
+        )
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(
@@ -247,7 +252,8 @@ def _check_writable(path: Path) -> None:
         needed.append(folder)
     if not all(os.access(place, os.W_OK) for place in needed):
         raise UsageError(
-            f"expected a writable file, got {path}; check its permissions", argument="output"
+            f"expected a writable file, got {path}; check the permissions of the file and the folder",
+            argument="output",
         )
 
 

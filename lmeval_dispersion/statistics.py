@@ -1,7 +1,7 @@
 """Statistics for the whole package, on plain arrays, with numpy alone.
 
-Each function stands here once, independent of models, vectors and files. The screener's base
-install has no scipy.
+The functions know nothing of models, vectors or files. They use no scipy, which the screener's base
+install lacks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PairedTest(NamedTuple):
     Attributes:
         low: Lower end of the 95 % interval of the difference.
         high: Upper end of that interval.
-        p: Two-sided p-value of no difference.
+        p: Two-sided p-value of the hypothesis that there is no difference.
     """
 
     low: float
@@ -75,7 +75,10 @@ class Interval(NamedTuple):
     high: float
 
     def side(self, nothing: float) -> int:
-        """Return 1 if the interval lies above ``nothing``, -1 if below, and 0 otherwise."""
+        """Return 1 if the interval lies above ``nothing``, -1 if below, and 0 otherwise.
+
+        ``nothing`` is the value that means no effect. The result is 0 for an interval of NaN.
+        """
         return int(self.low > nothing) - int(self.high < nothing)
 
 
@@ -116,15 +119,18 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> fl
     ``kind`` is ``pearson`` or ``spearman``.
 
     Raises:
-        GeometryError: n < 3, a number is not finite, or one of the arrays is constant.
+        GeometryError: The shapes differ, n < 3, a number is not finite, or an array is constant.
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or len(a) < 3:
         raise GeometryError(
-            f"a correlation needs two rows of at least 3 numbers, got {a.shape} and {b.shape}"
+            "expected two arrays of equal length, at least 3, for a correlation, got the shapes "
+            f"{a.shape} and {b.shape}"
         )
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise GeometryError("a correlation needs finite numbers")
+        raise GeometryError(
+            "expected finite numbers for a correlation, got NaN or infinity; leave those out"
+        )
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         raise GeometryError("a correlation with a constant is not defined")
     rows = paired_rank_correlations if kind == "spearman" else paired_correlations
@@ -155,7 +161,7 @@ def paired_rank_correlations(first: ArrayLike, second: ArrayLike) -> Array:
 def rank_correlations(x: ArrayLike, rows: ArrayLike) -> Array:
     """Return the Spearman correlation of ``x`` (k,) with each of ``rows`` (m, k), shape (m,).
 
-    NaN for a row that is constant.
+    The result is NaN for a row that is constant or holds a NaN.
     """
     return paired_rank_correlations(np.asarray(x, dtype=np.float64)[None], rows)
 
@@ -163,9 +169,10 @@ def rank_correlations(x: ArrayLike, rows: ArrayLike) -> Array:
 def spearman_bounds(rho: float, n: int) -> Bounds:
     """Return the 95 % interval of a Spearman correlation of ``n`` independent pairs, in [-1, 1].
 
-    NaN for n < 8. Fisher's transform with the variance (1 + rho^2 / 2) / (n - 3); 1 and -1 are
-    replaced by the next smaller possible correlation. For independent numbers it excludes 0 in at
-    most 5 % of cases, where the bootstrap excludes it in up to 13 %.
+    The interval is NaN for n < 8. It is computed on the scale of Fisher's z with the variance
+    (1 + rho^2 / 2) / (n - 3), where 1 and -1 are replaced by the next smaller possible correlation.
+    If the two numbers of a pair are independent, it excludes 0 in at most 5 % of cases; a bootstrap
+    interval does so in up to 13 %.
 
     Source: Bonett and Wright, Psychometrika 65 (2000).
     """
@@ -179,17 +186,21 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
 
 
 def fisher(r: ArrayLike) -> Array:
-    """Return Fisher's z of correlations, whose error hardly depends on their size; ±1 give ±8.3."""
+    """Return Fisher's z of correlations, in their shape; ±1 give ±8.4.
+
+    The standard error of z hardly depends on the correlation.
+    """
     return np.arctanh(np.clip(np.asarray(r, dtype=np.float64), -1 + 1e-7, 1 - 1e-7))
 
 
 def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
     """Return the 95 % interval of a correlation ``r`` of ``n`` points, from bootstrap ``samples``.
 
-    NaN for n < 4 or without samples. Its half width is Student's t with n - 2 degrees of freedom
-    times the samples' standard deviation, on Fisher's scale. On bins of a planted law it covers 94
-    to 99 % from ten bins on (``tests/laboratory/test_intervals.py``), where percentiles of the
-    samples cover 86 to 91 %.
+    The interval is NaN for n < 4 or without finite samples. On the scale of Fisher's z its half
+    width is the standard deviation of the samples times the quantile of Student's t with n - 2
+    degrees of freedom. In simulations with ten or more points it covers the true correlation in 94
+    to 99 % of cases (``tests/laboratory/test_intervals.py``), the percentiles of the samples in 86
+    to 91 %.
     """
     z = fisher(samples)
     z = z[np.isfinite(z)]
@@ -205,8 +216,13 @@ def correlation_difference(
 ) -> Bounds:
     """Return the 95 % interval of the second correlation minus the first.
 
-    It is made from the intervals of both and from their bootstrap samples. Sample i of both comes
-    from one resample of the points, so the two correlations may depend on each other.
+    The two correlations may depend on each other, as they do if both are of the same points.
+
+    Args:
+        first: The first correlation with its 95 % interval.
+        second: The second correlation with its 95 % interval.
+        samples: Bootstrap samples of the first and the second correlation, each of shape (k,);
+            sample i of both comes from the same resample of the points.
 
     Source: Zou, Psychological Methods 12 (2007), eq. 15 (MOVER).
     """
@@ -229,7 +245,7 @@ def correlation_difference(
 def resampled_correlations(x: ArrayLike, y: ArrayLike, seed: int = 0) -> Array:
     """Return the Pearson correlation of ``x`` and ``y`` (n,) in bootstrap resamples of the points.
 
-    Shape (REPEATS,); NaN for a resample in which one of them is constant.
+    Shape (REPEATS,), that is 2,000; NaN for a resample in which ``x`` or ``y`` is constant.
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     draws = np.random.default_rng(seed).integers(0, len(a), size=(REPEATS, len(a)))
@@ -242,7 +258,8 @@ def resampled_correlations(x: ArrayLike, y: ArrayLike, seed: int = 0) -> Array:
 def resampled_means(values: ArrayLike, seed: int = 0) -> Array:
     """Return the means of bootstrap resamples of the rows of ``values`` (n, k); shape (REPEATS, k).
 
-    With one seed, arrays of equal length are resampled alike, so that their differences are paired.
+    ``REPEATS`` is 2,000. With one seed, arrays of equal length are resampled alike, so that the
+    differences of their means are paired.
     """
     rows = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
@@ -255,9 +272,9 @@ def resampled_means(values: ArrayLike, seed: int = 0) -> Array:
 
 
 def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
-    """Return the mean of ``values`` (n,) with its percentile bootstrap interval.
+    """Return the mean of ``values`` (n,) with its 95 % percentile bootstrap interval.
 
-    The interval is NaN for n = 1.
+    The ends of the interval are NaN for n = 1.
 
     Raises:
         TooFewVectorsError: There are no values.
@@ -284,8 +301,9 @@ def percentiles(samples: ArrayLike) -> Bounds:
 def jackknife_se(*left_out: ArrayLike) -> float:
     """Return the standard error from leave-one-out values, one array for each independent sample.
 
-    It is the root of the sum over samples of (n - 1) / n * sum (theta_-i - mean)^2. For the error
-    of a paired difference pass the differences of the leave-one-out values of the shared members.
+    It is the root of the sum over samples of (n - 1) / n * sum (theta_-i - mean)^2, where theta_-i
+    is the statistic without member i. For a paired difference, pass the differences of the two
+    statistics' leave-one-out values.
     """
     variance = 0.0
     for values in left_out:
@@ -299,19 +317,19 @@ def jackknife_se(*left_out: ArrayLike) -> float:
 
 
 def student_bounds(value: float, se: float, n: int, level: float = LEVEL) -> Bounds:
-    """Return ``value`` minus and plus Student's point times ``se``, for ``n`` > 1 documents.
+    """Return Student's interval of a mean of ``n`` > 1 documents, at ``level`` in (0, 1).
 
-    The point has n - 1 degrees of freedom, at ``level``.
+    It is ``value`` ± t · ``se``, with t the quantile of Student's t for n - 1 degrees of freedom.
     """
     half = student_quantile((1 + level) / 2, n - 1) * se
     return Bounds(value - half, value + half)
 
 
 def normal_point(comparisons: int) -> float:
-    """Return the half width, in standard errors, that allows for several two-sided tests.
+    """Return the half width, in standard errors, of intervals for several comparisons at once.
 
-    With it ``comparisons`` tests together are wrong in at most 5 % of cases (Bonferroni): 1.96 for
-    one comparison, 2.58 for five.
+    With it, any of the ``comparisons`` intervals misses its true value in at most 5 % of cases
+    (Bonferroni): 1.96 for one comparison, 2.58 for five.
     """
     from statistics import NormalDist
 
@@ -411,11 +429,11 @@ def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
 
 
 def mcnemar_p(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test.
+    """Return the two-sided p-value of McNemar's exact test of two models on the same documents.
 
-    ``gained`` and ``lost`` are the numbers of documents that only the second, or only the first, of
-    two models answers right. Source: McNemar, Psychometrika 12 (1947), with the binomial
-    distribution.
+    ``gained`` is the number of documents that only the second model answers right, ``lost`` the
+    number of those that only the first one does. The result is 1 if both are 0. Source: McNemar,
+    Psychometrika 12 (1947), with the binomial distribution.
 
     >>> [round(mcnemar_p(gained, 0), 9) for gained in (5, 6, 0)]
     [0.0625, 0.03125, 1.0]
@@ -432,9 +450,9 @@ def mcnemar_p(gained: int, lost: int) -> float:
 def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
     """Return the 95 % interval of the difference of two shares of the same ``n`` > 1 documents.
 
-    The difference is (gained - lost) / n. The interval is Bonett and Price's, with Student's point.
-    It excludes 0 exactly where :func:`mcnemar_p` is below 5 % (enumerated for up to 300 documents),
-    and stays inside [-1, 1].
+    The difference is (gained - lost) / n, with the arguments of :func:`mcnemar_p`. The interval is
+    Bonett and Price's, with Student's t in place of the normal distribution. It lies in [-1, 1] and
+    excludes 0 exactly where :func:`mcnemar_p` is below 5 % (enumerated for up to 300 documents).
 
     Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012).
     """
@@ -452,11 +470,10 @@ def paired_bounds(
 ) -> PairedTest:
     """Return the 95 % interval and the p-value of a mean paired difference of scores.
 
-    They are computed as if two more documents had changed by ``span``, one up and one down: few
-    documents may not show rare large changes, and Student's interval of the changes that they do
-    show is then too short. From 50 documents on the added ones count 50/n each, as n documents show
-    what 50 may miss. For up to 50 right and wrong answers this is Bonett and Price's interval,
-    whose two added answers are here added scores.
+    They are computed as if two more documents had changed by ``span``, one up and one down. Without
+    these, Student's interval is too short where changes are large but so rare that a few documents
+    show none. With n > 50 documents the two added ones count 50/n each. For up to 50 answers that
+    are right or wrong, this is Bonett and Price's interval, which adds two answers.
 
     Args:
         changes: The documents' differences (n,), n > 1, in [-span, span].
@@ -488,7 +505,10 @@ def paired_bounds(
 
 
 def holm(p_values: Mapping[K, float]) -> set[K]:
-    """Return the keys of the tests that Holm's step-down procedure rejects at a familywise 5 %."""
+    """Return the keys of the tests that Holm's step-down procedure rejects.
+
+    The familywise error rate is 5 %. ``p_values`` maps the key of each test to its p-value.
+    """
     rejected: set[K] = set()
     for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         if p > (1 - LEVEL) / (len(p_values) - done):
@@ -498,11 +518,15 @@ def holm(p_values: Mapping[K, float]) -> set[K]:
 
 
 def clearly_worse(tests: Mapping[tuple[K, K], tuple[float, float]]) -> set[K]:
-    """Return the members that another one clearly beats, though the best was chosen by its score.
+    """Return the members that are clearly worse than another member.
 
-    ``tests`` maps every pair (first, second) to (difference, p), where the difference is second
-    minus first. Holm's procedure over all pairs is used: in at most 5 % of cases is a member
-    returned that no other one truly beats, whichever members are truly equal.
+    This stays valid if the best member was chosen by its score: Holm's procedure is used over all
+    pairs, so that in at most 5 % of cases any member is returned that is not truly worse than
+    another, whichever members are truly equal.
+
+    Args:
+        tests: Every pair (first, second) -> (difference, p-value of no difference), where the
+            difference is second minus first.
 
     Source: Hsu, Multiple Comparisons (1996), chapters 4 and 5, for comparisons with an unknown
     best; Holm, Scandinavian Journal of Statistics 6 (1979), which needs no normal scores of equal
@@ -525,8 +549,8 @@ def clearly_worse(tests: Mapping[tuple[K, K], tuple[float, float]]) -> set[K]:
 def wilson(share: float, n: int, point: float = NORMAL_975) -> Bounds:
     """Return the 95 % Wilson interval of a share of ``n`` documents, inside [0, 1].
 
-    NaN for n < 1 or if the share is NaN. A larger ``point`` allows for several shares
-    (:func:`normal_point`). Source: Wilson, Journal of the American Statistical Association 22
+    The interval is NaN if n < 1 or the share is NaN. For several intervals at once, ``point`` is
+    that of :func:`normal_point`. Source: Wilson, Journal of the American Statistical Association 22
     (1927).
 
     >>> [round(v, 3) for v in wilson(0.5, 100)]
@@ -548,8 +572,8 @@ class Auroc(NamedTuple):
 
     Attributes:
         value: The area: 0.5 is chance, 1 separates right from wrong documents perfectly.
-        se: Standard error; from `auroc` (DeLong's), NaN with a single right or a single wrong
-            document.
+        se: Standard error by DeLong's method; from `auroc`, NaN with a single right or a single
+            wrong document.
         right: Number of right documents.
         wrong: Number of wrong documents.
         pairs: Number of compared pairs, each of a right and a wrong document.
@@ -563,9 +587,10 @@ class Auroc(NamedTuple):
 
 
 def auroc(signal: Array, right: Flags) -> Auroc:
-    """Return the AUROC of ``signal`` (n,), low for wrong, against ``right`` (n,).
+    """Return the area under the ROC curve (AUROC) of a signal that is lower for wrong documents.
 
-    Some documents must be right and some wrong. Ties count half. Source: DeLong, DeLong and
+    ``signal`` and ``right`` have the shape (n,); some documents must be right and some wrong. Ties
+    count half. Source: DeLong, DeLong and
     Clarke-Pearson, Biometrics 44 (1988).
     """
     a, b = np.sort(signal[right]), np.sort(signal[~right])
@@ -590,9 +615,14 @@ def stratified_auroc(
 ) -> Auroc | None:
     """Return the AUROC over pairs of a right and a wrong document of the same stratum.
 
-    None without such a pair. ``strata`` are arrays of rows. The result is the mean over strata,
-    weighted by their pairs. A stratum with a single right or a single wrong document has the
-    variance of an uninformative signal, (right + wrong + 1) / (12 pairs); the others have DeLong's.
+    None without such a pair. The result is the mean over strata, weighted by their numbers of
+    pairs. The variance of a stratum is DeLong's; with a single right or a single wrong document it
+    is that of an uninformative signal, (right + wrong + 1) / (12 pairs).
+
+    Args:
+        signal: Shape (n,), lower for wrong documents.
+        right: Which documents are right, shape (n,).
+        strata: For each stratum the row numbers of its documents.
     """
     both = (rows for rows in strata if right[rows].any() and not right[rows].all())
     areas = [auroc(signal[rows], right[rows]) for rows in both]
@@ -616,9 +646,9 @@ def auroc_bounds(
 ) -> Bounds:
     """Return the 95 % interval of an AUROC, made on the logit scale.
 
-    It is ``point`` standard errors ``se`` wide on both sides (:func:`normal_point`). For an AUROC
-    of 1 (or 0) one end is 1 (or 0), and the other follows from the n documents of the smaller
-    class, by 0.025^(1/n). NaN if the error is NaN (one right or one wrong document) or 0.
+    On that scale it reaches ``point`` standard errors to both sides (see :func:`normal_point`). For
+    an AUROC of 1 it is (0.025^(1/n), 1), with n the smaller one of ``right`` and ``wrong``, and for
+    0 its mirror image. In between, it is NaN if ``se`` is 0 or NaN.
 
     Source: Qin and Hotilovac, Statistical Methods in Medical Research 17 (2008), for the logit.
     """
@@ -641,7 +671,8 @@ class RankAgreement(NamedTuple):
         spearman: Spearman's correlation of ranks inside the strata.
         spearman_p: Its two-sided p-value.
         exact: Whether all permutations inside the strata were enumerated (strata of up to nine). If
-            not, they were drawn with a fixed seed, and p = (1 + as large) / (1 + drawn).
+            not, 9,999 were drawn with a fixed seed, and p = (1 + k) / (1 + 9,999), where k of them
+            have a correlation at least as large in magnitude.
         permutations: Number of permutations.
     """
 
@@ -654,8 +685,9 @@ class RankAgreement(NamedTuple):
 def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreement | None:
     """Return the rank correlation of pairs of finite numbers, compared only inside their stratum.
 
-    ``strata`` has two arrays (n,) for each stratum. None where no stratum has two pairs, or if one
-    of the numbers is constant inside every stratum.
+    ``strata`` has two arrays (n,) for each stratum: the first and the second numbers of its pairs.
+    None if no stratum has two pairs, or if the first or the second numbers are constant inside
+    every stratum.
 
     >>> rank_agreement([([1, 2, 3], [10, 20, 30])]).spearman_p
     0.3333333333333333

@@ -121,7 +121,7 @@ def test_a_picture_is_of_the_first_chart_in_the_colours_of_paper(tmp_path, capsy
     # Without a chart, the other files and the answer are there before it is refused.
     capsys.readouterr()
     files = ["-o", str(places["svg"]), "-o", str(tmp_path / "x.md")]
-    with pytest.raises(UsageError, match=r"a report with a chart, got 'Ränge"):
+    with pytest.raises(UsageError, match=r"a report with a chart, but 'Ränge"):
         output(*files).write(replace(DOCUMENT, answer=("An answer.",)))
     assert capsys.readouterr() == ("An answer.\n", f"wrote {tmp_path / 'x.md'}\n")
 

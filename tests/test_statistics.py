@@ -41,8 +41,8 @@ def test_correlations_are_scipys(values, kind, random):
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([1, 2], [1, 2], "at least 3 numbers"),
-        ([1, 2, 3], [1, 2, 3, 4], "two rows of at least 3"),
+        ([1, 2], [1, 2], "two arrays of equal length, at least 3"),
+        ([1, 2, 3], [1, 2, 3, 4], "two arrays of equal length"),
         ([1, 1, 1], [1, 2, 3], "constant"),
         ([1, 2, np.nan], [1, 2, 3], "finite"),
     ],

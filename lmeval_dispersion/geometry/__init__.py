@@ -1,16 +1,16 @@
-"""Distances between vectors: the quantities behind everything else in this project.
+"""Distances between vectors, and the dispersion of a set of vectors: their mean distance.
 
 Arrays are numpy, ``x`` has shape (n, d): ``n`` vectors of width ``d``, any float dtype. Arithmetic is in
 float64. Cosine distance is ``1 - u_i.u_j`` in [0, 2] with ``u = x/|x|``; Euclidean distance is taken on raw
-rows. Undefined quantities raise; nothing returns a silent NaN or a silent 0, because 0 means
-*collapsed*.
+rows. A mean distance that is not defined raises an error: 0 would mean that all vectors are alike.
 
 Mean pair distances over n vectors cost O(n d) for the cosine by closed forms and O(n^2 d) in blocks for the
 Euclidean. Pairs share vectors, so the papers' error (sd over pairs / sqrt(pairs)) is too small; it is
-given as ``se_pairs``. ``se`` is a jackknife over vectors. Its modules are private; the names are here.
+given as ``se_pairs``. ``se`` is a jackknife over vectors. This package's modules are private; import the
+names from here.
 
-Source: "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), eq. 1,
-sections 2.3 and 3.2, appendix A.5.
+Source: "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), cited
+as RD: eq. 1, sections 2.3 and 3.2, appendix A.5.
 """
 
 from lmeval_dispersion.geometry.dispersion import Dispersion as Dispersion

@@ -74,17 +74,17 @@ class CentredVectors:
             m = len(subset)
             if m < 2:
                 raise TooFewVectorsError(
-                    f"expected subsets of at least 2 documents, got one of {m}"
+                    f"expected subsets of at least 2 documents, got a subset of {m}"
                 )
             total = self._total(subset)
             values[i] = (self.squares[subset].sum() - total @ total / m) / (m - 1)
         return values
 
     def contributions(self, rows: Rows | None = None) -> Array:
-        """Return the mean cosine distance of each vector to the others.
+        """Return the mean cosine distance of each vector to all others, of a subset or of all.
 
         Args:
-            rows: Row numbers of the vectors that count; None for all.
+            rows: Row numbers of the subset's vectors; None for all vectors.
 
         Returns:
             Shape (m,) for m vectors, in [0, 2].
@@ -98,10 +98,10 @@ class CentredVectors:
         return mean_distances(self._squares_around_own_mean(rows))
 
     def estimate(self, rows: Rows | None = None) -> Estimate:
-        """Return the dispersion of the vectors with its jackknife standard error.
+        """Return the dispersion of a subset, or of all vectors, with its jackknife standard error.
 
         Args:
-            rows: Row numbers of the vectors that count; None for all.
+            rows: Row numbers of the subset's vectors; None for all vectors.
 
         Raises:
             TooFewVectorsError: Fewer than two vectors.
@@ -111,9 +111,9 @@ class CentredVectors:
     def composed(self, parts: Sequence[Rows], shares: Array) -> Estimate:
         """Return the dispersion of a mixture of parts in set shares, with its standard error.
 
-        It is the mean distance of two different documents, each drawn from a part with the
-        probability of that part's share. The standard error is computed part by part, so that a
-        difference between the parts does not count as spread.
+        This dispersion is the expected distance of two different documents, where each is drawn
+        from a part with the probability of that part's share. The standard error is computed part
+        by part, so that a difference between the parts does not add to it.
 
         Args:
             parts: For each of two or more parts the row numbers of its two or more vectors.

@@ -39,7 +39,7 @@ def dispersion(x: ArrayLike) -> float:
     """Return the mean cosine distance over all pairs of rows.
 
     It is 0 if all rows point the same way, 1 if they are orthogonal on average, and at most n / (n
-    - 1). Compare a model only with itself and with models of its family.
+    - 1). Compare it only between models of one family, which share a tokenizer and an origin.
 
     Args:
         x: Shape (n, d) with n >= 2, any real dtype; computed in float64.
@@ -61,7 +61,7 @@ def dispersion(x: ArrayLike) -> float:
 
 
 def contributions(x: ArrayLike) -> Array:
-    """Return the mean cosine distance of every row to the others.
+    """Return the mean cosine distance of each row to all other rows.
 
     The mean of these contributions is the dispersion.
 
@@ -131,7 +131,7 @@ def mean_distance(total: Array, n: int) -> float:
 
 
 def mean_distances(squares: Array) -> Array:
-    """Return the mean cosine distance of each unit vector to the others.
+    """Return the mean cosine distance of each unit vector to all other vectors.
 
     For vectors u_i with mean m it is (n |u_i - m|^2 + sum_j |u_j - m|^2) / (2 (n - 1)). This equals
     1 - (u_i.s - 1) / (n - 1) with s = n m, but stays exact for nearly parallel vectors.
@@ -164,7 +164,7 @@ def jackknifed(c: Array) -> Estimate:
     """Return the dispersion and its jackknife standard error, computed from contributions.
 
     Args:
-        c: Shape (n,) with n > 1, the mean distance of each vector to the others.
+        c: Shape (n,) with n > 1, the mean distance of each vector to all others.
 
     Returns:
         The estimate; its standard error is NaN for n = 2.
@@ -190,7 +190,8 @@ def vendi_score(x: ArrayLike) -> float:
     """Return the Vendi score of the rows: the effective number of distinct directions.
 
     It is the exponential of the entropy of the eigenvalues of K / n, where K holds the cosines of
-    all pairs: 1 if all rows point the same way, n (or d, if that is smaller) if all are orthogonal.
+    all pairs. It is 1 if all rows point the same way and n if all are orthogonal; it never exceeds
+    min(n, d).
 
     Args:
         x: Shape (n, d) with n >= 1.
@@ -273,7 +274,7 @@ class Dispersion:
         """Add the rows of another accumulator.
 
         Raises:
-            GeometryError: Its width or number of groups differs.
+            GeometryError: The accumulators differ in width or in number of groups.
         """
         if self.sums.shape != other.sums.shape:
             raise GeometryError(
@@ -286,7 +287,7 @@ class Dispersion:
         """Return the dispersion of all rows that were added.
 
         Raises:
-            TooFewVectorsError: There are fewer than two.
+            TooFewVectorsError: There are fewer than two rows.
         """
         return mean_distance(self.sums.sum(axis=0), self.count)
 
@@ -312,7 +313,7 @@ class Dispersion:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Dispersion:
-        """Make an accumulator that continues from what `state` returned."""
+        """Return an accumulator that continues from copies of the arrays of :meth:`state`."""
         sums = np.array(state["sums"], dtype=np.float64)
         new = cls(sums.shape[1], sums.shape[0])
         new.sums, new.counts = sums, np.array(state["counts"], dtype=np.int64)
@@ -396,7 +397,8 @@ def effective_rank(x: ArrayLike) -> float:
     directions = _directions(_finite(x, 2))
     if not len(directions):
         raise GeometryError(
-            "expected rows that differ, got rows that are all the same: no effective rank"
+            "expected rows that differ, got rows that are all the same: their effective rank is "
+            "not defined"
         )
     return _entropy_rank(_eigenvalues(directions))
 

@@ -77,7 +77,7 @@ def matrix(x: ArrayLike) -> Array:
     """
     rows = np.asarray(x, dtype=np.float64)
     if rows.ndim != 2 or rows.shape[1] == 0:
-        raise GeometryError(f"expected `x` of shape (n, d), got {rows.shape}")
+        raise GeometryError(f"expected `x` of shape (n, d) with d >= 1, got {rows.shape}")
     return rows
 
 
@@ -187,9 +187,9 @@ class Contrast(NamedTuple):
     """The mean distances within and between two sets of vectors, ``x`` and ``y``.
 
     Attributes:
-        within: Over the pairs inside ``x``.
-        between: Over the pairs of one vector of ``x`` and one of ``y``.
-        within_other: Over the pairs inside ``y``.
+        within: Mean distance over the pairs inside ``x``.
+        between: Mean distance over the pairs of one vector of ``x`` and one of ``y``.
+        within_other: Mean distance over the pairs inside ``y``.
     """
 
     within: PairMean
@@ -286,12 +286,14 @@ def _prepared(x: ArrayLike, metric: Metric) -> Array:
     if metric == "cosine":
         return unit_rows(x)
     if metric != "euclidean":
-        raise GeometryError(f"expected a metric of {', '.join(METRICS)}, got {metric!r}")
+        raise GeometryError(f"expected the metric {' or '.join(METRICS)}, got {metric!r}")
     rows = matrix(x)
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if bad.size:
         raise NoDirectionError(
-            f"expected finite vectors, got {bad.size} of {len(rows)} that are not", bad.tolist()
+            f"expected finite vectors, got NaN or infinity in {bad.size} of {len(rows)}; leave those "
+            "out",
+            bad.tolist(),
         )
     return rows
 

@@ -27,7 +27,8 @@ def _share_or_text(text: str) -> float | str:
         return text
 
 
-@dataclass(frozen=True, kw_only=True)
+# Making each declaration compiles its methods, also for `--help`: none compares or prints one.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StudyOptions:
     """The settings that every measure takes.
 
@@ -51,7 +52,7 @@ class StudyOptions:
     quiet: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AtLayers:
     """The layers that are measured.
 
@@ -65,7 +66,7 @@ class AtLayers:
     layers: Annotated[Sequence[str] | str, Option("LAYER", ("--layer",))] = "last"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OfSegments:
     """How much of a text is read.
 
@@ -76,7 +77,7 @@ class OfSegments:
     segments: Annotated[int, Option("N")] = 100_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WithControls:
     """What a model is compared with.
 
@@ -88,7 +89,7 @@ class WithControls:
     control: Sequence[Control] | Control | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Law(WithControls, OfSegments, AtLayers, StudyOptions):
     """Correlate perplexity and dispersion, layer by layer.
 
@@ -118,7 +119,7 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
     held_out: Annotated[DataLike | None, Option("FILE|HUB_ID")] = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sublayers(OfSegments, AtLayers, StudyOptions):
     """Find the most dispersed layer, to key a kNN-LM.
 
@@ -155,7 +156,7 @@ class Sublayers(OfSegments, AtLayers, StudyOptions):
     neighbours: Annotated[int, Option("N")] = NEIGHBOURS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Condensation(WithControls, OfSegments, StudyOptions):
     """Measure how similar a text's tokens are, by layer.
 
@@ -175,7 +176,7 @@ class Condensation(WithControls, OfSegments, StudyOptions):
     teacher: Annotated[ModelLike | None, Option("MODEL")] = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Clusters(AtLayers, StudyOptions):
     """Measure distances within and between groups of contexts.
 

@@ -16,7 +16,7 @@ AXIS = (12, 32)  # characters of an axis on a terminal, at least and at most
 
 
 def cell(row: Row, column: Column) -> str:
-    """Return the text of a cell: the value, with ``± error`` where both are numbers."""
+    """Return the text of a cell: the value, with ``± error`` if it has a standard error."""
     value = row.get(column.key)
     error = row.get(column.error)
     text = shown(value, column.format)
@@ -88,10 +88,10 @@ def visible_rows(table: Table) -> Sequence[Row]:
 
 
 def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
-    """Return the lines of a table that terminal and Markdown show.
+    """Return the lines of a table that terminal and Markdown show, each as a pair.
 
-    Each is the text of the dividing line above it ("" without one) and the row; the row is None
-    where rows are left out.
+    The pair has the text of the dividing line above the row ("" without one), and the row. Where
+    rows are left out, a pair has None in place of a row.
     """
     lines: list[tuple[str, Row | None]] = []
     before = -1
@@ -104,7 +104,7 @@ def visible_lines(table: Table) -> list[tuple[str, Row | None]]:
 
 
 def more_of(table: Table) -> str:
-    """Return the sentence below a table on rows that are not shown; "" if all are."""
+    """Return the sentence below a table on rows that are left out; "" if there is none."""
     if not table.excerpt:
         return table.more
     count = f"{len(table.excerpt)} of {len(table.rows)} rows"
@@ -113,7 +113,7 @@ def more_of(table: Table) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return short names for charts: the last parts of paths, as few as keep the names different.
+    """Return short names for charts: as many last parts of the paths as the names need to differ.
 
     >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
     (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])
@@ -137,7 +137,7 @@ def guarded(text: str) -> str:
 
 
 def unguarded(text: str) -> str:
-    """Return the text from which `guarded` made ``text``; any other text is unchanged.
+    """Return ``text`` without the apostrophe that `guarded` put before it, if there is one.
 
     >>> [unguarded(text) for text in ("'=1+1", "'quoted'", "-3")]
     ['=1+1', "'quoted'", '-3']
@@ -148,7 +148,7 @@ def unguarded(text: str) -> str:
 
 
 def is_numeric(table: Table, column: Column) -> bool:
-    """Whether a column holds only numbers, which are aligned to the right."""
+    """Whether a column holds a finite number and, apart from empty cells, nothing but numbers."""
     has_number = False
     for row in table.rows:
         value = plain(row.get(column.key))
@@ -218,10 +218,10 @@ class Axis:
     heading: str
 
     def drawn(self, value: float, below: float, above: float) -> str:
-        """Return the axis with a dot at ``value``, whiskers, and a bar at 0 if it is on the axis.
+        """Return the axis as text, with a dot at ``value``, whiskers, and a bar at 0.
 
-        ``below`` and ``above`` are the lengths of the whiskers. A value beyond the axis is drawn as
-        an arrow at its edge.
+        ``below`` and ``above`` are the lengths of the whiskers. The bar is drawn only if 0 is on
+        the axis. A value beyond an end of the axis is drawn as an arrow at that end.
 
         >>> Axis(-1, 1, 9, "").drawn(0.5, 0.3, 0.3), Axis(-1, 1, 9, "").drawn(2, 0.3, 0.3)
         ('    │─●─ ', '    │   ▸')
@@ -252,10 +252,11 @@ class Axis:
 
 
 def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
-    """Return the axis for the dots and whiskers of a column; None without room or spread.
+    """Return the axis for the dots and whiskers of a column.
 
-    Rows marked ``aside`` do not stretch the axis, and rows marked ``undrawn`` are not on it. For a
-    difference, whose format has a sign, the axis includes 0.
+    It is None if ``width`` is below 12 characters, or if all values are equal. Rows with a true
+    value under the key ``aside`` do not stretch the axis, and rows with one under ``undrawn`` are
+    not on it. If the column's format has a sign, as for differences, the axis includes 0.
     """
     ends: list[float] = []
     for row in rows:
@@ -286,7 +287,7 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
 def whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
     """Return a row's value and the lengths of its whisker below and above.
 
-    None if the value is not a number, or if the row is marked ``undrawn``.
+    None if the value is not a finite number, or if the row has a true value under ``undrawn``.
     """
     value = number(row.get(column.key))
     if value is None or row.get("undrawn"):

@@ -75,12 +75,12 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
     """Draw a chart as SVG, with ids that are unique on the page.
 
     A single chart has the width of :data:`WIDTHS`; charts side by side share that width, or are
-    stacked if it is narrow. In the narrow width names next to points would overlap and are left
-    out, but not those of lines; a mark shows its values on hover.
+    stacked if it is narrow. In the narrow width, the names next to points are left out, since they
+    would overlap; the names of lines stay.
 
     Args:
         chart: The chart.
-        name: The chart's anchor on the page.
+        name: The chart's anchor on the page, with which its ids begin.
         width: A key of :data:`WIDTHS`.
     """
     import vl_convert
@@ -129,7 +129,7 @@ def _light_colours() -> dict[str, str]:
 def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     """Return a chart's Vega-Lite specification in the page's colours.
 
-    ``width`` is as in :func:`chart_svg`.
+    ``width`` is a key of :data:`WIDTHS`, on which the sizes of labels and panels depend.
     """
     spec = chart.specification()
     layers = spec.get("layer", [])

@@ -57,23 +57,26 @@ class Report:
         A sentence of the answer, and another on the next line.
         ## Heading [anchor] (details)
         A paragraph; an empty line ends it.
-        > warning: A caveat; `note` likewise.
+        > warning: A caveat, in a highlighted paragraph.
+        > note: A remark, in a highlighted paragraph.
         {{ tables.ranking }}
         {{ charts.ranking }}
         ## Limits
         One sentence per line on what the numbers do not support.
 
-    It sees the result as ``r``, and what :meth:`tables`, :meth:`charts` and :meth:`context` return;
-    ``facts(name=value)`` and ``warning(text)`` make parts; the filters are ``x | shown(".3f")``,
-    ``names | listed`` ("a, b and c"), ``n | count("text")`` ("1 text", "2 texts").
+    In the template, ``r`` is the result, ``tables`` and ``charts`` are what the methods of these
+    names return, and each key of :meth:`context` is a variable. ``facts(name=value)`` inserts a
+    list of names and values, ``warning(text)`` a warning. Filters are ``x | shown(".3f")`` (a value
+    as text), ``names | listed`` ("a, b and c") and ``n | count("text")`` ("1 text", "2 texts").
 
     Attributes:
         template: File name of the template.
-        schema: Name and version of the JSON contract, such as ``screen-checkpoints/3``.
-        libraries: Distributions whose versions decide the numbers.
-        guide: The documentation page that explains the report.
-        each: Name of the field whose items ``len()``, indexing and iteration use; empty for the
-            rows of CSV.
+        schema: Name and version of the JSON's schema, such as ``screen-checkpoints/3``.
+        libraries: Packages whose versions affect the numbers; the report names their versions.
+        guide: The documentation page that explains the report, such as
+            ``docs/reference/screening.md``.
+        each: Name of the field whose items ``len()``, indexing and iteration use; if empty, they
+            use :meth:`rows`.
     """
 
     template: ClassVar[str]
@@ -128,11 +131,11 @@ class Report:
         return self.rows()
 
     def tables(self) -> Mapping[str, Table]:
-        """Return the tables by name; CSV and the data frame hold the first one."""
+        """Return the tables by name; CSV and the data frame hold the rows of the first one."""
         return {}
 
     def charts(self) -> Mapping[str, Chart]:
-        """Return the charts by name."""
+        """Return the charts by name; :meth:`plot` and pictures show the first one."""
         return {}
 
     def context(self) -> Mapping[str, Any]:
@@ -144,15 +147,15 @@ class Report:
         return next((table.rows for table in self.tables().values()), ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON contract as a dictionary: schema, answer, and the result's fields.
+        """Return the content of the report's JSON: schema, answer, and the result's fields.
 
-        NaN and infinity are None.
+        NaN and infinity become None.
         """
         content = json_value(public_fields(self))
         return {"schema": self.schema, "answer": self.answer(), **content}
 
     def answer(self) -> list[str]:
-        """Return the sentences that answer the question of the report."""
+        """Return the report's answer, as the paragraphs of one or two sentences at its top."""
         return list(self.document().answer)
 
     def document(self) -> Document:
@@ -202,8 +205,7 @@ class Report:
         With .svg, .png or .pdf only the first chart is written, as a picture.
 
         Raises:
-            UsageError: The suffix is another one, or a picture is asked of a report without a
-                chart.
+            UsageError: The suffix is unknown, or a picture is asked of a report without a chart.
             MissingExtraError: A library that pages need is not installed.
             DispersionError: The file cannot be written.
         """
@@ -220,8 +222,8 @@ class Report:
         charts = self.charts()
         if not charts:
             raise UsageError(
-                f"expected a result with a chart, got a {type(self).__name__}, which has none; "
-                "use to_markdown() or to_frame()"
+                f"expected a result with a chart, but {type(self).__name__} has none; use "
+                "to_markdown() or to_frame()"
             )
         return VegaLite(next(iter(charts.values())).specification())
 
@@ -251,7 +253,7 @@ def _name(item: Any) -> str:
 
 
 class VegaLite(dict[str, Any]):
-    """A Vega-Lite specification that Jupyter, VS Code and Colab draw; else a plain dictionary."""
+    """A dictionary with a Vega-Lite specification; Jupyter, VS Code and Colab show it as a chart."""
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {"application/vnd.vegalite.v5+json": dict(self), "text/plain": "<a Vega-Lite chart>"}
@@ -361,7 +363,7 @@ def _facts(**values: object) -> Facts:
 
 
 def listed(items: Sequence[Any], last: str = "and") -> str:
-    """Join items as the words of a sentence.
+    """Join items as in a sentence: with commas, and the word ``last`` before the last item.
 
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
@@ -384,7 +386,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """Join the first ``most`` names as words of a sentence, followed by the number of the others.
+    """Join names as in a sentence: the first ``most``, then the number of the remaining names.
 
     >>> some(["a", "b", "c"], 2), some(["a", "b"])
     ('a, b and 1 other', 'a and b')

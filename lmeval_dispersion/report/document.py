@@ -39,9 +39,9 @@ class Column:
         short: Heading for narrow places; empty to use ``heading``.
         drop: Order in which columns are left out of a table that is too wide, the largest number
             first. 0 is never left out; 9 is also left out to make room for an axis.
-        dots: How values are drawn as dots on an axis next to the column: with a whisker to both
-            sides (``both``; ``page``: on pages only) or to the left only (``below``). Empty draws
-            none.
+        dots: How values are drawn as dots on an axis next to the column: with a whisker (a line for
+            the uncertainty) to both sides (``both``; ``page``: on pages only) or to the left only
+            (``below``). Empty draws none.
         reach: Key of the whisker's length, or the keys of its two ends as ``low high``; empty to
             use the standard error.
         whisker: What the whisker means, in a few words, shown where dots are drawn.
@@ -76,7 +76,7 @@ def columns_of(row_type: type) -> Mapping[str, Column]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under typed columns; the first column names the row.
+    """Rows with their displayed columns; the first column names the row.
 
     A missing key or None is shown as an empty cell, and NaN as ``undefined``.
 
@@ -90,9 +90,10 @@ class Table:
             number of rows; empty to show all. Pages show all.
         brief: A shorter table that the terminal shows instead unless ``--details`` is given; None
             to show this one.
-        marks: Positions of the rows that pages set off, with the kind of mark.
-        cuts: Dividing lines between rows: the position of the row below the line, with a few words
-            on the rows above it.
+        marks: Position of a row that pages highlight -> kind of the mark: ``pick`` (to look at
+            first) or ``control`` (a check or a sum).
+        cuts: Position of a row -> text of the dividing line above it: a few words on the rows above
+            the line.
     """
 
     rows: Sequence[Row]
@@ -123,12 +124,12 @@ class Table:
         Args:
             rows: Objects of one dataclass, or mappings.
             caption: What the table contains, in one line.
-            columns: Columns by key; by default the fields of the dataclass with a `Col`.
+            columns: Key -> column; by default the fields of the dataclass that have a `Col`.
             name: Anchor on a page and key in JSON; empty to derive it from the caption.
             more: A sentence on rows that were left out.
             excerpt: Positions of the rows that terminal and Markdown show; empty for all.
             hide: Keys of columns to leave out.
-            headings: By key, headings that replace those of the columns.
+            headings: Key -> heading that replaces the column's own.
         """
         values = [row if isinstance(row, Mapping) else fields_of(row) for row in rows]
         if columns is None:
@@ -161,7 +162,7 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, drawn only where pictures can be shown.
+    """A chart, drawn on pages and in picture files only.
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.
@@ -209,7 +210,11 @@ class Note:
 
 @dataclass(frozen=True)
 class Facts:
-    """A short list of names and values, such as inputs and settings."""
+    """A short list of names and values, such as inputs and settings.
+
+    Attributes:
+        facts: Name -> value, in order.
+    """
 
     facts: Mapping[str, object]
     kind: ClassVar[str] = "facts"
@@ -220,13 +225,14 @@ Part = Table | Chart | Text | Note | Facts
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it.
+    """A section of a report: a heading and the parts below it.
 
     Attributes:
-        heading: The heading; empty above the first heading.
-        parts: Texts, tables and charts, in order.
+        heading: The heading; empty for parts above the first heading.
+        parts: Texts, notes, facts, tables and charts, in order.
         name: Anchor on a page; empty to derive it from the heading.
-        details: Whether it is folded on a page, and left out of a short report on a terminal.
+        details: Whether the section is folded on a page, and left out of a short report on a
+            terminal.
     """
 
     heading: str
@@ -243,13 +249,13 @@ class Document:
         title: Title of the report.
         answer: Paragraphs of one or two sentences that answer the question. The first one is the
             first line of terminal, Markdown and page.
-        sections: The evidence for the answer, in order.
+        sections: The sections with the evidence for the answer, in order.
         limits: Sentences on claims that the numbers do not support.
         command: The command that made the report; empty if it was made in Python.
         rows: The rows of CSV, as flat mappings; if empty, CSV has the first table.
         contract: Function that returns the versioned JSON text of the report, ending in a newline;
             None for JSON with the tables.
-        libraries: Distributions whose versions decide the numbers, besides Python and this package.
+        libraries: Packages whose versions affect the numbers, in addition to Python and this one.
         guide: The documentation page that explains the report, such as
             ``docs/reference/screening.md``.
         short: Whether a terminal leaves out details and limits.
@@ -315,7 +321,8 @@ class Names:
     def of(self, name: str, heading: str) -> str:
         """Return the anchor of a part: ``name``, or one made from ``heading``.
 
-        A heading becomes lower case with hyphens. An anchor that is taken gets a number.
+        A heading becomes lower case with hyphens. An anchor that an earlier part has gets a number
+        at its end.
         """
         wanted = name or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "part"
         anchor = wanted

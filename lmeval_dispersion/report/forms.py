@@ -67,7 +67,7 @@ def require(output_format: str) -> None:
     """Check, before any work is done, that a format can be written.
 
     Raises:
-        UsageError: There is no such format.
+        UsageError: The format is unknown.
         MissingExtraError: A library that the format needs is not installed; the message names it.
     """
     if output_format in PICTURES:
@@ -82,7 +82,7 @@ def file_bytes(document: Document, output_format: str, *, details: bool = False)
     """Return the content of a report's file: the rendered text in UTF-8, or a picture of its chart.
 
     Raises:
-        UsageError: There is no such format, or a picture is asked of a report without a chart.
+        UsageError: The format is unknown, or a picture is asked of a report without a chart.
         MissingExtraError: The format needs a library that is not installed.
     """
     if output_format not in PICTURES:
@@ -91,8 +91,8 @@ def file_bytes(document: Document, output_format: str, *, details: bool = False)
     require(output_format)
     if document.figure is None:
         raise UsageError(
-            f"expected a report with a chart, got {document.title!r}, which has none; "
-            "write it as .html or .md",
+            f"expected a report with a chart, but {document.title!r} has none; write it as .html or "
+            ".md",
             argument="output",
         )
     from lmeval_dispersion.report.charts import picture
@@ -124,7 +124,7 @@ def render(
         details: Whether ``table`` shows the details of a short report too.
 
     Raises:
-        UsageError: There is no such format.
+        UsageError: The format is unknown.
         MissingExtraError: The format needs a library that is not installed.
     """
     require(output_format)
@@ -145,9 +145,10 @@ def render(
 
 
 def json_text(document: Document) -> str:
-    """Return the report as JSON: the text of ``contract``, or the schema ``dispersion-tables/1``.
+    """Return the report as JSON text: that of ``document.contract``, if there is one.
 
-    The latter holds title, answer, limits, command and tables.
+    Otherwise the JSON has the schema ``dispersion-tables/1``: title, answer, limits, command and
+    tables.
     """
     if document.contract is not None:
         return document.contract()
@@ -175,8 +176,8 @@ def csv_text(document: Document) -> str:
 
     Missing keys, None and NaN are empty, booleans ``True`` or ``False``; a float has the shortest
     form that reads back equal; the items of a list are separated by spaces. Lines end in a line
-    feed. A text that a spreadsheet would run as a formula has an apostrophe before it: see
-    `cells.guarded`.
+    feed. A text that a spreadsheet would run as a formula gets an apostrophe before it (see
+    `cells.guarded`).
     """
     import csv
 

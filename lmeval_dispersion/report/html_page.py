@@ -58,7 +58,7 @@ _FOLDED = 14  # least characters for a text of several words
 
 
 def html_text(document: Document) -> str:
-    """Return the report as a whole HTML page, which refers to nothing outside of it."""
+    """Return the report as a whole HTML page, which loads nothing from elsewhere."""
     from markupsafe import Markup
 
     sections = _Page().sections(document)

@@ -62,8 +62,8 @@ def terminal_text(
 ) -> str:
     """Return the report as lines of at most ``width`` characters.
 
-    Charts and the command are left out, and details unless they are asked for. In a table that is
-    too wide, columns take their short headings and are then left out in the order of
+    Charts and the command are left out; so are details, unless ``details`` is True. In a table that
+    is too wide, columns take their short headings and are then left out in the order of
     ``Column.drop``. Numbers are never cut; lines are then longer. A hint is printed once, below the
     first table that has it.
 
@@ -79,9 +79,10 @@ def terminal_text(
 
 
 def spelled(text: str, encoding: str) -> str:
-    """Return ``text`` with the characters that an encoding has.
+    """Return ``text`` with the characters that an encoding lacks replaced.
 
-    Others are spelled out: ``±`` as ``+/-``, ``é`` as ``e``, and the rest as ``?``.
+    ``±`` becomes ``+/-`` and ``é`` becomes ``e``; a character without such a spelling becomes
+    ``?``.
     """
     try:
         text.encode(encoding)

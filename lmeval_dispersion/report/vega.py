@@ -23,7 +23,8 @@ def numeric(
 ) -> Spec:
     """Return a quantitative channel for ``field``.
 
-    Its axis need not include zero, unless ``scale``, the properties of Vega-Lite's scale, says so.
+    ``axis`` and ``scale`` are properties of Vega-Lite's axis and scale. Without ``scale`` the axis
+    need not include zero.
     """
     channel: Spec = {
         "field": field,
@@ -37,19 +38,22 @@ def numeric(
 
 
 def name(field: str, order: Sequence[Any] | None = None, **more: Any) -> Spec:
-    """Return a nominal channel for ``field``, sorted by ``order`` or in the order of the rows."""
+    """Return a nominal channel for ``field``, sorted by ``order`` or in the order of the rows.
+
+    ``more`` are further properties of the channel.
+    """
     return {"field": field, "type": "nominal", "title": None, "sort": order, **more}
 
 
 def mark(kind: str | Spec, **encoding: Any) -> Spec:
-    """Return a layer with a mark of this kind and its encoding channels."""
+    """Return a layer with a mark of the type ``kind`` and its encoding channels."""
     return {"mark": kind, "encoding": encoding}
 
 
 def span(axis: str, low: Spec, high: str) -> Spec:
     """Return the two channels of a bar or band along ``axis`` (``x`` or ``y``).
 
-    It reaches from the channel ``low`` to the field ``high``.
+    The bar reaches from the channel ``low`` to the field ``high``.
     """
     return {axis: low, f"{axis}2": {"field": high}}
 
@@ -60,7 +64,7 @@ def values_of(rows: Rows, field: str) -> list[Any]:
 
 
 def colour(rows: Rows, field: str, **more: Any) -> Spec:
-    """Return the colour channel for ``field``; empty if all rows have one value."""
+    """Return the colour channel for ``field``; empty if all rows have the same value."""
     order = values_of(rows, field)
     if len(order) < 2:
         return {}
@@ -87,9 +91,10 @@ def names_apart(
 ) -> list[dict[str, Any]]:
     """Place the names of points at their right so that no two overlap.
 
-    Returns the rows with ``place``, the y of the name: the point's own, or lower where another name
-    is in the way; None if it would be further than ``most`` lines from its point. ``length`` and
-    ``line`` are a name's width and height in units of the fields ``x`` and ``y``.
+    Returns the rows with a further key ``place``, the y of the name: the y of the point, or a lower
+    one if another name is in the way; None if the name would be more than ``most`` lines away from
+    its point. ``length`` and ``line`` are the width and height of a name, in units of the fields
+    ``x`` and ``y``.
 
     >>> points = [{"x": 0, "y": 0.5}, {"x": 1, "y": 0.5}, {"x": 9, "y": 0.5}, {"x": 0, "y": 0.49}]
     >>> [row["place"] for row in names_apart(points, "x", "y", length=2, line=0.25, most=1)]
@@ -118,8 +123,8 @@ def dots(
 ) -> Spec:
     """Return a chart with one dot per dataclass row, and a dashed vertical line at 0.
 
-    The dot is at the field ``value``, on a bar between the two fields ``bounds``; ``named`` is the
-    field with the row's name.
+    ``rows`` are instances of one dataclass. The dot is at the field ``value``, on a bar between the
+    two fields ``bounds``; ``named`` is the field with the row's name.
     """
     return {
         "data": {"values": json_value(rows)},
@@ -136,8 +141,8 @@ def dots(
 def course(rows: Rows, field: str, title: str | None, digits: int) -> Spec:
     """Return a chart of ``field`` as a line over training steps, with vertical error bars.
 
-    Rows have ``step``, its ``name``, the field, and the ends of the bar, ``low`` and ``high``. On
-    hover a mark shows the name and the value with ``digits`` decimals.
+    Each row has the keys ``step``, ``name`` (of the step), ``field``, and ``low`` and ``high``, the
+    ends of the error bar. On hover a point shows the name, and the value with ``digits`` decimals.
     """
     values = []
     positive = []
@@ -164,10 +169,10 @@ def course(rows: Rows, field: str, title: str | None, digits: int) -> Spec:
 
 
 def accuracy_points(rows: Rows, figure: str, title: str, **marks: Any) -> Spec:
-    """Return a chart of accuracy against a figure, one point per row.
+    """Return a chart of accuracy against another number, with one point per row.
 
-    Rows have ``label``, ``group``, the field ``figure`` and ``accuracy``. Each group has a colour;
-    with a single group ``marks`` are further channels of the points.
+    Each row has the keys ``label``, ``group``, ``figure`` (the other number) and ``accuracy``. Each
+    group has a colour; with a single group ``marks`` are further channels of the points.
     """
     says = "{label}; {group}; " + f"{figure} {{{figure}:.3f}}" + "; accuracy {accuracy:.3g}"
     rows = [{**row, "says": says.format(**row)} for row in rows]
@@ -204,7 +209,7 @@ def facets(
 ) -> Spec:
     """Return a chart with one panel for each value of ``field``, ``columns`` of them in a row.
 
-    Axes are shared but for those in ``independent``.
+    The panels share their axes, except the channels in ``independent``, such as ``x``.
     """
     names = values_of(rows, field)
     return {

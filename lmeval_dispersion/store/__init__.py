@@ -1,6 +1,6 @@
 """A run's store: every document's vector, answer and scores in one folder, without pickles or torch.
 
-``docs/reference/store.md`` is the contract. Its modules are private.
+``docs/reference/store.md`` describes the format. This package's modules are private.
 """
 
 from lmeval_dispersion.store.format import COLUMNS, begin_store, write_store

@@ -40,9 +40,9 @@ class Sample:
         place: File and line of the document, with which messages begin.
         doc_id: Index of the document in its task.
         doc: The document itself.
-        arguments: The arguments of each of its requests.
-        columns: Its columns in a store, from :func:`document_columns`.
-        answer: The answer to its first request: a log-probability, or a generated text.
+        arguments: The arguments of each request that lm-eval made for the document.
+        columns: The document's columns in a store, from :func:`document_columns`.
+        answer: The answer to the first request: a log-probability, or a generated text.
         metrics: Name -> value of each metric, as lm-eval logged it.
         correct: Value of the metric that scores the document; NaN if unknown.
         block: Probabilities that a race added to the sample; empty otherwise.
@@ -63,7 +63,7 @@ class Sample:
     hit: bool | None = None
 
     def score(self, metric: str | None) -> float:
-        """Return the document's value of a metric; NaN if it has none, or if ``metric`` is None.
+        """Return the document's value of a metric; NaN if none was logged or ``metric`` is None.
 
         Raises:
             HarnessError: The value is not a number.
@@ -74,14 +74,16 @@ class Sample:
         except TypeError:
             kind = type(value).__name__
             raise HarnessError(
-                f"{self.place}: expected {metric} to be a number, got a {kind}; run lm-eval again"
+                f"{self.place}: expected a number for the metric {metric}, got a value of type "
+                f"{kind}; run lm-eval again"
             ) from None
 
     def likely(self, score: float) -> float:
         """Return the probability of the right answer; NaN if it is unknown.
 
-        For generated text it is the mean of this probability and ``score``. No model writes a
-        worked answer exactly as the target has it, so the score has to order such answers.
+        For a generated answer, the result is the mean of that probability and ``score``: a worked
+        answer is hardly ever written exactly like the target, so that the score has to order such
+        answers.
         """
         known = float(self.block.get("probability", self.columns["probability"]))
         return (known + score) / 2 if isinstance(self.answer, str) else known
@@ -136,8 +138,9 @@ def read_samples(
     for samples in unnamed.values():
         if len(samples) % len(names):
             last = samples[-1]
+            lines = "1 line" if len(samples) == 1 else f"{len(samples)} lines"
             raise HarnessError(
-                f"{last.place}: document {last.doc_id} has {len(samples)} lines, and the task has "
+                f"{last.place}: document {last.doc_id} has {lines}, but the task has "
                 f"{len(names)} filters ({', '.join(names)}); run lm-eval again"
             )
         for i, sample in enumerate(samples):
@@ -157,8 +160,8 @@ def _keep(sample: Sample, documents: dict[int, Sample]) -> bool:
 
 def _other_content(sample: Sample) -> HarnessError:
     return HarnessError(
-        f"{sample.place} holds document {sample.doc_id} twice, with other content than an earlier line, "
-        "as if two runs had written into the file; run lm-eval again"
+        f"{sample.place} has another record of document {sample.doc_id} than an earlier line, as "
+        "if two runs had written to the file; run lm-eval again"
     )
 
 
@@ -325,11 +328,12 @@ def document_columns(
 
     Args:
         doc: The document.
-        prompt: The prompt of its first request.
-        answers: The filtered answer to each of its requests.
+        prompt: The prompt of the document's first request.
+        answers: The filtered answer to each request.
         target: The right answer: a text, an index into ``options``, or a list of these.
-        options: Texts of its choices; empty if it has none.
-        alias: The task's alias, which is the subject unless the document names one.
+        options: Texts of the choices; empty if the document has none.
+        alias: The task's alias, which is the subject unless the document names one; None without
+            one.
         encode: Converts a value of the document that JSON cannot hold; None if there are no such
             values.
     """
@@ -370,10 +374,11 @@ def document_columns(
 def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
     """Return the texts of a document's choices.
 
-    They are empty if the task has no choices, or if each choice has its own context (Winogrande).
+    The list is empty if the task has no choices, or if each choice has its own context (as in
+    Winogrande).
 
     Args:
-        arguments: The arguments of each of its requests: context and continuation.
+        arguments: The arguments of each of the document's requests: context and continuation.
         output_type: lm-eval's output type of the task.
     """
     contexts = {context for context, *_ in arguments if context}
@@ -400,9 +405,11 @@ def right_of(options: Sequence[str], target: Any) -> list[int]:
 
 
 def right_probability(logprobs: Sequence[float], right: Sequence[int]) -> float:
-    """Return the probability of the right choices; NaN if it is unknown.
+    """Return the probability of the right choices.
 
-    The probabilities of all choices are scaled to sum to one (softmax of ``logprobs``).
+    The probabilities of all choices are scaled to sum to one (softmax of ``logprobs``). The result
+    is NaN if no choice is right, or if the log-probabilities are not an answer: one of them is NaN
+    or +inf, or none is finite.
 
     Args:
         logprobs: Log-probability of each choice.
@@ -429,7 +436,7 @@ def _shares(logprobs: Sequence[float]) -> NDArray[np.float64] | None:
 
 
 def known_probabilities(samples: Mapping[int, Sample]) -> dict[int, Sample]:
-    """Return a task's samples, with probabilities of the right answer only where they are sure.
+    """Return a task's samples, with the right answer's probability only where it is certain.
 
     Samples do not show a task's own scoring, so that the targets may not be the right answers. They
     are trusted if, in every document with finite log-probabilities, lm-eval's accuracy is 1 exactly

@@ -55,6 +55,9 @@ ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
 def scalar_fields(document: object) -> dict[str, Any]:
     """Return the numbers, flags and short texts of a document, by which a run can be sliced.
 
+    At most 30 fields are returned; texts have up to 60 characters. Names that a store's columns
+    have are left out.
+
     >>> scalar_fields({"kind": "big", "level": 3, "question": "What is 1 + 1?" * 9, "choices": [1, 2]})
     {'kind': 'big', 'level': 3}
     """
@@ -79,7 +82,7 @@ def begin_store(folder: Path) -> None:
     if (folder / MANIFEST).exists():
         raise UsageError(
             f"{folder} already holds a finished store; read it with `dispersion audit`, remove it, or choose "
-            "another folder for this run (dispersion_store, -o)"
+            "another folder for this run (dispersion_store, or `-o`)"
         )
     make_folder(folder)
     (folder / DOCUMENTS).touch()
@@ -90,7 +93,7 @@ def make_folder(folder: Path, kind: str = "store") -> None:
 
     Args:
         folder: The folder.
-        kind: Word for the folder in the message.
+        kind: Word for the folder in the error's message.
 
     Raises:
         UsageError: The folder cannot be created or written.
@@ -114,20 +117,22 @@ def write_store(
 ) -> Path:
     """Write a run as a store to the folder ``path``, and return the folder.
 
-    A store that is there already is replaced. Until the new one is whole, readers find either the
-    old one or a partial one, which they refuse.
+    A store that is there already is replaced. Until the new one is complete, readers see either the
+    old store or a partial one, which they refuse.
 
     Args:
         path: The folder.
         documents: One row per document. The columns ``doc_id`` and ``task`` are needed, those of
-            :data:`COLUMNS` have fixed types, and any others are kept.
-        vectors: Layer -> one vector per document, of any length. Shape (n, d).
-        manifest: Further entries of ``manifest.json``.
+            :data:`COLUMNS` have fixed types, and any further columns are kept.
+        vectors: Layer -> one vector per document, not necessarily of length one. Shape (n, d).
+        manifest: Further entries of ``manifest.json``, such as ``model`` and ``default_layer`` (by
+            default the first layer).
 
     Raises:
-        StoreError: A column is missing, the vectors of a layer do not fit the documents, or the
-            default layer is none of the layers.
+        StoreError: ``doc_id`` or ``task`` is missing, there is no layer, the vectors of a layer do
+            not fit the documents, or the default layer is not one of the layers.
         UsageError: The folder cannot be written.
+        MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "a store")
     import pyarrow.parquet as parquet

@@ -1,4 +1,4 @@
-"""lm-eval's groups of tasks: which tasks one figure of lm-eval's stands on, and their weights in it."""
+"""lm-eval's groups of tasks: which tasks a group's score is the mean of, and with what weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmeval_dispersion.logs.results import section
 
 
 class TaskGroup(TypedDict):
-    """The tasks for which lm-eval gives one figure together.
+    """The tasks for which lm-eval gives one joint score.
 
     Attributes:
         tasks: Names of the tasks.
@@ -26,16 +26,16 @@ class TaskGroup(TypedDict):
 
 
 def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> dict[str, TaskGroup]:
-    """Return the groups for which lm-eval's results have a figure, by name; only the outermost.
+    """Return the outermost groups that have a score in lm-eval's results, by name.
 
-    A group has one figure if its tasks have a metric in common. A group without one, such as the
-    Open LLM Leaderboard's ``leaderboard``, is left out, and the groups in it take its place.
-    lm-eval does not log how the tasks weigh, so the group's figure is compared with both means over
-    its tasks: by size, lm-eval's default, is assumed unless the plain mean is closer.
+    A group has a score if its tasks have a metric in common. A group without one, such as the Open
+    LLM Leaderboard's ``leaderboard``, is replaced by the groups in it. lm-eval does not log the
+    weights of the tasks. So the group's score is compared with two means over its tasks: weights by
+    size, lm-eval's default, are assumed unless the mean with equal weights is closer.
 
     Args:
         results: Content of lm-eval's results file.
-        name: Called to rename each task.
+        name: Function that returns the name to use for a task; by default the task's own.
     """
     children = dict[str, list[str]]()
     for group, members in section(results, "group_subtasks").items():
@@ -75,9 +75,9 @@ def groups_of(results: Mapping[str, Any], name: Callable[[str], str] = str) -> d
 
 
 def units_of(tasks: Iterable[str], groups: Mapping[str, TaskGroup]) -> dict[str, list[str]]:
-    """Return what counts once in the mean over ``tasks``, each with its tasks.
+    """Return the units of a mean over ``tasks``: name of the unit -> its tasks.
 
-    These are the groups, and the tasks that are in no group.
+    A unit is a group, or a task that is in no group. All units have equal weight in the mean.
 
     >>> units_of(["a1", "a2", "b"], {"a": {"tasks": ["a1", "a2"], "by_size": True}})
     {'a': ['a1', 'a2'], 'b': ['b']}
@@ -113,7 +113,7 @@ def question_weights(
 def mean_score(
     tasks: Sequence[str], scores: NDArray[np.float64], groups: Mapping[str, TaskGroup]
 ) -> float:
-    """Return the mean score over tasks and groups, as lm-eval computes it for these documents.
+    """Return the mean score over tasks and groups, where a group counts as one task.
 
     Args:
         tasks: Task of each document.
@@ -121,7 +121,8 @@ def mean_score(
         groups: Name -> tasks that count together.
 
     Returns:
-        The mean over the tasks and groups with a known score; NaN if no score is known.
+        The mean over the tasks and groups with a known score; NaN if no score is known. Documents
+        without a score are left out.
     """
     known = np.flatnonzero(~np.isnan(scores))
     if not len(known):

@@ -1,4 +1,4 @@
-"""Comparing runs by the ``identity`` in their manifests (docs/reference/store.md)."""
+"""A run's model and prompts, as the ``identity`` of its manifest records them."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ def prompt_manifest(
 ) -> dict[str, Any]:
     """Return the entries of a store's manifest that describe the prompts of a task.
 
-    The entry ``identity`` has only those settings that apply. All values are the same in every
-    process, so that those of two runs can be compared.
+    The entry ``identity`` has only those settings that apply. Equal settings give equal values in
+    every process, so that two runs can be compared.
 
     Args:
-        config: lm-eval's configuration of the task; empty if it is not known.
+        config: lm-eval's configuration of the task; empty if it is not known, which gives the
+            identity ``{"prompts": "unknown"}``.
         fewshot_seed: Seed of the examples; None if it is not known.
         chat_template: Hash of the chat template; None without one.
         multiturn: Whether examples are turns of a chat.
@@ -105,9 +106,10 @@ def prompt_manifest(
 
 
 def source_text(value: Any) -> str:
-    """Return a template as text: a function's source code, as lm-eval's results have it.
+    """Return a prompt template as text without memory addresses, so that it can be compared.
 
-    A text is returned unchanged, and a function whose source is not known by its name.
+    A function gives its source code, as in lm-eval's results, or its name if the code is not known;
+    a text is returned as it is.
     """
     if isinstance(value, partial):
         words = [repr(word) for word in value.args]
@@ -123,10 +125,13 @@ def source_text(value: Any) -> str:
 
 
 def check_one_model(parts: Sequence[StorePart]) -> None:
-    """Check that the stores that are read as one have one model and one way of prompting.
+    """Check that stores that are read as one have the same model and general prompt settings.
+
+    The latter are the system prompt, the chat template and its turns. Settings of single tasks,
+    such as the number of few-shot examples, may differ.
 
     Raises:
-        MixedStoresError: They differ, or one of them does not say what its model is.
+        MixedStoresError: The stores differ, or only some of them have an ``identity``.
     """
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
@@ -137,7 +142,7 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
             old = first_place if a is None else place
             raise MixedStoresError(
                 f"{old} was written before stores had an identity, so its model cannot be compared with "
-                "that of the other stores; read it alone, or evaluate the model again"
+                "the model of the other stores; read it alone, or evaluate the model again"
             )
         differing |= _differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
         if differing:
@@ -148,9 +153,9 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def model_notes(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """Return a note if the models of two runs differ, or if only one run identifies its model.
+    """Return a note if the models of two runs differ, or if only one run has an ``identity``.
 
-    The list is empty otherwise. A note is a sentence without its full stop.
+    The note is a sentence without its full stop, in a list that is empty otherwise.
     """
     a = first[0][1].get("identity")
     b = other[0][1].get("identity")
@@ -173,8 +178,9 @@ def prompt_differences(
     """Return the prompt settings in which two runs differ, according to their manifests.
 
     Returns:
-        Two dictionaries, setting -> both values. The second one has the chat template, if it
-        differs only because the models do; the first one has all other settings.
+        Two dictionaries, setting -> both values; both are empty if a run has no ``identity``. The
+        second one has the chat template, if the models differ too, which may be the cause; the
+        first one has all other settings.
     """
     if first[0][1].get("identity") is None or other[0][1].get("identity") is None:
         return {}, {}
@@ -213,7 +219,7 @@ def _models_known(a: Identity, b: Identity) -> bool:
 def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
     """Return the identity of several stores that are read as one.
 
-    Where the prompt settings of their tasks differ, it has a hash of all values.
+    A setting of the tasks' prompts that differs between the stores becomes a hash of all values.
     """
     joint = dict(identities[0])
     for key in TASK_KEYS:
@@ -233,7 +239,7 @@ def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> Differences:
 
 
 def shown_differences(differing: Differences) -> str:
-    """Return the settings that differ as part of a sentence, each with its two values."""
+    """Return a part of a sentence that lists the settings that differ, each with its two values."""
 
     def short(value: object) -> str:
         text = str(value)

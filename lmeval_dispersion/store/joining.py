@@ -1,4 +1,4 @@
-"""The documents that several runs share: known by their content, and comparable by their prompts."""
+"""The documents that several runs share, matched by content, with comparable prompts."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class JoinedRun:
 
     Attributes:
         model: Name of the run in messages.
-        place: Folder or file of the run, as messages have it.
+        place: Folder or file of the run, for messages.
         documents: One row per document, with the columns of a store.
-        parts: The folders of its stores, each with its manifest.
+        parts: The folder and the manifest of each store of the run.
     """
 
     model: str
@@ -69,12 +69,13 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
     """Return the documents that all runs answered with prompts comparable to the first run's.
 
     Documents are matched by their hash, or by their number if the hash repeats or is missing.
-    Prompts are the same if their hashes are; without hashes, if the runs' settings are. Documents
-    stay, with a note, if prompts differ only because each model has its own chat template.
+    Prompts are the same if their hashes are equal or, without hashes, if the runs have the same
+    prompt settings. Documents stay, with a note, if prompts differ only because each model has its
+    own chat template.
 
     Raises:
-        MixedStoresError: The runs share no document with the same target, or none in comparable
-            prompts.
+        MixedStoresError: The runs share no documents, or a run has different documents, targets or
+            prompts throughout.
     """
     frames = _keyed(runs)
     shared = frames[0]
@@ -84,17 +85,21 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
         shared = shared.merge(frame, on=["task", "key"], suffixes=("", "_other"))
         other = _other_documents(before, frame)
         if shared.empty and len(other):
+            number = "1 such document" if len(other) == 1 else f"{len(other)} such documents"
             raise MixedStoresError(
                 f"document {other[0][1]} of task {other[0][0]} differs between {run.place} and "
-                f"{runs[0].place} ({len(other)} such documents); compare runs on one version of the data"
+                f"{runs[0].place} ({number}); compare runs on one version of the data"
             )
         if len(other):
+            number = "1 document is" if len(other) == 1 else f"{len(other)} documents are"
             notes.append(
-                f"{len(other)} documents of {run.model} are left out, as {runs[0].model} has other "
-                "documents under their numbers."
+                f"{number} left out: under the same number, {runs[0].model} and {run.model} have "
+                "different content."
             )
         unlike = _unlike(shared, "target")
-        if unlike.any():
+        if unlike.sum() == 1:
+            notes.append(f"1 document is left out, as it has another target in {run.model}.")
+        elif unlike.any():
             notes.append(
                 f"{unlike.sum()} documents are left out, as they have another target in {run.model}."
             )
@@ -105,7 +110,7 @@ def join(runs: Sequence[JoinedRun]) -> Joined:
     if shared.empty:
         tasks = sorted(set().union(*(frame["task"] for frame in frames)))
         raise MixedStoresError(
-            f"expected runs of the same tasks, got runs of {', '.join(tasks)} that share no document"
+            f"expected runs of the same tasks, but the runs of {', '.join(tasks)} share no document"
         )
     rows = [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
     return Joined(rows, notes)
@@ -115,8 +120,8 @@ def check_judges(runs: Mapping[str, Mapping[str, Any]]) -> None:
     """Check that all runs judge the answers to a task by the same metric.
 
     Args:
-        runs: Name of a run -> its manifest. The manifest of a store names no metric, and is not
-            compared.
+        runs: Name of a run -> its manifest. The manifest of a store names no metric
+            and is not compared.
 
     Raises:
         UsageError: Two runs judge a task by different metrics.
@@ -225,13 +230,15 @@ def _comparable(
     if differences:
         why = f" (the runs differ in {shown_differences({**differences, **template})})"
     if count == len(shared):
+        documents = "the only shared document" if count == 1 else f"all {count} shared documents"
         raise MixedStoresError(
-            f"the runs used different prompts in all {count} shared documents{why}; compare runs with "
-            "the same prompts"
+            f"the runs used different prompts in {documents}{why}; compare runs with the same "
+            "prompts"
         )
-    notes.append(
-        f"{count} of {len(shared)} documents are left out, as they had another prompt in {run.model}{why}."
-    )
+    left_out = "documents are left out, as they had"
+    if count == 1:
+        left_out = "documents is left out, as it had"
+    notes.append(f"{count} of {len(shared)} {left_out} another prompt in {run.model}{why}.")
     return ~unlike, notes
 
 

@@ -34,7 +34,7 @@ _REPAIR = "copy the folder again, or write the store again"
 class Store:
     """A finished run, or several runs of one model read as one.
 
-    Layers have the names that the run was asked for: ``layer.-8`` is the eighth block from the end.
+    Layers have the names that were asked of the run: ``layer.-8`` is the eighth block from the end.
 
     Attributes:
         path: The folder that was read.
@@ -65,13 +65,13 @@ class Store:
     def layers(self) -> list[str]:
         """Names of the captured layers, such as ``last`` or ``layer.5.attn``.
 
-        There are none in a store made from lm-eval's samples.
+        The list is empty for a store that was read from lm-eval's samples.
         """
         return list(self.manifest["layers"])
 
     @property
     def default_layer(self) -> str:
-        """Name of the layer that is used if none is named."""
+        """Name of the layer that methods use if none is named; "" for a store without layers."""
         return str(self.manifest["default_layer"])
 
     def vectors(self, layer: str | None = None) -> NDArray[np.float32]:
@@ -84,8 +84,7 @@ class Store:
             layer: Name of the layer; default: :attr:`default_layer`.
 
         Raises:
-            StoreError: There is no such layer, or the file is not the one that the manifest
-                describes.
+            StoreError: There is no such layer, or the file is damaged (checked by its SHA-256).
         """
         name = self.layer_name(layer)
         width = int(self.manifest["width"][name])
@@ -106,9 +105,9 @@ class Store:
         return rows
 
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Return the lengths that the vectors of a layer had. Shape (n,), float32.
+        """Return the original lengths of a layer's vectors. Shape (n,), float32.
 
-        A length that is 0 or not finite is that of a vector without a direction.
+        The length of a vector without a direction is 0 or not finite.
 
         Raises:
             StoreError: There is no such layer, or the file cannot be read.
@@ -120,24 +119,24 @@ class Store:
         return np.concatenate(norms)
 
     def to_numpy(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Return the states of a layer with the lengths that they had. Shape (n, d), float32.
+        """Return the hidden states of a layer, at their original lengths. Shape (n, d), float32.
 
-        They are exact to the three digits of float16. A state without a direction is a row of NaN.
+        They are accurate to about three digits, since directions are stored in float16. A state
+        without a direction is a row of NaN.
 
         Raises:
-            StoreError: There is no such layer, or the file is not the one that the manifest
-                describes.
+            StoreError: There is no such layer, or the file is damaged (checked by its SHA-256).
         """
         return self.vectors(layer) * self.norms(layer)[:, None]
 
     def to_frame(self, *layers: str) -> pd.DataFrame:
-        """Return the documents with a column ``state:LAYER`` of arrays (d,) for each named layer.
+        """Return the documents with a column ``state:LAYER`` of hidden states for each named layer.
 
-        ``layers`` are names of layers; default: the default layer.
+        Each state is an array of shape (d,). ``layers`` are names of layers; without names, the
+        default layer.
 
         Raises:
-            StoreError: There is no such layer, or the file is not the one that the manifest
-                describes.
+            StoreError: There is no such layer, or the file is damaged (checked by its SHA-256).
         """
         states = {}
         for layer in layers or (None,):
@@ -150,8 +149,7 @@ class Store:
         pandas, polars, DuckDB and `datasets` read such files.
 
         Raises:
-            StoreError: There is no such layer, or the file is not the one that the manifest
-                describes.
+            StoreError: There is no such layer, or the file is damaged (checked by its SHA-256).
         """
         file = Path(path)
         self.to_frame(*layers).to_parquet(file, index=False)
@@ -160,11 +158,17 @@ class Store:
     def layer_name(self, layer: str | None = None) -> str:
         """Return the name under which the store has a layer.
 
-        ``layer`` may count blocks from the end, as in ``layer.-1``. Default: the default layer.
+        ``layer`` may count blocks from the end, as in ``layer.-1``, or end in ``.ffn``, which means
+        the block's output. Default: the default layer.
 
         Raises:
             StoreError: The store has no such layer.
         """
+        if not self.layers:
+            raise StoreError(
+                f"{self.path} holds answers without hidden states, so it has no layers; "
+                "`dispersion embed` makes a store with hidden states"
+            )
         name = self.default_layer if layer is None else layer
         if name in self.layers:
             return name
@@ -203,19 +207,21 @@ class _Manifest(_Needed, total=False):
 def read_store(path: str | Path) -> Store:
     """Read the store in a folder, or all stores in its sub-folders as one.
 
-    Two kinds of sub-folders are searched: those directly in the folder, and the tasks in
-    ``dispersion_DATE`` folders, which runs with ``--output_path`` leave in it or one level below.
+    Two kinds of sub-folders are searched: those directly in the folder, and the tasks' folders in a
+    ``dispersion_DATE`` folder, which runs with ``--output_path`` write into the folder or one level
+    below.
 
-    Stores that are read as one need the same model and revision, the same settings for all prompts,
-    and at least one layer in common. Their joint manifest has the values that they share;
-    ``prompt_format``, and other values that differ between the tasks of a run, become a hash of all
-    values.
+    Stores that are read as one need the same model and revision, the same general prompt settings
+    (system prompt, chat template), and at least one layer in common. Their joint manifest has the
+    values that they share; where ``prompt_format`` and the settings of the tasks' prompts in
+    ``identity`` differ, it has a hash of all values.
 
     Raises:
         StoreError: There is no store, or it is damaged.
         PartialStoreError: The run of a store did not finish.
         StoreVersionError: A store has another version of the format.
-        MixedStoresError: The stores have different models, no layer in common, or one task twice.
+        MixedStoresError: The stores have different models or prompt settings, no layer in common,
+            layers of different widths, or one task twice.
         MissingExtraError: The extra ``audit`` is not installed.
     """
     require_extra("audit", "a store")
@@ -225,7 +231,7 @@ def read_store(path: str | Path) -> Store:
     if not folder.is_dir():
         hint = "; check the path"
         if folder.exists():
-            hint = "; `dispersion embed MODEL FILE` makes a store of the texts in a file"
+            hint = "; `dispersion embed MODEL FILE -o STORE` makes a store of the texts in FILE"
         elif folder.parent.is_dir():
             hint = nearest(folder.name, [place.name for place in folder.parent.iterdir()]) or hint
         raise StoreError(f"expected the folder of a run, but {folder} is not a folder{hint}")
@@ -288,7 +294,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     given = checked(_Manifest, manifest, file, _REPAIR, StoreError)
     if set(given["layers"]) != set(given["width"]) or given["default_layer"] not in given["layers"]:
         raise StoreError(
-            f"{file} is damaged (`layers`: expected those of `width`, with `default_layer`, got "
+            f"{file} is damaged (`layers`: expected the names in `width`, among them `default_layer`, got "
             f"{', '.join(given['layers'])[:200]}); {_REPAIR}"
         )
     return manifest
@@ -325,7 +331,8 @@ def _check_tasks(frames: Mapping[Path, pd.DataFrame]) -> None:
         for task in frame["task"].unique():
             if owner.setdefault(task, place) != place:
                 raise MixedStoresError(
-                    f"the task {task!r} is in two stores, {owner[task]} and {place}; remove one of them"
+                    f"the task {task!r} is in two stores, {owner[task]} and {place}; move one of them "
+                    "away"
                 )
 
 

@@ -1,6 +1,7 @@
 """The samples of a finished lm-eval run (``--log_samples``) on any backend: read, checked and scored.
 
-No model, torch or lm-eval is needed. :func:`read_logged` gives them as a store without vectors.
+No model, torch or lm-eval is needed. :func:`read_logged` returns the samples as a store without
+vectors.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ class JudgedTask:
         config: lm-eval's configuration of the task; without results, what the samples show of it.
         samples: Index of a document -> its sample, ascending.
         filter: Name of the filter.
-        metric: Metric that decides which answers are right; None if no metric does.
-        correct_by: The same metric, with the filter if the task has several; None if no metric
-            does.
+        metric: Metric that decides which answers are right; None if the task has no such metric.
+        correct_by: The same metric, as ``FILTER/METRIC`` if the task has several filters; None if
+            ``metric`` is.
         prompts: The manifest's entries on the prompts, from
             :func:`~lmeval_dispersion.store.identity.prompt_manifest`.
-        category: Alias of the group that holds the task; None without one.
+        category: Alias of the group that holds the task; None if it is in no group.
         version: Version of the task; None if it is not known.
-        notes: Sentences on what the file lacks.
+        notes: Clauses on what the file lacks or repeats, without a full stop.
         filters: Sentences on other filters under which significantly more or fewer answers are
             right.
-        as_named: Whether the task has the metric that was named for all tasks; None if one was
-            named for this task.
+        as_named: Whether the task has the metric that was named for all tasks; False if there is
+            no such name, None if a metric was named for this task in particular.
     """
 
     config: Mapping[str, Any]
@@ -104,9 +105,11 @@ def judged_task(
     notes = _holes(file, filters, section(section(results, "n-samples"), task), allow_holes)
     notes += section(results, "inspect").get("notes", [])
     if repeated:
+        documents = "1 document was" if repeated == 1 else f"{repeated} documents were"
+        count = "counts" if repeated == 1 else "count"
         notes.append(
-            f"{repeated} documents were logged twice with equal content, as several processes together may "
-            "do, and count once"
+            f"{documents} logged twice with equal content, as several processes together may do, "
+            f"and {count} once"
         )
     numeric = {}
     for name, documents in filters.items():
@@ -153,14 +156,14 @@ def judged_task(
 def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[int, Sample]]:
     """Return the metric that scores a task, as ``FILTER/METRIC``, and its samples with a score.
 
-    The samples are a dictionary by the index of the document.
+    The samples are a dictionary: index of the document -> its sample.
 
     Args:
         file: A file of samples, or the folder of a run of one task; results are not needed.
         judge: ``METRIC`` or ``FILTER/METRIC``; default: the first filter and known metric.
 
     Raises:
-        HarnessError: The file does not exist, is damaged, or has no such metric.
+        HarnessError: The file does not exist, is damaged, has several tasks, or has no such metric.
     """
     path = Path(file).expanduser()
     if not path.exists():
@@ -184,6 +187,11 @@ def task_scores(
 
     A score that lm-eval logged as NaN stays NaN; a document without a score is left out.
 
+    Args:
+        run: The run.
+        task: Name of the task.
+        judge: ``METRIC`` or ``FILTER/METRIC``; default: the first filter and known metric.
+
     Raises:
         HarnessError: The samples are damaged, or have no such metric.
     """
@@ -200,7 +208,9 @@ def task_scores(
 
 
 def stock_name(task: str) -> str:
-    """Return the name of the stock task, without the group that lm-eval 0.5 puts before it.
+    """Return the name of lm-eval's stock task, without ``_dispersion`` at its end.
+
+    The groups that lm-eval 0.5 puts before a task's name are removed, too.
 
     >>> stock_name("mmlu_stem::mmlu_anatomy"), stock_name("arc_easy_dispersion")
     ('mmlu_anatomy', 'arc_easy')
@@ -211,7 +221,7 @@ def stock_name(task: str) -> str:
 def names_of(run: LoggedRun, task: str) -> list[str]:
     """Return the names by which ``--metric`` may refer to a task.
 
-    They are its own name, the stock task's, and those of the groups around it.
+    These are the task's own name, the stock task's, and the names of the groups that hold it.
     """
     holders = defaultdict[str, list[str]](list)
     for group, members in section(run.results_of(task), "group_subtasks").items():
@@ -238,7 +248,7 @@ def check_named(run: LoggedRun, tasks: Iterable[str], judge: str | None) -> None
         judge: Text of ``--metric``; None if it was not given.
 
     Raises:
-        UsageError: A named task or group is none of them.
+        UsageError: A named task or group is not in the run.
     """
     named = NamedMetrics.of(judge)
     if named.own:
@@ -249,7 +259,7 @@ def check_named(run: LoggedRun, tasks: Iterable[str], judge: str | None) -> None
 
 
 def is_logged(place: str | Path) -> bool:
-    """Whether a path holds results or samples of lm-eval, and no store."""
+    """Whether a path holds logs of lm-eval or Inspect, and no store."""
     path = Path(place).expanduser()
     if path.is_dir() and places_of(path):
         return False
@@ -264,7 +274,8 @@ def read_logged(place: str | Path, judge: str | None = None) -> Store:
     Args:
         place: Folder of the run, or a file of its results or samples.
         judge: Text of ``--metric``: ``[TASK=][FILTER/]METRIC``, several separated by commas. A task
-            for which it names none is scored by the first known metric.
+            without a metric named for it, or without the named one, is scored by the first known
+            metric.
 
     Raises:
         UsageError: ``judge`` names a task or group that the run does not have.
@@ -326,7 +337,8 @@ def _judged_tasks(run: LoggedRun, judge: str | None) -> dict[str, JudgedTask]:
     has_default = {task.as_named for task in tasks.values()} - {None}
     if default and has_default == {False}:
         raise HarnessError(
-            f"expected the metric {default!r} in a task of {run.file}, got tasks without it; name another"
+            f"expected the metric {default!r} in a task of {run.file}, got tasks without it; name "
+            "another metric"
         )
     return tasks
 
@@ -393,7 +405,8 @@ def _filters_apart(task: str, filters: Filters, chosen: str, metric: str) -> lis
         lost = int((other < first).sum())
         if mcnemar_p(gained, lost) < _FILTERS_DIFFER:
             sentences.append(
-                f"{task}: {100 * first.mean():.0f} % are right by the filter {chosen}, "
+                f"{task}: {100 * first.mean():.0f} % of the answers are right by the filter "
+                f"{chosen}, "
                 f"{100 * other.mean():.0f} % by {name}; `--metric {name}/{metric}` judges by the latter."
             )
     return sentences
@@ -418,11 +431,14 @@ def _holes(file: Path, filters: Filters, counts: Mapping[str, Any], allowed: boo
         return []
     names = listed_names([str(i) for i in sorted(absent)])
     if is_uneven or not allowed:
+        way = "run lm-eval again"
+        if not is_uneven:
+            way += ", or continue with `--force` if they were left out on purpose"
         raise HarnessError(
-            f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({names}); run lm-eval "
-            "again, or force it if they were left out on purpose (samples)"
+            f"{file} lacks {len(absent)} of {max(expected, len(present))} documents "
+            f"({names}); {way}"
         )
-    return [f"{len(absent)} of {expected} documents are not in the samples ({names})"]
+    return [f"the samples lack {len(absent)} of {expected} documents ({names})"]
 
 
 def _category(results: Mapping[str, Any], task: str) -> str | None:

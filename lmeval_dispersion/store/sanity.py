@@ -1,7 +1,7 @@
-"""One sanity pass over what runs logged: answers that cannot be a working model's.
+"""Checks of what runs logged, for answers that a working model does not give.
 
-Commands that read logs, races and audits share these definitions and sentences, so that one log is judged
-alike by all of them. Sentences are clauses: a caller puts the run's name before them. numpy alone.
+Commands that read logs, races and audits share these definitions and sentences, so that all of them
+judge a log alike. The sentences are clauses: a caller puts the run's name before them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 #: What to do about answers that are not finite, as the end of a sentence.
-NOT_FINITE_ADVICE = "check that its weights are not damaged, or try model_args dtype=float32"
+NOT_FINITE_ADVICE = (
+    "check that the model's weights are not damaged, or try model_args dtype=float32"
+)
 INVALID = "[invalid]"  # lm-eval's filters answer so where they match nothing
 
 _ONE_ANSWER = 0.9  # share of the commonest answer above which a model counts as giving only one
@@ -38,11 +40,11 @@ _HALF_PRECISION = 0x1FFF  # bits of a float32 that float16 and bfloat16 lack
 
 
 def finite_answer(log_probabilities: Sequence[Sequence[float]]) -> Flags:
-    """Return for each document whether its log-probabilities are an answer.
+    """Return for each document whether the log-probabilities of its choices are valid.
 
     They are not if one of them is NaN or +inf, or if none is finite. A choice of -inf next to a
-    finite one has a probability of 0, and is fine. A document without log-probabilities, such as
-    one with a generated answer, counts as answered. Shape (n,), bool.
+    finite one has a probability of 0, which is valid. So is a document without log-probabilities,
+    such as one with a generated answer. Shape (n,), bool.
 
     >>> nan, inf = float("nan"), float("inf")
     >>> finite_answer([[-1.0, -inf], [nan, -1.0], [inf, -1.0], [-inf, -inf], []]).tolist()
@@ -75,7 +77,7 @@ def finite_score(scores: Array, tasks: Sequence[Hashable]) -> Flags:
 
 
 def failure(log_probabilities: Sequence[Sequence[float]], scores: Array) -> str:
-    """Return the reason why a checkpoint's answers make it fail; empty if all are finite.
+    """Return the reason to drop a checkpoint with answers that are not finite; "" without any.
 
     The reason is a clause that follows the checkpoint's name and a colon.
 
@@ -100,8 +102,8 @@ def not_finite_sentence(documents: int) -> str:
     The reason is a clause that follows the checkpoint's name and a colon.
 
     >>> not_finite_sentence(1)
-    'the log-probabilities of 1 question are not finite; check that its weights are not damaged, or \
-try model_args dtype=float32'
+    "the log-probabilities of 1 question are not finite; check that the model's weights are not \
+damaged, or try model_args dtype=float32"
     """
     questions = "1 question" if documents == 1 else f"{documents:,} questions"
     return f"the log-probabilities of {questions} are not finite; {NOT_FINITE_ADVICE}"
@@ -114,7 +116,7 @@ class CountedAsWrong(NamedTuple):
         documents: Number of documents with a score, or with an answer that is not finite.
         not_finite: Number of documents whose answer is not finite.
         score: Mean score as lm-eval gives it; NaN if no document has a score.
-        as_wrong: Mean score with those answers counted as wrong.
+        as_wrong: Mean score with the answers that are not finite counted as wrong.
     """
 
     documents: int
@@ -155,7 +157,7 @@ def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Arr
 
     Args:
         scores: Score of each document. Shape (n,).
-        finite: Whether its answer is finite. Shape (n,).
+        finite: Whether the answer to each document is finite. Shape (n,).
         lower_is_better: Whether lower scores are better.
     """
     known = scores[np.isfinite(scores)]
@@ -164,9 +166,10 @@ def as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> Arr
 
 
 def counted_as_wrong(scores: Array, finite: Flags, lower_is_better: bool = False) -> CountedAsWrong:
-    """Return a run's mean score, and the one with answers that are not finite counted as wrong.
+    """Return a run's mean score as it is, and with non-finite answers counted as wrong.
 
-    Documents without a label are not counted. The arguments are those of :func:`as_wrong`.
+    Documents with a finite answer but no score are not counted. The arguments are those of
+    :func:`as_wrong`.
     """
     counted = as_wrong(scores, finite, lower_is_better)
     return CountedAsWrong(
@@ -192,10 +195,11 @@ class Logged:
 
     Attributes:
         tasks: Task of each document.
-        log_probabilities: Log-probabilities of its choices; empty for a generated answer.
-        predictions: Text of its answer, or None.
-        targets: Text of the right answer, or None.
-        scores: Its score; NaN if unknown. Shape (n,).
+        log_probabilities: Log-probabilities of each document's choices; empty for a generated
+            answer.
+        predictions: Text of the model's answer to each document; None if unknown.
+        targets: Text of each document's right answer; None if unknown.
+        scores: Score of each document; NaN if unknown. Shape (n,).
     """
 
     tasks: Sequence[str]
@@ -206,9 +210,9 @@ class Logged:
     scores: Array
 
     def doubts(self) -> list[str]:
-        """Return clauses on answers that tell more about the run's settings than about its model.
+        """Return clauses on answers that suggest a mistake in the run rather than a weak model.
 
-        The list is empty for a sound log.
+        The list is empty if there are none.
         """
         clauses = [*self._one_for_all(), *self._invalid()]
         answer = self.commonest()
@@ -228,7 +232,7 @@ class Logged:
         return clauses
 
     def doubts_by_task(self) -> list[str]:
-        """Return clauses on doubts about single tasks: the first few, and the number of the others.
+        """Return clauses on doubts about single tasks: up to five, then the number of further ones.
 
         The list is empty if the run has only one task, or if there are doubts about the whole run.
         """
@@ -263,12 +267,12 @@ class Logged:
     def tied(self) -> bool:
         """Whether all choices have the same log-probability in most documents.
 
-        They do if a server returns no log-probabilities.
+        This happens if a server returns no log-probabilities.
         """
         return bool(list(self._one_for_all()))
 
     def commonest(self) -> CommonestAnswer:
-        """Return the most frequent answer: a text, or the place of a choice (``choice 1``)."""
+        """Return the most frequent answer: a text, or the position of a choice, as ``choice 1``."""
         finite = finite_answer(self.log_probabilities)
         words = Counter[str]()
         for row in np.flatnonzero(finite).tolist():
@@ -363,15 +367,15 @@ class CommonestAnswer:
 
     @property
     def is_only_one(self) -> bool:
-        """Whether the model nearly always gives this answer, and gains nothing by the others.
+        """Whether at least 90 % of ten or more answers are this one, and the others gain nothing.
 
-        A model with a better score than by this answer alone has earned it.
+        They gain something if the run is clearly more accurate than always giving this answer.
         """
         is_better = self.accuracy_low > self.accuracy  # False for NaN
         return self.given >= _FEWEST and self.share >= _ONE_ANSWER and not is_better
 
     def clause(self) -> str:
-        """Return a clause on a model that gives nearly always this answer."""
+        """Return a clause that says how often the model gives this answer."""
         percent = round(100 * self.share)
         if self.share < 1:
             percent = min(percent, 99)
@@ -412,10 +416,12 @@ class Fingerprints:
     """The log-probabilities of each of n documents as one number, to compare many runs.
 
     Attributes:
-        codes: Hash of the document's log-probabilities; 0 without any. Shape (n,), int64.
-        telling: Whether it has log-probabilities that are not all 0. Shape (n,), bool.
-        fine: Whether they have more digits than half precision can hold. Shape (n,), bool.
-        scores: Score of the document. Shape (n,), float64.
+        codes: Hash of each document's log-probabilities; 0 without any. Shape (n,), int64.
+        telling: Whether a document has finite log-probabilities that are not all 0. Shape (n,),
+            bool.
+        fine: Whether a document's log-probabilities have more digits than half precision can hold.
+            Shape (n,), bool.
+        scores: Score of each document. Shape (n,), float64.
     """
 
     codes: NDArray[np.int64]
@@ -488,8 +494,8 @@ def equal_answers_clause(equal: int, telling: int) -> str:
     """
     documents = f"all {telling:,}" if equal == telling else f"{equal:,} of {telling:,}"
     return (
-        f"the log-probabilities of {documents} documents are equal to the last digit: the models are copies, "
-        "share a cache (use_cache), lack an adapter that was not applied, or come from a server that answers "
+        f"the log-probabilities of {documents} documents are equal to the last digit: the models "
+        "are copies or share a cache (use_cache), an adapter was not applied, or a server answers "
         "unknown names with its default model"
     )
 
@@ -497,8 +503,8 @@ def equal_answers_clause(equal: int, telling: int) -> str:
 def renumbered(first: Mapping[tuple[str, int], str], second: Mapping[tuple[str, int], str]) -> int:
     """Return how many documents have another number in a second run than in the first.
 
-    A hash that several documents of a task have does not count. Each argument maps a task and a
-    number to the document's hash.
+    Documents are recognised by their hash; hashes that several documents of a task have are left
+    out. Each argument maps a task and a document's number to the document's hash.
     """
     others = _unique(second)
     count = 0
@@ -533,7 +539,7 @@ def _beyond_half_precision(values: Array) -> Flags:
 
 
 def by_length(rows: Sequence[Sequence[float]]) -> Iterator[tuple[NDArray[np.int64], Array]]:
-    """Yield the rows of equal length together, for each length above 0: indices and values.
+    """Yield rows grouped by length, for each length above 0: the rows' indices and values.
 
     The indices have shape (k,), int64, and the values shape (k, length), float64.
     """

@@ -465,7 +465,7 @@ def test_filters_that_differ_are_said_first_and_can_be_named(tmp_path, capsys):
     second = filtered(tmp_path, "tuned", STRICT, FLEXIBLE | (np.arange(N) > 30))
     named = ["--metric", "flexible-extract/exact_match", "-q"]
     expected = (
-        f"{logs.TASK}: 10 % are right by the filter strict-match, 80 % by flexible-extract; "
+        f"{logs.TASK}: 10 % of the answers are right by the filter strict-match, 80 % by flexible-extract; "
         "--metric flexible-extract/exact_match"
     )
     assert main(["audit", str(first), "-q"]) == 0

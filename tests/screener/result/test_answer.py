@@ -24,11 +24,11 @@ from lmeval_dispersion.report import render
 
 OURS = {"parameters": 190_000, "base": "org/base"}  # as the siblings that were counted
 COUNTS = (
-    "Of our own fine-tunes, models of about 0.2 million parameters, such a list held a checkpoint "
-    "within 0.01 of the best accuracy in 17 of 18 groups and tasks (6 fresh groups of 32 "
-    "fine-tunes); of pairs as far apart as ranks 1 and 9, 89 % were ordered correctly."
+    "On our own fine-tunes (models of about 0.2 million parameters), such a list held a checkpoint "
+    "within 0.01 of the best accuracy in 17 of 18 cases, each a group on one task (6 fresh groups "
+    "of 32 fine-tunes); of pairs as far apart as ranks 1 and 9, 89 % were ordered correctly."
 )
-MIXTURES = "in 18 of 18 groups and tasks (6 fresh groups of 24 random mixtures)"
+MIXTURES = "in 18 of 18 cases, each a group on one task (6 fresh groups of 24 random mixtures)"
 NOT_KNOWN = (
     "How often such an order is right is not known for these; "
     "`dispersion verify` fits it to your results."
