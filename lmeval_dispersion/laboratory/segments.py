@@ -25,7 +25,7 @@ _OVERSAMPLE = 20
 
 
 class Segments(NamedTuple):
-    """Segments of a text: runs of tokens of one length.
+    """Segments of a text: runs of equally many tokens.
 
     Attributes:
         tokens: Shape (n, length), uint32.
@@ -55,7 +55,7 @@ def draw_segments(
         texts: The texts.
         tokenizer: A tokenizer of transformers.
         length: Number of tokens in a segment, special tokens included.
-        most: Number of segments at most.
+        most: Maximum number of segments. Reading stops after 20 times as many.
         seed: Seed of the draw.
         pack: Whether to join all texts into one before they are cut.
         suffix: Special tokens with which every segment ends.
@@ -71,7 +71,9 @@ def draw_segments(
     body = length - special
     least = max(2, 1 + special)
     if length < least:
-        raise UsageError(f"expected segments of at least {least} tokens, got {length}")
+        raise UsageError(
+            f"expected segments of at least {least} tokens, got {length}; use longer segments"
+        )
     if most < 1:
         raise UsageError(f"expected to draw at least 1 segment, got {most}")
     rng = np.random.default_rng(seed)
@@ -100,15 +102,15 @@ def draw_segments(
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Count what the latest pass over texts has read.
+    """Return how many texts the latest pass over them has read, and left out for which reasons.
 
     Args:
         texts: The texts.
         kept: Number of segments that were kept.
 
     Returns:
-        ``texts``, the number of texts read; for each reason, such as ``too_short``, the number of
-        texts left out; and ``kept``.
+        ``texts``, the number of texts that were read; for each reason, such as ``too_short``, the
+        number of texts that were left out; and ``kept``.
     """
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
@@ -155,7 +157,7 @@ def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
 
 
 def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the special tokens that a tokenizer puts before a text and after a text."""
+    """Return the ids of the special tokens that a tokenizer puts before and after a text."""
     bare = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
     for start in range(len(full) - len(bare) + 1):

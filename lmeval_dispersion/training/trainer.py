@@ -120,7 +120,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         """Return the trainer's loss, with the weighted dispersion loss added while training.
 
         Raises:
-            CaptureError: A layer's states were not seen in this pass.
+            CaptureError: The hooks saw no states of a layer in this pass.
             NonFiniteLossError: The dispersion loss is NaN or infinite.
         """
         inputs = dict(inputs)

@@ -168,7 +168,7 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
     assert words in first
     assert "2 models on 2 texts, 95 % intervals that hold for all 4 r at once." in first
     assert ("not clearly different from 0 in b on news" in first) == (slopes[3] == 0 != slopes[0])
-    assert others == (["It is positive in a on news."] if slopes[1] > 0 else []) + [NO_CONTROL]
+    assert others == (["r is positive in a on news."] if slopes[1] > 0 else []) + [NO_CONTROL]
     assert ("positive" in first) == (1.5 in slopes)
 
 
@@ -177,11 +177,11 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
     [
         (
             {"shuffled": 0.0},
-            "Where it is negative, it is clearly more so than with the control shuffled.",
+            "Where r is negative, it is clearly more negative than with the control shuffled.",
         ),
         (
             {"shuffled": -1.5},
-            "It is not clearly more negative than with the control shuffled in a on wiki, a on "
+            "r is not clearly more negative than with the control shuffled in a on wiki, a on "
             "news, b on wiki and b on news.",
         ),
     ],
@@ -375,7 +375,7 @@ def test_models_that_cannot_be_compared_by_size_are_not(parameters, tokens):
     result = condensation_of(family({"s": 0.9, "m": 0.7, "l": 0.5}), parameters, tokens)
     assert not [line for line in result.answer() if "larger" in line]
     assert "pairs" not in result.tables()
-    with pytest.raises(UsageError, match="a teacher that reads the tokens of m, got s"):
+    with pytest.raises(UsageError, match="a teacher that reads the same tokens as m, got s"):
         condensation_of(family({"s": 0.9, "m": 0.7}), {}, {"s": "a", "m": "b"}, teacher="s")
 
 
