@@ -72,8 +72,8 @@ class OfSegments:
     """How many segments of a text are used.
 
     Attributes:
-        segments: Maximum number of segments to draw from a text; for sublayers, of those that a
-            kNN-LM uses.
+        segments: Maximum number of segments to draw from a text; sublayers applies it to the text
+            of a kNN-LM.
     """
 
     segments: Annotated[int, Option("N")] = 100_000

@@ -84,7 +84,8 @@ class ClustersResult(StudyResult):
             to the centroids of the other clusters.
         ngrams: One row for each model and cluster: the n-gram, and how often it occurs in the text
             without overlaps and with a whole context before it.
-        manifest: The settings, and for each model its identity, library versions and counts.
+        manifest: The settings; for each model its identity, the library versions, and how many
+            texts and segments were read.
     """
 
     summary: pd.DataFrame
@@ -120,7 +121,9 @@ class ClustersResult(StudyResult):
         """Return one chart, ``distances``: the mean distances within and between clusters."""
         draw = partial(charts.cluster_lines, self.summary)
         return {
-            "distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")
+            "distances": Chart(
+                draw, "Distances within and between clusters", "One panel for each layer."
+            )
         }
 
     def context(self) -> dict[str, Any]:
@@ -345,7 +348,7 @@ def log_ratios_left_out(within: Array, apart: Array) -> Array:
 
 
 def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
-    """Return 95 % bounds of an estimate: Student's, with the jackknife standard error.
+    """Return 95 % bounds of an estimate, by Student's t with the jackknife standard error.
 
     Args:
         value: The estimate.

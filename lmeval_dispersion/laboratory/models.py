@@ -157,7 +157,7 @@ class CausalModel:
         return limit if isinstance(limit, int) else None
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
-        """Return how many segments fit into the free memory at once, from 1 to 64.
+        """Return an estimate of how many segments fit into the free memory at once, from 1 to 64.
 
         Args:
             length: Number of tokens in a segment.

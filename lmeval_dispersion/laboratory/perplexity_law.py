@@ -138,7 +138,8 @@ class LawResult(StudyResult):
             mean dispersion of the tokens of one segment, and the perplexity.
         controls: Rows like those of ``correlations`` for each control, with ``difference``, the
             model's r minus the control's; None if no control was run.
-        manifest: The settings, and for each model its identity, library versions and counts.
+        manifest: The settings; for each model its identity, the library versions, and how many
+            texts and segments were read.
     """
 
     correlations: pd.DataFrame
@@ -437,8 +438,10 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
 def law(asked: Law) -> LawResult:
     """Correlate perplexity and dispersion over bins of segments, for every model, text and layer.
 
-    Models run in float32, unless another dtype is asked for: rounding to bfloat16 moves segments
-    from bin to bin.
+    The segments of a text are sorted by perplexity and cut into bins. The dispersion of a bin is
+    the mean cosine distance over all pairs of its segments, each represented by the state of its
+    last token. Models run in float32, unless another dtype is asked for: rounding to bfloat16 moves
+    segments from bin to bin.
 
     Raises:
         UsageError: A setting does not fit a model or a text, a model in float32 does not fit into

@@ -21,7 +21,8 @@ class StudyResult(Report):
     The subclass for each measure adds its tables as fields.
 
     Attributes:
-        manifest: The settings, and for each model its identity, library versions and counts.
+        manifest: The settings; for each model its identity, the library versions, and how many
+            texts and segments were read.
     """
 
     schema = "dispersion-lab-report/3"

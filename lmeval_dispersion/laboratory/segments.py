@@ -55,7 +55,7 @@ def draw_segments(
         texts: The texts.
         tokenizer: A tokenizer of transformers.
         length: Number of tokens in a segment, special tokens included.
-        most: Maximum number of segments. Reading stops after 20 times as many.
+        most: Maximum number of segments. They are drawn from the first 20 * ``most`` segments.
         seed: Seed of the draw.
         pack: Whether to join all texts into one before they are cut.
         suffix: Special tokens with which every segment ends.
@@ -102,7 +102,7 @@ def draw_segments(
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Return how many texts the latest pass over them has read, and left out for which reasons.
+    """Return how many texts the latest pass has read, and how many were left out for each reason.
 
     Args:
         texts: The texts.
@@ -118,7 +118,9 @@ def counts(texts: Texts, kept: int) -> dict[str, int]:
 def report(source: str, counted: Mapping[str, int]) -> str:
     """Return a sentence that says how many texts were read and left out.
 
-    ``counted`` is what `counts` returns.
+    Args:
+        source: Name of the source.
+        counted: What `counts` returns.
 
     >>> report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
     'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
@@ -136,7 +138,7 @@ def report(source: str, counted: Mapping[str, int]) -> str:
 
 
 def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number and the tokens of each text, without special tokens.
+    """Yield for each text its number in the source and its token ids, without special tokens.
 
     A text on which the tokenizer fails is left out and counted in ``texts.skipped``.
     """
@@ -150,7 +152,7 @@ def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
-    """Return the tokens of the blank line between joined texts; None if texts are not joined."""
+    """Return the token ids of the blank line between joined texts; None if texts stay separate."""
     if not (pack or texts.continuous):
         return None
     return list(tokenizer("\n\n", add_special_tokens=False).input_ids)

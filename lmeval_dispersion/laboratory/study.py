@@ -213,7 +213,9 @@ class Study:
     def states(
         self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> dict[str, NDArray[Any]]:
-        """Run all segments and return a reduction of their states for each layer.
+        """Run all segments through a model, and return the reduced states of each layer.
+
+        What an earlier process has done is read back.
 
         Args:
             name: Name of this work in the study's folder.
@@ -338,7 +340,7 @@ def _check_different(what: str, names: Sequence[str]) -> None:
 
 
 def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
-    """Return one model or several as a list."""
+    """Return a list of models, given one model or several."""
     return [models] if isinstance(models, ModelLike) else list(models)
 
 

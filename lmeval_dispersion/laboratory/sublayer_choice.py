@@ -100,7 +100,8 @@ class SublayersResult(StudyResult):
         losses: One row for each key and document of the test part: the sums of negative
             log-probabilities in nats, ``without`` neighbours and with them (``nll``); None without
             ``knn``.
-        manifest: The settings, and the model's identity, library versions and counts.
+        manifest: The settings; the model's identity, the library versions, and how many texts and
+            segments were read.
     """
 
     summary: pd.DataFrame
@@ -116,7 +117,7 @@ class SublayersResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        - ``draws``: the mean and the spread of each candidate;
+        - ``draws``: mean and standard deviation of each candidate's dispersion over the draws;
         - ``recommendation``: the two most dispersed candidates and their margin;
         - ``knn``: the perplexity of a kNN-LM with each key, if it was measured;
         - ``against``: the perplexity with the most dispersed key compared with that of each other
@@ -232,7 +233,7 @@ def _moved(row: Mapping[str, Any]) -> str:
 
 @takes(Sublayers)
 def sublayers(asked: Sublayers) -> SublayersResult:
-    """Find the layer whose states are the most dispersed, as the key of a kNN-LM.
+    """Find the layer with the most dispersed states, as the key of a nearest-neighbour LM (kNN-LM).
 
     Every candidate gets the same draws of segments. With ``knn`` the perplexity of a kNN-LM is
     measured for each candidate and for ``last``, to check the recommendation. The kNN-LM needs

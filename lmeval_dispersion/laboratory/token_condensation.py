@@ -123,7 +123,8 @@ class CondensationResult(StudyResult):
             fitted to the log of the size, with 95 % bounds over texts.
         pairs: One row for each model and the next smaller one of its family, or the teacher
             (``relation``): the ``difference`` of ``last_mean``, with 95 % bounds over texts.
-        manifest: The settings, and for each model its identity, library versions and counts.
+        manifest: The settings; for each model its identity, the library versions, and how many
+            texts and segments were read.
     """
 
     summary: pd.DataFrame
@@ -141,8 +142,8 @@ class CondensationResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        - ``layers``: every depth;
-        - ``last``: the means over the last depths;
+        - ``layers``: the mean similarity at every depth;
+        - ``last``: the mean similarity over the last depths;
         - ``pairs``: the differences between models, if any are compared;
         - ``some``: the similarity at no more than 12 depths, for one model without controls;
         - ``trends`` and ``every_trend``: the correlations of similarity and depth, for several
@@ -185,9 +186,11 @@ class CondensationResult(StudyResult):
         lines = partial(charts.condensation_lines, self.layers)
         heat = partial(charts.condensation_heat, self.histogram)
         return {
-            "lines": Chart(lines, "Mean cosine similarity by depth", "One line a model."),
+            "lines": Chart(lines, "Mean cosine similarity by depth", "One line for each model."),
             "heat": Chart(
-                heat, "How the similarities are distributed at every depth", "A heat map a model."
+                heat,
+                "How the similarities are distributed at every depth",
+                "One heat map for each model.",
             ),
         }
 
@@ -628,7 +631,7 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
         states: Shape (t, d), the states of one text. States that are zero are left out.
 
     Returns:
-        Shape (BINS,), int64: the number of pairs in each of BINS even bins over [-1, 1].
+        Shape (BINS,), int64: the number of pairs in each of BINS equal bins over [-1, 1].
     """
     units, valid = unit_tokens(states[None])
     unit = units[0][valid[0]]

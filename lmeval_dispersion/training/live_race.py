@@ -132,10 +132,10 @@ class Standings:
         return max(steps, key=height)
 
     def margin(self) -> float:
-        """Return the smallest margin by which no other save is shown to be better than the best.
+        """Return how much better than the best save any other save may be at most, in mean score.
 
-        The answers so far prove, up to the error of the contest, that every other save's mean score
-        is at most this much higher; 0 with one save.
+        The probability that this bound is wrong is at most ``contest.error``. It is 0 with a single
+        save.
         """
         best = self.best(self.asked)
         others = [step for step in self.asked if step != best]

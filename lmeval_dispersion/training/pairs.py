@@ -47,6 +47,9 @@ Means: TypeAlias = tuple[Tensor, Tensor]
 class Points:
     """The tokens of which a loss forms pairs, in padded rows, with the group of each.
 
+    Pairs are formed only inside a group: a sequence, a packed document or the whole batch, always
+    of one layer.
+
     Attributes:
         z: Shape (rows, t, d), float32 or float64: the states, zero where ``real`` is false.
         real: Shape (rows, t), true on tokens that count.
@@ -63,10 +66,10 @@ class Points:
     layers: int
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Sum one value for each token over every group.
+        """Sum the values of the tokens of each group.
 
         Args:
-            rows: Shape (rows, t), the values.
+            rows: Shape (rows, t), one value for each token.
 
         Returns:
             Shape (groups,).

@@ -137,7 +137,8 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     def ask(self, model: nn.Module, step: int) -> dict[str, float]:
         """Ask and measure the model as the save ``RUN/checkpoint-STEP``.
 
-        Call it in a training loop of your own; in a distributed training every process must.
+        This method is for a training loop of your own. In a distributed training every process must
+        call it.
 
         Args:
             model: The model in memory.
@@ -333,8 +334,8 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
             race.lower(max(_LEAST, affordable))
             limit = "at most" if race.questions <= affordable else "more than"
             _say(
-                f"race: {race.questions} of the questions are asked of each save, which takes "
-                f"{limit} about {100 * share:g} % of the time between two saves"
+                f"race: questions for each save: {race.questions}; asking takes {limit} about "
+                f"{100 * share:g} % of the time between two saves"
             )
 
     def _planned(self, args: Any, state: Any) -> int | None:

@@ -32,7 +32,8 @@ MANIFEST = {
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 BINS = 30
 NO_CONTROL = (
-    "No control was run; `--control untrained --control shuffled` shows effects without training."
+    "No control was run; `--control untrained --control shuffled` shows what remains "
+    "without training or word order."
 )
 
 
@@ -255,7 +256,7 @@ def sublayer_result(rng, lead, pool=500, noise=0.01):
     [
         (0.1, {}, "Key the datastore by layer.2.attn: layer.2.attn lies above layer.2.ffn by 0."),
         (0.0, {}, "No recommendation: "),
-        (0.1, {"pool": 50}, ", without an error, as a draw is the whole text"),
+        (0.1, {"pool": 50}, ", without a standard deviation, as each draw"),
         # Two names of one layer.
         (
             0.0,
@@ -487,11 +488,11 @@ def test_clusters_are_compared_with_the_first_model():
     (answer,) = clusters_result(rng, {"a": 1.0, "b": 1.5, "c": 1.0, "d": 0.5}).answer()
     assert answer == (
         "Against a, clusters lie further apart in b; closer together in d; not clearly differently in c "
-        "(between over within 60 clusters at last)."
+        "(ratio of the distances between and within 60 clusters at last)."
     )
     (alone,) = clusters_result(rng, {"a": 1.5}).answer()
     assert alone.startswith(
-        "Clusters lie further apart than their members lie from their centre: between over"
+        "Clusters lie further apart than their members lie from their centre: ratio of"
     )
     assert (
         clusters_result(rng, {"a": 0.5}).answer()[0].startswith("Clusters lie closer together than")
