@@ -1,4 +1,4 @@
-"""What the measures of ``dispersion inspect`` are asked: the declaration; it imports no torch."""
+"""The options of ``dispersion inspect`` and of its four measures; this module imports no torch."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def _share_or_text(text: str) -> float | str:
 # Making each declaration compiles its methods, also for `--help`: none compares or prints one.
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StudyOptions:
-    """The settings that every measure takes.
+    """The settings that all four measures take.
 
     Attributes:
         segment: Number of tokens in a segment or context.
         pack: Join all texts into one before cutting segments (a .txt file is always one text).
         seed: Seed of the draws, the bootstrap and the random weights.
-        batch: Number of segments in one forward pass. Default: as many as fit.
+        batch: Number of segments in one forward pass. Default: as many as fit into memory.
         folder: Folder for finished work, from which the same command resumes. Default: in the
             user's cache.
 
-            In Python the default is a temporary folder.
+            In Python the default is a temporary folder, which is deleted at the end.
         quiet: Print nothing on standard error.
     """
 
@@ -54,13 +54,15 @@ class StudyOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AtLayers:
-    """The layers that are measured.
+    """The layers whose states are measured.
 
     Attributes:
         layers: Layer to measure: last, all, or a name such as layer.3 or layer.-1.attn; may be
             repeated.
 
-            In Python several are separated by commas, or a list.
+            In Python, give several as a list, or separated by commas. ``last`` is after the final
+            norm; ``layer.3`` is the output of block 3, counted from 0; ``layer.-1.attn`` is the
+            residual stream after the attention of the last block.
     """
 
     layers: Annotated[Sequence[str] | str, Option("LAYER", ("--layer",))] = "last"
@@ -68,10 +70,11 @@ class AtLayers:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OfSegments:
-    """How much of a text is read.
+    """How many segments of a text are used.
 
     Attributes:
-        segments: Number of segments to draw, at most; sublayers draws them for a kNN-LM.
+        segments: Maximum number of segments to draw from a text; sublayers applies it to the text
+            of a kNN-LM.
     """
 
     segments: Annotated[int, Option("N")] = 100_000
@@ -79,11 +82,13 @@ class OfSegments:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WithControls:
-    """What a model is compared with.
+    """The controls, which repeat a measurement without training or without the order of tokens.
 
     Attributes:
         control: Also measure the model with random weights (untrained), or on tokens in random
             order (shuffled); may be repeated.
+
+            In Python, one name, a list of names, or None for no control.
     """
 
     control: Sequence[Control] | Control | None = None
@@ -97,17 +102,18 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
         models: Folder or Hub id, with @REVISION for another revision than main; sublayers takes one
             model.
 
-            One or several, also a model that is loaded already.
+            In Python, one model or several; a model that is already loaded is taken, too.
         data: Text: a .txt, .jsonl, .jsonl.gz or .parquet file, or a Hub data set as
             ID[:CONFIGURATION][@SPLIT]; law takes several.
-        bins: Number of bins that algorithm 1 of the paper chooses.
+        bins: Number of bins of segments to correlate over, chosen to cover the range of perplexity
+            evenly.
         bin_size: Number of segments in a bin.
         contexts: Numbers of tokens after which the perplexity of a single token is measured.
 
-            Those not below ``segment`` are left out.
-        held_out: A second text, to test the line fitted on --data.
+            Numbers that are not below ``segment`` are left out.
+        held_out: Second text, on which the line fitted to the bins of --data is tested.
 
-            It is binned separately.
+            The segments of this text are binned separately.
     """
 
     models: Annotated[ModelLike | Sequence[ModelLike], Option("MODEL")]
@@ -121,24 +127,25 @@ class Law(WithControls, OfSegments, AtLayers, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sublayers(OfSegments, AtLayers, StudyOptions):
-    """Find the most dispersed layer, to key a kNN-LM.
+    """Find the layer with the most dispersed states, as the key of a nearest-neighbour LM (kNN-LM).
 
     Attributes:
-        model: A folder, a Hub id, or a model that is loaded already.
+        model: A folder, a Hub id, or a model that is already loaded.
         data: A file, or a data set on the Hub.
-        layers: The candidates, separated by commas or as a list; by default both sub-layers of the
-            last block.
-        sizes: Numbers of segments in a draw.
+        layers: The candidate layers, separated by commas or as a list; by default both sub-layers
+            of the last block.
+        sizes: Sizes of the random draws, in segments.
 
-            Those that the text cannot fill are left out.
-        knn: Also compare the perplexity of a kNN-LM keyed by each candidate layer, and by last.
+            Sizes for which the text has too few segments are left out.
+        knn: Also measure the perplexity of a kNN-LM whose keys are the states of each candidate
+            layer, and of last.
         datastore: Text from which a kNN-LM takes its neighbours: a file, a Hub data set, or a share
             of --data.
         tune: Text on which a kNN-LM's weight and temperature are chosen: a file, a Hub data set, or
             a share of --data.
         test: Text on which the perplexity of a kNN-LM is measured: a file, a Hub data set, or a
             share of --data.
-        neighbours: Number of neighbours that predict a token in a kNN-LM.
+        neighbours: Number of nearest neighbours from which a kNN-LM predicts a token.
     """
 
     model: ModelLike
@@ -158,14 +165,15 @@ class Sublayers(OfSegments, AtLayers, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Condensation(WithControls, OfSegments, StudyOptions):
-    """Measure how similar a text's tokens are, by layer.
+    """Measure how similar the states of a text's tokens are, layer by layer.
 
     Attributes:
-        models: Models, each a folder, a Hub id, or loaded already; one or several, such as a family
-            by size, or a training by revision.
+        models: One model or several, each a folder, a Hub id or a loaded model: for example a
+            family in several sizes, or a training at several revisions.
         data: A file, or a data set on the Hub.
-        last: Number of last layers over which models are compared.
-        teacher: The model from which the others were distilled, to compare them with it.
+        last: Number of last layers over whose mean similarity models are compared.
+        teacher: Teacher model, from which the other models were distilled and with which each of
+            them is compared.
     """
 
     models: ModelLike | Sequence[ModelLike]
@@ -178,14 +186,16 @@ class Condensation(WithControls, OfSegments, StudyOptions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clusters(AtLayers, StudyOptions):
-    """Measure distances within and between groups of contexts.
+    """Measure distances within and between groups of contexts that the same n-gram follows.
 
     Attributes:
-        models: Models of one tokenizer, each a folder, a Hub id, or loaded already; one or several.
+        models: One model or several with the same tokenizer, each a folder, a Hub id or a loaded
+            model.
         data: A file, or a data set on the Hub.
         ngram: Number of tokens in an n-gram.
-        occurrences: How often an n-gram must occur; also the number of contexts in its cluster.
-        clusters: Number of clusters, at most.
+        occurrences: How often an n-gram must occur in the text; also the number of contexts in each
+            cluster.
+        clusters: Maximum number of clusters, each of the contexts before one n-gram.
     """
 
     models: ModelLike | Sequence[ModelLike]

@@ -41,11 +41,11 @@ def in_words(perplexity: str) -> str:
 
 
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
-    """Draw the correlation of perplexity and dispersion by layer.
+    """Draw r, the correlation of perplexity and dispersion over bins of segments, at each layer.
 
-    There is a panel for each kind of perplexity, and in it a dot for each layer at its Pearson r.
-    The dots of the models themselves have a 95 % interval. Controls and the held-out text are
-    further lines.
+    There is a panel for each kind of perplexity: that of whole segments, or that of the single
+    token after so many tokens. The dots of the model have a 95 % interval. Controls and the
+    held-out text are further lines.
 
     Args:
         correlations: The table ``correlations`` of a `LawResult`.
@@ -96,7 +96,8 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 def law_bins(points: pd.DataFrame) -> Spec:
     """Draw dispersion against mean perplexity, one panel for each kind of perplexity and layer.
 
-    Every bin is a dot; the axis of perplexity is logarithmic.
+    Every bin of segments is a dot, coloured by its text (``data`` or ``held-out``). The axis of
+    perplexity is logarithmic.
 
     Args:
         points: The table ``points`` of a `LawResult`.
@@ -108,8 +109,8 @@ def law_bins(points: pd.DataFrame) -> Spec:
 def law_grid(points: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> Spec:
     """Draw dispersion against mean perplexity, one panel for each model and text.
 
-    Every bin of whole segments is a dot. With several texts, each row of panels is a model and each
-    column a text. The title of a panel gives r.
+    Every bin by the perplexity of whole segments is a dot. With several texts, each row of panels
+    is a model and each column a text. The title of a panel gives the correlation r.
 
     Args:
         points: The table ``points`` of a `LawResult`.
@@ -168,7 +169,7 @@ def _bins(points: pd.DataFrame, panels: pd.Series[str], columns: int) -> Spec:
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
-    """Draw the dispersion of every draw as a tick, one row of ticks for each candidate layer.
+    """Plot the dispersion of every random draw of segments, one row of ticks for each layer.
 
     There is a panel for each number of segments in a draw.
 
@@ -196,8 +197,8 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
 def condensation_lines(layers: pd.DataFrame) -> Spec:
     """Draw the mean similarity of tokens by depth, one line with a 95 % band for each model.
 
-    The axis of depth runs from 0 to 1, so that models with different numbers of layers can be
-    compared.
+    Controls have lines of their own. The axis of depth runs from 0 (the input of the first block)
+    to 1 (the last layer), so that models with different numbers of layers can be compared.
 
     Args:
         layers: The table ``layers`` of a `CondensationResult`.
@@ -224,6 +225,8 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
 def condensation_heat(histogram: pd.DataFrame) -> Spec:
     """Draw how the similarity of tokens is distributed at each depth, one heat map for each model.
 
+    Controls have heat maps of their own.
+
     Args:
         histogram: The table ``histogram`` of a `CondensationResult`.
     """
@@ -249,9 +252,9 @@ def condensation_heat(histogram: pd.DataFrame) -> Spec:
 
 
 def cluster_lines(summary: pd.DataFrame) -> Spec:
-    """Draw the mean distances within and between clusters, model by model in the order given.
+    """Draw the mean distances within and between clusters, for the models in the order given.
 
-    There is a panel for each layer.
+    A cluster holds the contexts that the same n-gram follows. There is a panel for each layer.
 
     Args:
         summary: The table ``summary`` of a `ClustersResult`.
@@ -274,7 +277,7 @@ def cluster_lines(summary: pd.DataFrame) -> Spec:
 
 
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the control's name appended to that of the model.
+    """Return the rows with the name of the control appended to the name of the model.
 
     A control is the same measurement with random weights or on shuffled tokens. The rows of the
     model itself, whose ``control`` is empty, stay unchanged.

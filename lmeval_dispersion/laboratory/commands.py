@@ -94,8 +94,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
             continue
         if args.measure not in measures:
             raise UsageError(
-                f"expected an option that {args.measure} takes, got one of {', '.join(measures)}; "
-                "leave it out",
+                f"expected an option that {args.measure} takes, got one that belongs to "
+                f"{', '.join(measures)}; leave it out",
                 argument=name,
             )
         given[name] = value
@@ -111,12 +111,12 @@ def _run(args: argparse.Namespace) -> int:
     if len(args.models) > 1 and not is_of_several:
         raise UsageError(
             f"expected one model for {args.measure}, got {', '.join(args.models)}; "
-            "run the command once for each"
+            "run the command once for each model"
         )
     if len(args.data) > 1 and args.measure != "law":
         raise UsageError(
             f"expected one text for {args.measure}, got {', '.join(args.data)}; "
-            "run the command once for each",
+            "run the command once for each text",
             argument="data",
         )
     if not sys.stderr.isatty():
@@ -147,7 +147,7 @@ def _run(args: argparse.Namespace) -> int:
     if left_out:
         print(
             f"dispersion inspect: the text has {facts['pool']} segments, too few for draws of "
-            f"{', '.join(map(str, left_out))}; pass more text or a smaller --segment",
+            f"{' or '.join(map(str, left_out))}; pass more text or a smaller --segment",
             file=sys.stderr,
         )
     return 3 if left_out else 0

@@ -77,13 +77,15 @@ class ClustersResult(StudyResult):
     Attributes:
         summary: One row for each model and layer: the mean distances ``within`` and ``between``
             clusters, ``ratio`` = between / within, and the ``perplexity`` of the contexts.
-            ``within`` and ``ratio`` have 95 % bounds, ``between`` has a jackknife standard error;
-            both are over clusters.
+            ``within`` and ``ratio`` have 95 % bounds, ``between`` has a standard error; all come
+            from a jackknife over clusters.
         clusters: One row for each model, layer and cluster: ``within``, the mean cosine distance of
             the members to the cluster's centroid, and ``apart``, the mean distance of this centroid
-            to the others.
-        ngrams: One row for each model and cluster: the n-gram, and how often it occurs in the text.
-        manifest: The settings, and for each model its identity, library versions and counts.
+            to the centroids of the other clusters.
+        ngrams: One row for each model and cluster: the n-gram, and how often it occurs in the text
+            without overlaps and with a whole context before it.
+        manifest: The settings; for each model its identity, the library versions, and how many
+            texts and segments were read.
     """
 
     summary: pd.DataFrame
@@ -97,9 +99,9 @@ class ClustersResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        - ``some``: the ratios at no more than 12 models and layers;
+        - ``some``: the ratios between / within, in at most 12 rows of models and layers;
         - ``summary``: all distances;
-        - ``ngrams``: the most frequent n-grams of the first model.
+        - ``ngrams``: the n-grams of the first model, at most the 20 most frequent ones.
         """
         first = self.ngrams["model"].iloc[0]
         ngrams = self.ngrams[self.ngrams["model"] == first]
@@ -119,7 +121,9 @@ class ClustersResult(StudyResult):
         """Return one chart, ``distances``: the mean distances within and between clusters."""
         draw = partial(charts.cluster_lines, self.summary)
         return {
-            "distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")
+            "distances": Chart(
+                draw, "Distances within and between clusters", "One panel for each layer."
+            )
         }
 
     def context(self) -> dict[str, Any]:
@@ -128,9 +132,10 @@ class ClustersResult(StudyResult):
         In addition to those of `StudyResult` these are:
 
         - ``rows``: the models' rows at one layer (``last``, or the last that was measured);
-        - ``defined``: whether all their ratios are defined;
-        - ``against``: names of models whose clusters lie further apart than the first model's,
-          closer together, or not clearly differently.
+        - ``defined``: whether there are at least three clusters and all these ratios are finite;
+        - ``against``: a list of pairs: ``further apart``, ``closer together`` or ``not clearly
+          differently`` (compared with the clusters of the first model), and the names of the models
+          of which this is true; empty if not ``defined``.
         """
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
@@ -173,7 +178,9 @@ class ClustersResult(StudyResult):
 
 @takes(Clusters)
 def clusters(asked: Clusters) -> ClustersResult:
-    """Measure distances within and between clusters of contexts that one n-gram follows.
+    """Measure cosine distances within and between clusters of contexts.
+
+    A cluster holds contexts that the same n-gram follows; see `ClustersResult` for the distances.
 
     The text is read whole. Its most frequent n-grams are looked up, and a context is the run of
     tokens before one occurrence of an n-gram. All models must share one tokenizer, as checkpoints
@@ -206,8 +213,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
     first = study.earlier[0] if study.earlier else {"vocabulary": vocabulary}
     if first["vocabulary"] != vocabulary:
         raise UsageError(
-            f"expected checkpoints with one tokenizer, but that of {study.label} differs from that "
-            f"of {first['model']}; run the command once for each tokenizer"
+            f"expected models with the same tokenizer, but the tokenizer of {study.label} differs "
+            f"from that of {first['model']}; run the command once for each tokenizer"
         )
     names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
     options = {name: settings[name] for name in names}
@@ -309,10 +316,11 @@ def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
 
     Args:
         within: Shape (clusters,), the mean distance within each cluster.
-        apart: Shape (clusters,), the mean distance of each centroid to the others.
+        apart: Shape (clusters,), the mean distance of each centroid to the other centroids.
 
     Returns:
-        The ratio and its bounds; all are NaN with fewer than three clusters, or if a mean is 0.
+        The ratio and its bounds; all are NaN with fewer than three clusters, or if the mean of
+        ``within`` or ``apart`` is 0.
     """
     inside = within.mean()
     between = apart.mean()
@@ -323,14 +331,16 @@ def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
 
 
 def log_ratios_left_out(within: Array, apart: Array) -> Array:
-    """Return the log of between / within with each cluster left out in turn, for a jackknife.
+    """Return the log of the ratio of distances, with each cluster left out in turn.
+
+    The ratio is the mean distance between clusters over the mean distance within clusters.
 
     Args:
         within: Shape (clusters,), the mean distance within each cluster.
-        apart: Shape (clusters,), the mean distance of each centroid to the others.
+        apart: Shape (clusters,), the mean distance of each centroid to the other centroids.
 
     Returns:
-        Shape (clusters,).
+        Shape (clusters,), float64: entry i is computed without cluster i.
     """
     inside = (within.sum() - within) / (len(within) - 1)
     between = dispersions_left_out(apart)
@@ -338,12 +348,12 @@ def log_ratios_left_out(within: Array, apart: Array) -> Array:
 
 
 def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
-    """Return Student's bounds of an estimate from its jackknife.
+    """Return 95 % bounds of an estimate, by Student's t with the jackknife standard error.
 
     Args:
         value: The estimate.
         left_out: Shape (n,), the estimate with each of n clusters left out in turn.
-        claims: Number of such estimates whose 95 % bounds shall hold at once (Bonferroni).
+        claims: Number of such estimates whose bounds are to hold at once (Bonferroni).
     """
     return statistics.student_bounds(
         value,
@@ -370,10 +380,10 @@ def recurring_contexts(
     seed: int = 0,
     pack: bool = False,
 ) -> Unit:
-    """Cut the contexts that stand before the most frequent n-grams of a text.
+    """Cut out the contexts before the most frequent n-grams of a text.
 
-    For each n-gram, ``occurrences`` of its places are drawn at random, among those with a whole
-    context before them.
+    For each n-gram, ``occurrences`` of its places in the text are drawn at random, from those with
+    a whole context before the n-gram.
 
     Args:
         texts: The texts, which are read whole.
@@ -381,7 +391,7 @@ def recurring_contexts(
         ngram: Number of tokens in an n-gram.
         occurrences: How often an n-gram must occur; also the number of contexts in its cluster.
         segment: Number of tokens in a context, special tokens included.
-        clusters: Number of clusters at most.
+        clusters: Maximum number of clusters, one for each n-gram.
         seed: Seed of the draw.
         pack: Whether to join all texts into one.
 
@@ -404,7 +414,8 @@ def recurring_contexts(
     if body < 1 or ngram < 1 or occurrences < 2:
         raise UsageError(
             f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1 token, "
-            f"and at least 2 occurrences, got {segment}, {ngram} and {occurrences}"
+            f"and at least 2 occurrences, got segment {segment}, ngram {ngram} and occurrences "
+            f"{occurrences}"
         )
     corpus = _corpus(texts, tokenizer, pack)
     frequent, most = _frequent(corpus, ngram, body, occurrences)
@@ -426,8 +437,8 @@ def recurring_contexts(
     if len(chosen) < 2:
         raise UsageError(
             f"expected at least 2 {ngram}-grams that occur {occurrences} times with {body} tokens "
-            f"before them, got {len(chosen)} (the most frequent one occurs {most} times); pass "
-            "more text, or lower ngram, occurrences or segment"
+            f"before them, got {len(chosen)} (occurrences of the most frequent one, overlaps "
+            f"included: {most}); pass more text, or lower ngram, occurrences or segment"
         )
     begin = np.concatenate(chosen) - body
     context = begin[:, None] + np.arange(body)

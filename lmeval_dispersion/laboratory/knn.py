@@ -46,8 +46,9 @@ class Part:
     Attributes:
         segments: The segments of the part, in the order of the text.
         documents: Shape (n,), int64: the number of the document from which each segment was cut. In
-            a running text every segment counts as a document.
-        unit: What ``documents`` numbers, in reports: ``document`` or ``segment``.
+            a running text (a text file, or joined texts) every segment counts as a document.
+        unit: What reports call an entry of ``documents``: ``document``, or ``segment`` in a running
+            text.
     """
 
     segments: Segments
@@ -58,8 +59,15 @@ class Part:
 class Datastore:
     """The datastore of a kNN-LM: a layer's states as keys, and the tokens that they predict.
 
+    All tensors are on the model's device.
+
+    Args:
+        causal: The model.
+        part: The datastore part of the text.
+        layer: Full name of the layer.
+
     Attributes:
-        keys: Shape (n, d), float32, on the model's device: the states, less their mean.
+        keys: Shape (n, d), float32: the states, minus the mean state.
         values: Shape (n,), int64: the token that follows each state.
         mean: Shape (d,), the mean state.
         norms: Shape (n,), the squared norm of each key.
@@ -86,12 +94,12 @@ class Datastore:
         self.variance = float(norms.mean())
 
     def shares(self, states: Tensor, tokens: Tensor, neighbours: int) -> NDArray[np.float64]:
-        """Return the probability that the nearest neighbours give to the right token.
+        """Return the probability that the nearest keys give to the token after each query.
 
         Args:
-            states: Shape (q, d), the queries.
+            states: Shape (q, d), the queries: states of the datastore's layer.
             tokens: Shape (q,), the token that follows each query.
-            neighbours: Number of nearest keys that count.
+            neighbours: Number of nearest keys that count; in a smaller datastore all keys do.
 
         Returns:
             Shape (q, len(TEMPERATURES)), float64: the probability at each temperature.
@@ -126,7 +134,7 @@ class Datastore:
 
 
 def all_but_last(states: Tensor) -> NDArray[np.float32]:
-    """Return the states that predict a later token of their segment: all but the last position.
+    """Return the states of all tokens but the last of each segment, which no token follows.
 
     Args:
         states: Shape (b, t, d).
@@ -148,8 +156,14 @@ def _following(tokens: NDArray[np.uint32], device: torch.device) -> Tensor:
 class Search:
     """The nearest-neighbour search of a kNN-LM whose keys are the states of one layer.
 
-    The datastore is filled at its first use, so a resumed study whose results are kept never fills
-    one.
+    The datastore is filled at its first use, so a resumed study never fills one if all its results
+    are already on disk.
+
+    Attributes:
+        study: The study that keeps the results.
+        causal: The model.
+        layer: Full name of the layer.
+        parts: The parts ``datastore``, ``tune`` and ``test`` of the text.
     """
 
     study: Study
@@ -212,8 +226,10 @@ class Search:
 def knn_rows(study: Study, causal: CausalModel, layers: Sequence[str]) -> Iterator[TableRow]:
     """Yield the rows of a study's tables ``knn`` and ``losses``.
 
-    ``knn`` has a row for each layer, with the chosen weight and temperature. ``losses`` has a row
-    for each layer and document of the test part, with sums of negative log-probabilities in nats.
+    ``knn`` has a row for each layer, with the temperature and the weight of the neighbours, which
+    are chosen on the tuning part. ``losses`` has a row for each layer and document of the test
+    part, with sums of negative log-probabilities in nats, ``without`` neighbours and with them
+    (``nll``).
 
     Raises:
         UsageError: A part of the text is too short.
@@ -253,9 +269,12 @@ def mixed(shares: Array, nll: Array, weight: float) -> Array:
     """Return the negative log-probability of tokens by a kNN-LM, in nats.
 
     Args:
-        shares: The probability of each token by its neighbours.
+        shares: The probability of each token by its neighbours, any shape.
         nll: The model's negative log-probability of each token in nats, of the same shape.
-        weight: The weight of the neighbours, from 0 to 1; the model has the rest.
+        weight: The weight of the neighbours, from 0 to 1; the model has the weight 1 - ``weight``.
+
+    Returns:
+        An array of the same shape; infinite where the mixed probability is 0.
     """
     probability = weight * shares + (1 - weight) * np.exp(-nll)
     with np.errstate(divide="ignore"):
@@ -263,9 +282,13 @@ def mixed(shares: Array, nll: Array, weight: float) -> Array:
 
 
 def chosen(shares: Array, nll: Array) -> tuple[float, float]:
-    """Return the weight and the temperature with the lowest perplexity on a part's tokens.
+    """Return the weight of the neighbours and the temperature that give the lowest perplexity.
 
-    The first of equal ones is taken. The arguments are what `Search.searched` returns.
+    Both are taken from the grids ``WEIGHTS`` and ``TEMPERATURES``.
+
+    Args:
+        shares: Shape (n, t, len(TEMPERATURES)), the probability of each token by its neighbours.
+        nll: Shape (n, t), the model's negative log-probability of each token in nats.
     """
     lowest = np.inf
     best = (0.0, float(TEMPERATURES[0]))
@@ -282,14 +305,15 @@ def chosen(shares: Array, nll: Array) -> tuple[float, float]:
 def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
     """Return the datastore, the tuning part and the test part of a study, by name.
 
-    A part is a share of the study's text, in its order and cut between documents, or a text of its
-    own.
+    Each part is either a contiguous share of the study's text, which is split only between
+    documents, or a separate text.
 
     Returns:
         A `Part` for each of ``datastore``, ``tune`` and ``test``.
 
     Raises:
-        UsageError: A part has too few documents.
+        UsageError: The test part has fewer than two documents (segments, in a running text), or
+            another part has none.
     """
     settings = study.settings
     most = settings["segments"]
@@ -310,7 +334,7 @@ def parts_of(study: Study, causal: CausalModel) -> dict[str, Part]:
             raise UsageError(
                 f"expected at least {count(least[name], part.unit)} for the {name} part of a "
                 f"kNN-LM, got {documents} from {part.segments.source}; pass more text or a shorter "
-                "segment, or give this part a text of its own",
+                "segment, or a separate text for this part",
                 argument=name,
             )
         lengths[name] = len(part.segments.tokens)
@@ -368,16 +392,18 @@ def _cut(documents: NDArray[np.int64], bound: float) -> int:
 def perplexity_change(
     first: Array, second: Array, tokens: Array, claims: int
 ) -> statistics.Interval:
-    """Return how much lower or higher the perplexity of one model is than another's, in per cent.
+    """Return by how many per cent the perplexity of one model differs from that of another.
 
     Args:
-        first: Shape (n,), the sum of negative log-probabilities in nats for each document.
-        second: Shape (n,), the same for the model that is the base of the comparison.
+        first: Shape (n,), the first model's sum of negative log-probabilities in nats for each
+            document.
+        second: Shape (n,), the sums of the second model, whose perplexity counts as 100 %.
         tokens: Shape (n,), the number of tokens in each document.
-        claims: Number of such changes whose 95 % bounds shall hold at once (Bonferroni).
+        claims: Number of such changes whose 95 % bounds are to hold at once (Bonferroni).
 
     Returns:
-        The change and its bounds, from a jackknife over documents; negative if ``first`` is lower.
+        The change and its 95 % bounds, from a jackknife over documents; negative if the perplexity
+        of the first model is lower.
     """
     difference = first - second
     change = difference.sum()
@@ -403,8 +429,9 @@ def summary_of(losses: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         ``settings`` with further columns: ``without``, the perplexity of the model without
-        neighbours; ``perplexity``, that of the kNN-LM; ``change`` from the first to the second in
-        per cent, with 95 % bounds; ``documents`` and ``tokens``, their numbers in the test part.
+        neighbours; ``perplexity``, that of the kNN-LM; ``change``, by how many per cent
+        ``perplexity`` differs from ``without``, with 95 % bounds; ``documents`` and ``tokens``, the
+        numbers of documents and tokens in the test part.
     """
     rows = []
     keys = settings["layer"].tolist()
@@ -434,8 +461,9 @@ def against(losses: pd.DataFrame, key: str) -> pd.DataFrame:
         key: The layer whose kNN-LM is compared.
 
     Returns:
-        One row for every other layer, which is named in the column ``other``: the ``change`` of
-        perplexity in per cent if ``key`` takes its place, with 95 % bounds.
+        One row for every other layer, which is named in the column ``other``: ``change``, by how
+        many per cent the perplexity with ``key`` differs from that with the other layer, with 95 %
+        bounds.
     """
     keys = list(dict.fromkeys(losses["layer"]))
     of_key = losses[losses["layer"] == key]

@@ -67,14 +67,16 @@ class CausalModel:
     Attributes:
         loaded: The model, its tokenizer and its device.
         batch: Number of segments in one forward pass.
-        prefix: The special tokens with which every segment begins.
-        suffix: The special tokens with which every segment ends; empty for a decoder.
+        prefix: Ids of the special tokens with which every segment begins.
+        suffix: Ids of the special tokens with which every segment ends; empty for a decoder.
         config: The configuration of the text model.
-        blocks: Number of decoder blocks.
+        decoder: The parts of the decoder; an `EncoderModel` lacks this attribute.
+        blocks: Number of decoder blocks, or of an encoder's layers.
 
     Raises:
-        UsageError: The model is too large for the device, or its predictions depend on later
-            tokens.
+        UsageError: The model cannot be loaded, is too large for the device, or is not a
+            left-to-right model: its predictions depend on later tokens.
+        CaptureError: The model is an encoder-decoder, or has no list of decoder blocks.
     """
 
     def __init__(self, model: ModelLike, batch: int = 1) -> None:
@@ -117,8 +119,8 @@ class CausalModel:
         """Return the full names of the wanted layers, each once.
 
         Args:
-            wanted: ``all`` (the output of every block), ``depths`` (the embeddings too), or names
-                of layers, separated by commas or as a list.
+            wanted: ``all`` (the output of every block), ``depths`` (the embeddings and the output
+                of every block), or names of layers, separated by commas or as a list.
 
         Raises:
             UsageError: A name is not a layer of this model, or no name is given.
@@ -155,7 +157,7 @@ class CausalModel:
         return limit if isinstance(limit, int) else None
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
-        """Return how many segments fit into the free memory at once, from 1 to 64.
+        """Return an estimate of how many segments fit into the free memory at once, from 1 to 64.
 
         Args:
             length: Number of tokens in a segment.
@@ -316,7 +318,7 @@ class CausalModel:
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
-        """Return the model of a control.
+        """Return the model with which a measurement is repeated as a control.
 
         Args:
             name: ``untrained`` for the same architecture with random weights, ``shuffled`` for the
@@ -340,7 +342,7 @@ class CausalModel:
             except (ValueError, TypeError) as error:
                 raise DispersionError(
                     f"{self.loaded.name} cannot be built with random weights ({error}); leave out "
-                    "the control untrained"
+                    "the control `untrained`"
                 ) from error
         if getattr(model.config, "quantization_config", None) is None:
             built = built.to(model.dtype)  # so that rounding is equal
@@ -381,7 +383,7 @@ class EncoderModel(CausalModel):
         """Return the names of all depths: ``embeddings``, ``layer.K`` and ``last``.
 
         Raises:
-            UsageError: Anything but ``depths`` is wanted.
+            UsageError: ``wanted`` is not ``depths``.
         """
         if wanted != "depths":
             raise UsageError(
@@ -421,7 +423,7 @@ class EncoderModel(CausalModel):
 
 
 def read_either_way(model: ModelLike) -> CausalModel:
-    """Return a decoder as a `CausalModel`, and any other model as an `EncoderModel`.
+    """Load a left-to-right decoder as a `CausalModel`, and any other model as an `EncoderModel`.
 
     Raises:
         UsageError: The model is too large for the device, or cannot be loaded.
@@ -509,9 +511,10 @@ def token_dispersions(states: Tensor) -> NDArray[np.float64]:
 
 
 def in_float32(model: ModelLike) -> ModelLike:
-    """Return the choice of a model, changed to load it in float32.
+    """Return a model's loading options, changed to load the weights in float32.
 
-    A model that is already loaded, quantised, or asked for in another dtype is returned unchanged.
+    The argument is returned unchanged if the model is already loaded or quantised, if a dtype was
+    asked for, or if the configuration cannot be read.
     """
     choice = model_choice(model)
     if isinstance(model, LoadedModel) or choice.dtype != "auto" or choice.quantize:
@@ -525,8 +528,9 @@ def in_float32(model: ModelLike) -> ModelLike:
 def check_memory(model: ModelLike) -> None:
     """Raise UsageError if a model in float32 does not fit into its device's free memory.
 
-    The model is not loaded: its weights are counted from its configuration. A model that is not to
-    be run in float32, or whose weights cannot be counted, passes.
+    The model is not loaded: its weights are counted from its configuration. Nothing is checked if
+    the model is already loaded, is to run in another dtype or with ``device="auto"``, or if its
+    weights cannot be counted.
     """
     choice = model_choice(model)
     if isinstance(model, LoadedModel) or choice.dtype != "float32" or choice.device == "auto":
@@ -540,15 +544,15 @@ def check_memory(model: ModelLike) -> None:
         raise UsageError(
             f"{choice} takes {count * _FLOAT32 / 1e9:.1f} GB in float32 ({count / 1e9:.2f} billion "
             f"weights), and {device} has {free / 1e9:.1f} GB free; use a larger device, device "
-            "auto to spread it over all devices, or model_args dtype=bfloat16, which makes single "
-            "figures less exact"
+            "auto to spread the model over all devices, or model_args dtype=bfloat16, which makes "
+            "the results less exact"
         )
 
 
 def weights_count(model: ModelLike) -> int | None:
     """Return the number of a model's weights, counted from its configuration without loading it.
 
-    None if the configuration cannot be read, or no model can be built from it.
+    The result is None if the configuration cannot be read, or no model can be built from it.
     """
     config = _config(model)
     if config is None:
@@ -569,7 +573,10 @@ def _count(model: Any) -> int:
 
 
 def free_bytes(device: str) -> int:
-    """Return the free memory of a device in bytes; on a CPU at most the limit of the container."""
+    """Return the free memory of a device in bytes.
+
+    For the CPU it is at most the memory limit of the container in which the process runs.
+    """
     if device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)

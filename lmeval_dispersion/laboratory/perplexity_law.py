@@ -85,7 +85,11 @@ _CORRELATIONS = {
         hint="correlation over bins; below 0: bins of lower perplexity are more dispersed",
     ),
     "line_r2": Col(
-        "R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"
+        "R² of the line",
+        ".2f",
+        short="R²",
+        drop=3,
+        hint="line fitted to the bins of data; negative: worse than the mean",
     ),
     "difference": Col("Model minus control", "+.2f"),
     "difference_low": Col("from", "+.2f"),
@@ -122,18 +126,20 @@ class LawResult(StudyResult):
 
     Segments of text are sorted by perplexity and cut into bins; each bin has a mean perplexity and
     a dispersion. docs/reference/laboratory.md lists every column of the tables. The column
-    ``split`` is ``data`` or, for the held-out text, ``held-out``.
+    ``split`` is ``data`` or, for the held-out text, ``held-out``. A kind of perplexity is that of
+    whole segments (``sequence``) or of the single token after so many tokens (``last@16``).
 
     Attributes:
         correlations: One row for each model, text, split, kind of perplexity, layer and measure:
-            ``pearson``, the correlation over the bins, with its 95 % interval.
-        points: One row for each chosen bin and layer: the bin's mean perplexity and every measure,
-            of the model and of the controls.
-        overall: One row for each split and layer: the dispersion of all texts, the mean dispersion
-            of one text's tokens, and the perplexity.
-        controls: The rows of ``correlations`` for each control, and the model's r minus the
-            control's; None if no control was run.
-        manifest: The settings, and for each model its identity, library versions and counts.
+            ``pearson``, the correlation r over the bins, with its 95 % interval.
+        points: One row for each model, text, split, kind of perplexity, chosen bin and layer: the
+            bin's mean perplexity, every measure of the model, and the dispersions of the controls.
+        overall: One row for each model, text, split and layer: the dispersion of all segments, the
+            mean dispersion of the tokens of one segment, and the perplexity.
+        controls: Rows like those of ``correlations`` for each control, with ``difference``, the
+            model's r minus the control's; None if no control was run.
+        manifest: The settings; for each model its identity, the library versions, and how many
+            texts and segments were read.
     """
 
     correlations: pd.DataFrame
@@ -148,8 +154,8 @@ class LawResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        - ``layers``: r of dispersion and the perplexity of whole segments, at no more than 12
-          layers;
+        - ``layers``: the correlation r of dispersion and the perplexity of whole segments, in at
+          most 12 rows;
         - ``correlations``: all correlations of the models;
         - ``controls``: all correlations of the controls, if any was run;
         - ``overall``: dispersion and perplexity over all texts.
@@ -178,9 +184,9 @@ class LawResult(StudyResult):
     def charts(self) -> dict[str, Chart]:
         """Return the charts of the report by name.
 
-        - ``grid``: dispersion against perplexity, one panel for each pair of a model and a text;
-          only with several models or texts, and then alone;
-        - ``layers``: r by layer, if several layers were measured;
+        - ``grid``: dispersion against perplexity, one panel for each pair of a model and a text. It
+          is the only chart if several models or texts were measured, and is left out otherwise.
+        - ``layers``: the correlation r at each layer, if several layers were measured.
         - ``bins``: dispersion against perplexity at no more than six layers.
         """
         if self._is_grid:
@@ -214,10 +220,11 @@ class LawResult(StudyResult):
 
         In addition to those of `StudyResult` these are:
 
-        - ``kinds``: for each kind of perplexity the layers where r clearly differs from 0 and from
-          its controls; empty for several models or texts;
-        - ``grid``: sentences on several models or texts; empty for one;
-        - ``tests``: number of correlations for which the intervals hold at once;
+        - ``kinds``: for each kind of perplexity a mapping with the layers where r clearly differs
+          from 0, and the controls from which r clearly differs there; empty for several models or
+          texts;
+        - ``grid``: sentences on several models or texts; empty for one model and one text;
+        - ``tests``: number of correlations r whose 95 % intervals hold at once;
         - ``rounded``: names of the models that ran in bfloat16.
         """
         rows = _of_dispersion(self.correlations)
@@ -277,12 +284,13 @@ def grid_sentences(
 ) -> list[str]:
     """Return sentences that sum up the correlations of several models and texts.
 
-    They say for how many models and texts r is clearly negative or positive, for which it is
-    neither or undefined, and where it does not clearly differ from a control.
+    They say for how many pairs of a model and a text r is clearly negative or positive, for which
+    pairs r is unclear or undefined, and where r is not clearly more negative than with a control.
 
     Args:
-        rows: One row of ``correlations`` for each model and text, of whole segments at one layer.
-        controls: The rows of the controls.
+        rows: For each model and text, the row of ``correlations`` on dispersion and the perplexity
+            of whole segments, at one layer.
+        controls: The rows of the table ``controls`` on dispersion; empty without controls.
         tests: Number of correlations for which the 95 % intervals hold at once.
     """
     negative: list[Mapping[str, Any]] = []
@@ -314,17 +322,17 @@ def grid_sentences(
     where = f"{models} on {texts}, 95 % intervals that hold for all {tests} r at once"
     sentences = [f"Whole segments: r of perplexity and dispersion is {', '.join(parts)}; {where}."]
     if positive and negative:
-        sentences.append(f"It is positive in {_named(positive)}.")
+        sentences.append(f"r is positive in {_named(positive)}.")
     for control in dict.fromkeys(row["control"] for row in controls):
         alike = [row for row in negative if not _is_beyond(row, control, controls)]
         if alike:
             sentences.append(
-                f"It is not clearly more negative than with the control {control} in "
+                f"r is not clearly more negative than with the control {control} in "
                 f"{_named(alike)}."
             )
         elif negative:
             sentences.append(
-                f"Where it is negative, it is clearly more so than with the control {control}."
+                f"Where r is negative, it is clearly more negative than with the control {control}."
             )
     return sentences
 
@@ -403,10 +411,10 @@ def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[d
 
 
 def places(chosen: Sequence[str], every: Sequence[str]) -> str:
-    """Return in words at which layers something holds.
+    """Return a phrase that names some of the measured layers.
 
     Args:
-        chosen: The layers where it holds.
+        chosen: The layers to name.
         every: All layers that were measured, in their order.
 
     >>> places(["layer.1", "layer.2", "last"], ["layer.0", "layer.1", "layer.2", "layer.3", "last"])
@@ -430,8 +438,10 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
 def law(asked: Law) -> LawResult:
     """Correlate perplexity and dispersion over bins of segments, for every model, text and layer.
 
-    Models run in float32, unless another dtype is asked for: rounding to bfloat16 moves segments
-    from bin to bin.
+    The segments of a text are sorted by perplexity and cut into bins. The dispersion of a bin is
+    the mean cosine distance over all pairs of its segments, each represented by the state of its
+    last token. Models run in float32, unless another dtype is asked for: rounding to bfloat16 moves
+    segments from bin to bin.
 
     Raises:
         UsageError: A setting does not fit a model or a text, a model in float32 does not fit into
@@ -499,11 +509,11 @@ def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: st
     n = len(drawn.tokens)
     size = settings["bin_size"]
     if n // size < FEWEST_BINS:
-        more = "more segments" if n == settings["segments"] else "more text"
+        more = "more segments (--segments)" if n == settings["segments"] else "more text"
         raise UsageError(
             f"expected at least {FEWEST_BINS * size} segments ({FEWEST_BINS} bins of {size}) to "
-            f"determine r, got {n} of {settings['segment']} tokens from {drawn.source}; "
-            f"pass {more}, or make bins or segments smaller"
+            f"determine the correlation r, got {count(n, 'segment')} ({settings['segment']} tokens "
+            f"each) from {drawn.source}; pass {more}, or use smaller bins or segments"
         )
     do = partial(_first_unit, causal, layers, drawn, settings["contexts"])
     nll = []
@@ -672,7 +682,7 @@ def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
 
     ``k`` targets are spaced evenly from the lowest mean to the highest. The bin nearest to each
     target is chosen, the lower one of two that are equally near. If this gives fewer than ``k``
-    bins, the lowest bins that are left fill up.
+    bins, the lowest of the remaining bins are added.
 
     Args:
         means: Shape (g,), the mean of each bin, ascending.
@@ -700,7 +710,7 @@ class OverBins(NamedTuple):
 
     Attributes:
         interval: r and its 95 % bounds; NaN where r is undefined.
-        samples: Shape (samples,), r in each bootstrap sample; empty where r is undefined.
+        samples: Shape (resamples,), r in each bootstrap sample; empty where r is undefined.
         reason: Why r is undefined; otherwise empty.
     """
 
@@ -718,7 +728,7 @@ class OverBins(NamedTuple):
         }
 
     def on_fishers_scale(self) -> Array:
-        """Return Fisher's z of r, followed by that of every sample; shape (1 + samples,)."""
+        """Return Fisher's z of r, then of r in each bootstrap sample; shape (1 + resamples,)."""
         return statistics.fisher([self.interval.value, *self.samples])
 
 
@@ -726,13 +736,13 @@ def correlated(x: Array, y: Array, seed: int) -> OverBins:
     """Correlate perplexity with a measure over bins.
 
     Args:
-        x: Shape (bins,), the perplexities or their logarithms.
-        y: Shape (bins,), the measure.
+        x: Shape (bins,), the mean perplexity of each bin, or its mean logarithm.
+        y: Shape (bins,), the measure of each bin.
         seed: Seed of the bootstrap.
 
     Returns:
-        Pearson r with its interval; NaN with a reason where it is undefined, as with constant
-        values.
+        Pearson r with its interval. Where r is undefined, such as for constant values, all numbers
+        are NaN and ``reason`` says why.
     """
     try:
         value = statistics.correlation(x, y)
@@ -759,12 +769,13 @@ def correlations(
     Returns:
         These tables by name.
 
-        - ``correlations``: r of the models. Where the measure is dispersion, ``all_low`` and
-            ``all_high`` are bounds that hold for all models, texts, layers and kinds of perplexity
-            at once.
-        - ``controls``, if any was run: r of the controls, and the model's r minus theirs over the
-            same bootstrap samples, with bounds ``apart_low`` and ``apart_high`` that hold for all
-            of them at once.
+        - ``correlations``: r of the models. Where the measure is dispersion and the split ``data``,
+            ``all_low`` and ``all_high`` are bounds that hold for all models, texts, layers and
+            kinds of perplexity at once; elsewhere they are NaN.
+        - ``controls``, if any was run: r of the controls, and ``difference``, the model's r minus
+            the control's, over the same bootstrap samples. ``apart_low`` and ``apart_high`` are
+            bounds of this difference on Fisher's z scale that hold for all models, texts, layers,
+            kinds of perplexity and controls at once; they are NaN where ``all_low`` is.
     """
     models: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
@@ -859,16 +870,16 @@ def _minus_control(mine: OverBins, other: OverBins) -> dict[str, Any]:
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
     """Return bounds that hold for several estimates at once in 95 % of cases.
 
-    They lie q standard deviations of the samples away from the estimate. q is the 95 % point of the
-    largest deviation in a sample, counted in standard deviations (Efron and Tibshirani 1993; Mammen
-    1993).
+    Each bound lies q standard deviations of the samples away from its estimate. q is the 95 % point
+    of the largest deviation in a sample, counted in standard deviations, but at least 1.96 (Efron
+    and Tibshirani 1993; Mammen 1993).
 
     Args:
         values: Shape (m,), the estimates.
         samples: Shape (resamples, m), the estimates in each bootstrap sample.
 
     Returns:
-        The lower and the upper bounds, shape (m,) each.
+        The lower bounds and the upper bounds, each of shape (m,).
     """
     centre = np.asarray(values, dtype=np.float64)
     drawn = np.asarray(samples, dtype=np.float64)

@@ -21,7 +21,8 @@ class StudyResult(Report):
     The subclass for each measure adds its tables as fields.
 
     Attributes:
-        manifest: The settings, and for each model its identity, library versions and counts.
+        manifest: The settings; for each model its identity, the library versions, and how many
+            texts and segments were read.
     """
 
     schema = "dispersion-lab-report/3"
@@ -32,11 +33,11 @@ class StudyResult(Report):
     manifest: dict[str, Any]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the measure's main table, which the CSV output has."""
+        """Return the rows of the CSV output, which are those of the measure's main table."""
         return records(getattr(self, self.main))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the JSON output has: the answer, the manifest and every table."""
+        """Return the JSON output: schema, answer, kind of measure, manifest and every table."""
         tables = {}
         for name, value in vars(self).items():
             if isinstance(value, pd.DataFrame):
@@ -52,8 +53,8 @@ class StudyResult(Report):
     def context(self) -> dict[str, Any]:
         """Return the values that every measure's template needs.
 
-        ``models`` has the models' names, and ``run`` mappings with the settings and versions of the
-        run.
+        ``models`` is the list of the models' names. ``run`` is a list of mappings: the names of
+        models and texts, the facts on each model (such as library versions), and the settings.
         """
         names = {key: ", ".join(value) for key, value in self.manifest["names"].items()}
         settings = {key: str(value) for key, value in self.manifest["settings"].items()}
@@ -73,7 +74,7 @@ class StudyResult(Report):
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame as dictionaries by column."""
+    """Return one dictionary for each row of a frame, with the column names as keys."""
     rows = []
     for row in frame.to_dict("records"):
         rows.append({str(key): value for key, value in row.items()})
@@ -88,14 +89,15 @@ def table(
     most: int = 0,
     more: str = "",
 ) -> Table:
-    """Return a frame as a table of the report, with those of the given columns that have values.
+    """Return a frame as a table of the report; columns without any value are left out.
 
     Args:
         frame: The rows.
         caption: The caption of the table.
         columns: How to show each column, by its name in the frame.
-        most: Number of rows at most, taken at even distances; 0 for all.
-        more: A sentence below the table. If rows are left out, it says how many instead.
+        most: Maximum number of rows; of a longer frame, rows at even distances are shown. 0 for
+            all rows.
+        more: A sentence below the table; replaced by the numbers of rows if some are left out.
     """
     if 0 < most < len(frame):
         more = f"{most} of {len(frame)} rows; the details show all."
@@ -107,7 +109,7 @@ def table(
 def bounded(
     key: str, heading: str, format: str, ends: tuple[str, str] = ("low", "high"), **options: Any
 ) -> dict[str, Column]:
-    """Return three columns: a value, and the lower and the upper end of its interval.
+    """Return the declarations of three columns by name: a value, and the ends of its interval.
 
     Args:
         key: Name of the value's column in the frame.
@@ -131,7 +133,14 @@ def bounded(
 
 
 def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
-    """Return a value and the ends of its interval under ``key``, ``key_low`` and ``key_high``."""
+    """Return a value and the ends of its interval as entries of a row.
+
+    The entries are ``KEY``, ``KEY_low`` and ``KEY_high``, where KEY is ``key``.
+
+    Args:
+        key: Name of the value.
+        interval: The value, the lower end and the upper end.
+    """
     value, low, high = interval
     return {
         key: value,

@@ -25,7 +25,7 @@ _OVERSAMPLE = 20
 
 
 class Segments(NamedTuple):
-    """Segments of a text: runs of tokens of one length.
+    """Segments of a text: runs of equally many tokens.
 
     Attributes:
         tokens: Shape (n, length), uint32.
@@ -55,7 +55,7 @@ def draw_segments(
         texts: The texts.
         tokenizer: A tokenizer of transformers.
         length: Number of tokens in a segment, special tokens included.
-        most: Number of segments at most.
+        most: Maximum number of segments. They are drawn from the first 20 * ``most`` segments.
         seed: Seed of the draw.
         pack: Whether to join all texts into one before they are cut.
         suffix: Special tokens with which every segment ends.
@@ -71,7 +71,9 @@ def draw_segments(
     body = length - special
     least = max(2, 1 + special)
     if length < least:
-        raise UsageError(f"expected segments of at least {least} tokens, got {length}")
+        raise UsageError(
+            f"expected segments of at least {least} tokens, got {length}; use longer segments"
+        )
     if most < 1:
         raise UsageError(f"expected to draw at least 1 segment, got {most}")
     rng = np.random.default_rng(seed)
@@ -100,15 +102,15 @@ def draw_segments(
 
 
 def counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Count what the latest pass over texts has read.
+    """Return how many texts the latest pass has read, and how many were left out for each reason.
 
     Args:
         texts: The texts.
         kept: Number of segments that were kept.
 
     Returns:
-        ``texts``, the number of texts read; for each reason, such as ``too_short``, the number of
-        texts left out; and ``kept``.
+        ``texts``, the number of texts that were read; for each reason, such as ``too_short``, the
+        number of texts that were left out; and ``kept``.
     """
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
@@ -116,7 +118,9 @@ def counts(texts: Texts, kept: int) -> dict[str, int]:
 def report(source: str, counted: Mapping[str, int]) -> str:
     """Return a sentence that says how many texts were read and left out.
 
-    ``counted`` is what `counts` returns.
+    Args:
+        source: Name of the source.
+        counted: What `counts` returns.
 
     >>> report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
     'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
@@ -134,7 +138,7 @@ def report(source: str, counted: Mapping[str, int]) -> str:
 
 
 def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number and the tokens of each text, without special tokens.
+    """Yield for each text its number in the source and its token ids, without special tokens.
 
     A text on which the tokenizer fails is left out and counted in ``texts.skipped``.
     """
@@ -148,14 +152,14 @@ def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
-    """Return the tokens of the blank line between joined texts; None if texts are not joined."""
+    """Return the token ids of the blank line between joined texts; None if texts stay separate."""
     if not (pack or texts.continuous):
         return None
     return list(tokenizer("\n\n", add_special_tokens=False).input_ids)
 
 
 def affixes_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the special tokens that a tokenizer puts before a text and after a text."""
+    """Return the ids of the special tokens that a tokenizer puts before and after a text."""
     bare = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
     for start in range(len(full) - len(bare) + 1):

@@ -69,13 +69,14 @@ class Study:
         place: Folder in which finished units of work are kept; with the suffix ``.json``, the file
             of the finished rows.
         load: Returns the model, which is loaded at the first call.
-        texts: The texts by name: ``data``, and others that the measure takes.
-        settings: The settings of the measure, ``segment``, ``pack`` and ``seed``.
+        texts: The texts by name: ``data``, and further texts such as ``held_out``.
+        settings: The settings of the measure, and those of every study: ``segment``, ``pack`` and
+            ``seed``.
         batch: Number of segments in one forward pass; None for as many as fit.
         quiet: Whether to print nothing on stderr.
         label: The model's name in reports.
-        earlier: The facts on the studies that ran before it in the same call.
-        facts: What the manifest lists on this study.
+        earlier: The ``facts`` of the studies that ran before this one in the same call.
+        facts: The facts on this study that the manifest lists, by name.
     """
 
     place: Path
@@ -91,7 +92,11 @@ class Study:
     def finished(self, measure: Measure) -> list[TableRow]:
         """Return the rows of the measure, each with the name of its table.
 
-        If an earlier process has finished this study, its rows and facts are read back.
+        If an earlier process has finished this study, its rows and facts are read back. The folder
+        of the single units of work is then deleted.
+
+        Args:
+            measure: Yields the rows, each with the name of its table.
         """
         file = self.place.with_suffix(".json")
         if not file.exists():
@@ -106,11 +111,13 @@ class Study:
         return [(name, row) for name, row in kept]
 
     def kept(self, name: str, works: Sequence[T], do: Callable[[T], Unit]) -> Iterator[Unit]:
-        """Yield ``do(work)`` for each work; what an earlier process has done is read back.
+        """Yield the arrays of ``do(work)`` for each unit of work, and keep them in a folder.
+
+        Units that an earlier process has finished are read back from their files.
 
         Args:
-            name: Name of the folder of these works.
-            works: The units of work.
+            name: Name of the folder, inside that of the study.
+            works: The units of work, in order.
             do: Does one unit and returns its arrays.
 
         Raises:
@@ -133,7 +140,7 @@ class Study:
             losses: Whether log-probabilities will be computed, which makes batches smaller.
 
         Returns:
-            The model, and the full names of the layers.
+            The model, and the full names of the layers to measure.
 
         Raises:
             UsageError: A layer is unknown, or the segments exceed the model's context.
@@ -185,7 +192,7 @@ class Study:
         Args:
             name: Name of the draw in the study's folder and in the manifest.
             causal: The model, whose tokenizer cuts the segments.
-            most: Number of segments at most.
+            most: Maximum number of segments.
             source: Name of the text in ``texts``.
 
         Raises:
@@ -206,7 +213,9 @@ class Study:
     def states(
         self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> dict[str, NDArray[Any]]:
-        """Run all segments and return a reduction of their states for each layer.
+        """Run all segments through a model, and return the reduced states of each layer.
+
+        What an earlier process has done is read back.
 
         Args:
             name: Name of this work in the study's folder.
@@ -238,7 +247,7 @@ def studied(
     further: Mapping[str, DataLike] = MappingProxyType({}),
     read: Callable[[ModelLike], CausalModel] = CausalModel,
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Run a measure of every model on every text, and collect the rows of its tables.
+    """Run a measure for every model on every text, and collect the rows of its tables.
 
     Args:
         kind: Name of the measure.
@@ -248,15 +257,15 @@ def studied(
         settings: The settings of the measure.
         asked: The settings that every measure takes.
         further: Other texts that the measure takes, by name.
-        read: Loads a model.
+        read: Loads a model that is to be measured.
 
     Returns:
-        The manifest, and the tables by name. The first columns of a table, ``model`` and ``data``,
-        have the names of the model and the text.
+        The manifest, and the tables by name. The first two columns of each table, ``model`` and
+        ``data``, are the names of the model and the text.
 
     Raises:
-        UsageError: Two models or texts are the same, or there are none, the batch size is below 1,
-            or a setting does not fit a model or a text.
+        UsageError: Two models or two texts have the same name, no model or no text is given, the
+            batch size is below 1, or a setting does not fit a model or a text.
     """
     batch = asked.batch
     quiet = asked.quiet
@@ -306,7 +315,7 @@ def studied(
             del study, load  # the next model is loaded after this one is freed
     if folder is not None and not quiet:
         say_above_progress(
-            f"finished rows are kept in {root}: {', '.join(each['study'] for each in facts)}"
+            f"finished results are kept in {root}: {', '.join(each['study'] for each in facts)}"
         )
     manifest = {
         "kind": kind,
@@ -322,15 +331,16 @@ def studied(
 
 def _check_different(what: str, names: Sequence[str]) -> None:
     """Raise UsageError for two equal names, or none."""
-    if len(set(names)) < len(names) or not names:
+    if not names:
+        raise UsageError(f"expected one or more {what}, got none; give at least one")
+    if len(set(names)) < len(names):
         raise UsageError(
-            f"expected one or more different {what}, got {', '.join(names) or 'none'}; give each "
-            "once"
+            f"expected different {what}, got {', '.join(names)}; give each of these {what} once"
         )
 
 
 def as_models(models: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
-    """Return one model or several as a list."""
+    """Return a list of models, given one model or several."""
     return [models] if isinstance(models, ModelLike) else list(models)
 
 
@@ -352,9 +362,9 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
         A mapping with these entries.
 
         - ``dtype`` and ``quantize``: how the model is loaded;
-        - ``weights``: the commit of a Hub repository, a digest of all files of a folder, or a
-            digest of a loaded model's parameters; None if the Hub cannot be reached;
-        - ``adapter``: the same of the adapter; None if there is none.
+        - ``weights``: ``NAME@COMMIT`` for a model of the Hub, a digest of the files for a folder,
+            or a digest of the parameters for a loaded model; None if the commit is unknown;
+        - ``adapter``: likewise for the adapter; None without an adapter.
     """
     choice = model_choice(model)
     weights: str | None
@@ -400,10 +410,10 @@ def _parameters_digest(model: Any) -> str:
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """Return the shortest names that differ between models, for reports.
+    """Return a name for each model, as short as the names can be and still differ, for reports.
 
-    A name has as many last parts of the path as needed, and the revision, adapter and quantisation
-    where one is given.
+    A name has as many last parts of the path as are needed, and the revision, the adapter and the
+    quantisation if they are given.
     """
     choices = [model_choice(model) for model in models]
     names = short_names([_path(choice.name) for choice in choices])
@@ -426,7 +436,7 @@ def _path(name: str) -> str:
 def data_settings(texts: Texts) -> dict[str, Any]:
     """Return what identifies a text's content: the digest of a file or the commit of a data set.
 
-    The commit is None if the Hub cannot be reached.
+    If the Hub cannot be reached, the commit is the revision that was asked for, or None.
     """
     if texts.path is not None:
         return {

@@ -84,21 +84,24 @@ _AGAINST = {
 class SublayersResult(StudyResult):
     """The dispersion of several layers, and which one is recommended as the key of a kNN-LM.
 
-    docs/reference/laboratory.md lists every column of the tables.
+    A kNN-LM is a nearest-neighbour language model; the states of the key layer are what it searches
+    by. docs/reference/laboratory.md lists every column of the tables.
 
     Attributes:
         summary: One row for each candidate layer and size of draw: the ``mean`` and the standard
             deviation ``sd`` of the dispersion over the draws.
         recommendation: One row: the ``layer`` with the highest mean in the largest draws, the
-            ``second``, and the ``margin`` between them in standard deviations. ``told_apart`` is
-            false if the margin is below ``MARGIN``.
-        draws: One row for each candidate, size and draw: its dispersion.
+            ``second`` highest, and ``margin``, their difference in standard deviations of one draw.
+            ``told_apart`` is true if the margin is at least ``MARGIN`` (2); only then is the layer
+            recommended.
+        draws: One row for each candidate, size and draw: the dispersion of the drawn segments.
         knn: One row for each layer as the key of a kNN-LM: the perplexity, and the ``change`` that
             the neighbours make, in per cent; None without ``knn``.
         losses: One row for each key and document of the test part: the sums of negative
             log-probabilities in nats, ``without`` neighbours and with them (``nll``); None without
             ``knn``.
-        manifest: The settings, and the model's identity, library versions and counts.
+        manifest: The settings; the model's identity, the library versions, and how many texts and
+            segments were read.
     """
 
     summary: pd.DataFrame
@@ -114,10 +117,11 @@ class SublayersResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        - ``draws``: the mean and the spread of each candidate;
+        - ``draws``: mean and standard deviation of each candidate's dispersion over the draws;
         - ``recommendation``: the two most dispersed candidates and their margin;
         - ``knn``: the perplexity of a kNN-LM with each key, if it was measured;
-        - ``against``: the most dispersed key compared with each other key, likewise.
+        - ``against``: the perplexity with the most dispersed key compared with that of each other
+          key, if it was measured.
         """
         tables = {
             "draws": table(
@@ -165,7 +169,10 @@ class SublayersResult(StudyResult):
 def knn_sentence(keys: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence that says whether a kNN-LM lowers perplexity.
 
-    It is on the key with the lowest perplexity. ``keys`` are rows of the table ``knn``.
+    The sentence is about the key with the lowest perplexity.
+
+    Args:
+        keys: The rows of the table ``knn`` of a `SublayersResult`.
     """
     best = min(keys, key=lambda row: row["perplexity"])
     moved = f"{best['change']:+.2f} % ({best['change_low']:+.2f} to {best['change_high']:+.2f})"
@@ -184,7 +191,8 @@ def judgement(rows: Sequence[Mapping[str, Any]], *, recommended: bool) -> str:
 
     Args:
         rows: One row for each other key, as `against` returns them.
-        recommended: Whether that key was recommended, so that the recommendation is judged.
+        recommended: Whether the most dispersed key was recommended. The sentence then says whether
+            the recommendation holds.
     """
     key = rows[0]["layer"]
     better = []
@@ -225,30 +233,31 @@ def _moved(row: Mapping[str, Any]) -> str:
 
 @takes(Sublayers)
 def sublayers(asked: Sublayers) -> SublayersResult:
-    """Find the layer whose states are the most dispersed, as the key of a kNN-LM.
+    """Find the layer with the most dispersed states, as the key of a nearest-neighbour LM (kNN-LM).
 
     Every candidate gets the same draws of segments. With ``knn`` the perplexity of a kNN-LM is
-    measured for each candidate and for ``last``, to check the recommendation. Its text has three
-    parts, for the datastore, for tuning and for the test; each is a share of ``data`` or a text of
-    its own.
+    measured for each candidate and for ``last``, to check the recommendation. The kNN-LM needs
+    three texts, for the datastore, for tuning and for the test; each is a share of ``data`` or a
+    separate text.
 
     Raises:
-        UsageError: The model has no such layer (the message lists its layers), or a setting does
-            not fit the model or the text.
+        UsageError: The model lacks one of ``layers`` (the message lists the layers that it has), or
+            a setting does not fit the model or the text.
         NonFiniteStateError: The model produces NaN or infinity; the message names the layer and the
             text.
     """
     sizes = asked.sizes
     if not sizes or min(sizes) < 2:
         raise UsageError(
-            f"expected draws of at least 2 segments, got {', '.join(map(str, sizes)) or 'none'}"
+            "expected sizes of at least 2 segments for the draws, got "
+            f"{', '.join(map(str, sizes)) or 'none'}"
         )
     settings = {"layers": asked.layers, "sizes": sorted(set(sizes)), "knn": asked.knn}
     parts = {"datastore": asked.datastore, "tune": asked.tune, "test": asked.test}
     if not asked.knn and (parts != PARTS or asked.neighbours != NEIGHBOURS):
         raise UsageError(
-            "expected knn with the parts and neighbours of a kNN-LM, got these without it; add knn "
-            "(--knn), or leave them out",
+            "expected knn together with datastore, tune, test or neighbours, got one of these "
+            "settings without knn; add knn (--knn), or leave the setting out",
             argument="knn",
         )
     texts: dict[str, DataLike] = {}
@@ -289,8 +298,8 @@ def _measure(study: Study) -> Iterator[TableRow]:
     causal, names = study.loaded(losses=settings["knn"])
     if len(names) < 2:
         raise UsageError(
-            f"expected at least two candidates to choose from, got {', '.join(names)}; name more "
-            "of them as layers (--layer)"
+            f"expected at least two candidate layers, got {', '.join(names)}; name more layers "
+            "(--layer)"
         )
     drawn = study.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)
@@ -301,7 +310,7 @@ def _measure(study: Study) -> Iterator[TableRow]:
     if not sizes:
         raise UsageError(
             f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, "
-            f"got {pool}; pass more text or shorter segments"
+            f"got {pool}; pass more text or use shorter segments"
         )
     study.facts |= {"pool": pool, "left_out_sizes": left_out}
     vectors = study.states("pool", causal, drawn, names, last_vectors)
@@ -333,14 +342,18 @@ def _draws(
 def recommendation(draws: pd.DataFrame, pool: int) -> dict[str, Any]:
     """Return the row of the table ``recommendation``.
 
-    It names the candidate with the highest mean dispersion in the largest draws, the second, and
-    the margin between them in standard deviations over the draws. Draws of s from n segments
-    overlap and so vary less than draws of new text would; their standard deviation is divided by
-    sqrt(1 - s / n) for that.
+    The row names the two candidates with the highest mean dispersion in the largest draws, and the
+    margin: their mean difference in standard deviations over the draws. Draws of s from n segments
+    overlap and so vary less than draws of new text would. To correct this, the standard deviation
+    is divided by sqrt(1 - s / n).
 
     Args:
         draws: The table ``draws`` of a `SublayersResult`.
-        pool: Number of segments that were drawn from. If a draw takes all, the margin is NaN.
+        pool: Number of segments that were drawn from.
+
+    Returns:
+        The row. Its ``margin`` is NaN if the largest draws take all segments, or if the difference
+        is the same in every draw.
     """
     size = int(draws["segments"].max())
     wide = draws[draws["segments"] == size].pivot(

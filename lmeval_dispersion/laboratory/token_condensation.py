@@ -102,13 +102,15 @@ _EVERY_TREND = {
 class CondensationResult(StudyResult):
     """How similar the tokens of a text are at each depth, for one or several models.
 
-    docs/reference/laboratory.md lists every column of the tables. ``control`` is empty in the rows
-    of the model itself.
+    Depth 0 is the input of the first block, depth k the output of block k; the last depth is after
+    the final norm. docs/reference/laboratory.md lists every column of the tables. ``control`` is
+    empty in the rows of the model itself.
 
     Attributes:
         summary: One row for each model and control: the correlation of similarity and depth
-            (``trend`` text by text, ``spearman`` and ``kendall`` of the means), ``last_mean``, the
-            mean similarity over the last depths, and the number of ``parameters``.
+            (``trend``, the mean of the texts' Spearman correlations, and ``spearman`` and
+            ``kendall`` of the mean similarities), ``last_mean``, the mean similarity over the last
+            depths, and the number of ``parameters``.
         layers: One row for each model, control and depth: the ``mean`` cosine similarity over pairs
             of different tokens, with 95 % bounds.
         histogram: One row for each model, control, depth and bin of similarity: its ``density``,
@@ -121,7 +123,8 @@ class CondensationResult(StudyResult):
             fitted to the log of the size, with 95 % bounds over texts.
         pairs: One row for each model and the next smaller one of its family, or the teacher
             (``relation``): the ``difference`` of ``last_mean``, with 95 % bounds over texts.
-        manifest: The settings, and for each model its identity, library versions and counts.
+        manifest: The settings; for each model its identity, the library versions, and how many
+            texts and segments were read.
     """
 
     summary: pd.DataFrame
@@ -139,11 +142,12 @@ class CondensationResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """Return the tables of the report by name.
 
-        - ``layers``: every depth;
-        - ``last``: the means over the last depths;
+        - ``layers``: the mean similarity at every depth;
+        - ``last``: the mean similarity over the last depths;
         - ``pairs``: the differences between models, if any are compared;
-        - ``some``: at most 12 depths, for one model without controls;
-        - ``trends`` and ``every_trend``: the correlations with depth, otherwise.
+        - ``some``: the similarity at no more than 12 depths, for one model without controls;
+        - ``trends`` and ``every_trend``: the correlations of similarity and depth, for several
+          models or with controls.
         """
         caption = "Mean cosine similarity of two tokens of a text"
         wide = self.last.pivot(index=["model", "control"], columns="last", values="mean")
@@ -174,13 +178,19 @@ class CondensationResult(StudyResult):
         return tables
 
     def charts(self) -> dict[str, Chart]:
-        """Return two charts: ``lines``, the mean similarity by depth, and ``heat``, its spread."""
+        """Return two charts of the similarity by depth.
+
+        - ``lines``: the mean similarity;
+        - ``heat``: the distribution of the similarities of pairs of tokens.
+        """
         lines = partial(charts.condensation_lines, self.layers)
         heat = partial(charts.condensation_heat, self.histogram)
         return {
-            "lines": Chart(lines, "Mean cosine similarity by depth", "One line a model."),
+            "lines": Chart(lines, "Mean cosine similarity by depth", "One line for each model."),
             "heat": Chart(
-                heat, "How the similarities are distributed at every depth", "A heat map a model."
+                heat,
+                "How the similarities are distributed at every depth",
+                "One heat map for each model.",
             ),
         }
 
@@ -189,7 +199,7 @@ class CondensationResult(StudyResult):
 
         In addition to those of `StudyResult` these are:
 
-        - ``trends``: for each model, how its tokens' similarity changes with depth;
+        - ``trends``: for each model, what `shape_of_curve` returns;
         - ``controls``: names of the controls that were run;
         - ``families``: sentences that compare models.
         """
@@ -216,9 +226,12 @@ class CondensationResult(StudyResult):
 def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], last: int) -> str:
     """Return a sentence that says whether the larger models of a family condense less.
 
+    A model condenses less if the tokens of a text are less similar in its last layers.
+
     Args:
         family: A row of the table ``sizes``.
-        pairs: The rows of the table ``pairs``; steps in size that go the other way are named.
+        pairs: The rows of the table ``pairs``. The sentence names the steps in size at which the
+            similarity changes the other way.
         last: Number of last depths that are compared.
     """
     models = family["models"].split(", ")
@@ -257,9 +270,13 @@ def size_sentence(family: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]],
 
 
 def teacher_sentences(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence on each model that says whether it condenses more than its teacher.
+    """Return for each model with a teacher a sentence that compares the two.
 
-    ``pairs`` are the rows of the table ``pairs``.
+    A model condenses more than its teacher if the tokens of a text are more similar in the model's
+    last layers.
+
+    Args:
+        pairs: The rows of the table ``pairs`` of a `CondensationResult`.
     """
     verdicts = {1: "condenses more than", -1: "condenses less than"}
     sentences = []
@@ -284,10 +301,13 @@ def _direction(pair: Mapping[str, Any]) -> int:
 def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
     """Return how the similarity of one model's tokens changes with depth.
 
+    The curve is the mean similarity at each depth. The trend is the Spearman correlation of
+    similarity and depth in each text, averaged over texts.
+
     Args:
         model: Name of the model.
         texts: The rows of the table ``texts`` of this model and its controls.
-        claims: Number of models whose 95 % bounds shall hold at once (Bonferroni).
+        claims: Number of models whose 95 % bounds are to hold at once (Bonferroni).
 
     Returns:
         A mapping with these entries.
@@ -295,12 +315,13 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
         - ``model``: the name of the model;
         - ``verdict``: ``alike`` if the curve only rises, ``apart`` if it only falls, ``turns`` if
             it does both, ``none`` if no change is clear, ``undefined`` with fewer than two texts;
-        - ``curve``: the curve in words;
-        - ``like``: names of the controls that show the same trend;
-        - ``beyond``: names of all controls, if none shows it;
-        - ``key``: equal for models about which the same sentence can be said;
+        - ``curve``: the curve in words; empty if no change is clear;
+        - ``like``: with ``alike`` or ``apart``, names of the controls whose trend is not clearly
+            weaker than that of the model;
+        - ``beyond``: names of all controls, if the trend of each is clearly weaker;
+        - ``key``: a text that is equal for models with the same verdict, ``like`` and ``beyond``;
         - ``controls``: the trend of each control, by name;
-        - ``value``, ``low`` and ``high``: the trend of the model and its bounds.
+        - ``value``, ``low`` and ``high``: the trend of the model and its 95 % bounds.
     """
     similarities = {}
     for control, frame in texts.groupby("control", sort=False):
@@ -342,17 +363,19 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
 def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
     """Find where the mean curve of similarity begins, turns and ends.
 
-    A rise or fall counts if it is at least a tenth of the curve's range, and if its Student bounds
-    over texts exclude 0 for all pairs of depths and ``claims`` curves at once.
+    A rise or fall is clear if it is at least a tenth of the curve's range, and if its 95 % bounds
+    over texts (Student's) exclude 0. These bounds hold for all pairs of depths and all ``claims``
+    curves at once.
 
     Args:
-        values: Shape (texts, depths), the similarity of each text at each depth.
-        claims: Number of curves whose 95 % bounds shall hold at once.
+        values: Shape (texts, depths), the similarity of each text at each depth. Texts with NaN are
+            left out.
+        claims: Number of curves whose bounds are to hold at once.
 
     Returns:
         The first direction (1 for a rise, -1 for a fall), and the depths at which the curve begins,
         turns and ends. If no change is clear, or if the mean curve has a reversal by a quarter of
-        its range that is not clear, these are 0 and an empty list.
+        its range that is not clear, the direction is 0 and the list is empty.
     """
     is_finite = np.isfinite(values).all(axis=1)
     values = values[is_finite]
@@ -531,7 +554,7 @@ def comparisons(
             continue
         if tokens[model] != tokens[teacher]:
             raise UsageError(
-                f"expected a teacher that reads the tokens of {model}, got {teacher}, whose "
+                f"expected a teacher that reads the same tokens as {model}, got {teacher}, whose "
                 "tokenizer cuts the text differently; choose models that share a tokenizer",
                 argument="teacher",
             )
@@ -608,7 +631,7 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
         states: Shape (t, d), the states of one text. States that are zero are left out.
 
     Returns:
-        Shape (BINS,), int64: the number of pairs in each of BINS even bins over [-1, 1].
+        Shape (BINS,), int64: the number of pairs in each of BINS equal bins over [-1, 1].
     """
     units, valid = unit_tokens(states[None])
     unit = units[0][valid[0]]

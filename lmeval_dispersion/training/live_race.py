@@ -56,8 +56,9 @@ class Place(NamedTuple):
 
     Attributes:
         score: The mean score of this save.
-        margin: The answers show that no other save is better than the best by more than this.
-        best: The step of the best save.
+        margin: The answers show that no other save is better than the best by more than this, in
+            score.
+        best: The step of the best save so far.
         best_kept: The step of the best save whose files still exist; None if none exists.
         worse: How many saves in a row, up to this one, are shown to be worse than the best.
     """
@@ -75,11 +76,14 @@ class Standings:
     A save is a checkpoint that was written while the model trained.
 
     Args:
-        contest: The contest of all questions. The saves are asked in its common order.
+        contest: The :class:`~lmeval_dispersion.racing.contest.Contest` over all questions. Every
+            save is asked the first questions of its common order.
         planned: Number of saves that the run will have; None if it is not known.
 
     Attributes:
-        asked: The steps of the saves that were asked, in order.
+        contest: The contest, which holds the answers of the saves.
+        planned: Number of saves that the run will have; None if it is not known.
+        asked: The steps of the saves that were asked, in the order of asking.
     """
 
     def __init__(self, contest: Contest, planned: int | None = None) -> None:
@@ -89,7 +93,14 @@ class Standings:
         self._worse: dict[int, bool] = {}
 
     def take(self, step: int, scores: Scores) -> None:
-        """Add the answers that a save gave to the first questions of the common order."""
+        """Add the answers that a save gave to the first questions of the common order.
+
+        If the save was asked before, the new answers replace the earlier ones.
+
+        Args:
+            step: The step of the save.
+            scores: The scores of its answers.
+        """
         if step in self.asked:
             self.asked.remove(step)
         before = list(self.asked)
@@ -109,8 +120,8 @@ class Standings:
     def best(self, steps: Sequence[int]) -> int:
         """Return the step of the save with the highest mean score.
 
-        Of saves with equal scores, the one that gives the right answers the highest probability is
-        taken, and of those the first.
+        Of saves with equal scores, the one that gives the right answers the highest mean
+        probability is taken; if that is equal too, the first.
         """
 
         def height(step: int) -> tuple[float, float]:
@@ -121,9 +132,10 @@ class Standings:
         return max(steps, key=height)
 
     def margin(self) -> float:
-        """Return the smallest margin for which the answers show the best save to be good enough.
+        """Return how much better than the best save any other save may be at most, in mean score.
 
-        They show that no other save is better than the best by more than this margin.
+        The probability that this bound is wrong is at most ``contest.error``. It is 0 with a single
+        save.
         """
         best = self.best(self.asked)
         others = [step for step in self.asked if step != best]
@@ -138,9 +150,9 @@ class Standings:
         return margin
 
     def worse_in_a_row(self, step: int) -> int:
-        """Return how many saves in a row are shown to be worse than the best.
+        """Return how many saves in a row, up to that of ``step``, are shown to be worse.
 
-        The save of ``step`` is the last that counts.
+        A save is shown to be worse by its comparison with the best of the saves before it.
         """
         count = 0
         end = self.asked.index(step) + 1
@@ -173,7 +185,10 @@ class Standings:
 
 
 def command_options(asking: Asking) -> list[str]:
-    """Return the options with which `dispersion race` asks the same questions in the same way."""
+    """Return the options with which `dispersion race` asks the same questions in the same way.
+
+    They are words of a command line, without the tasks.
+    """
     words = list[str]()
     for field in fields(asking):
         value = getattr(asking, field.name)
@@ -197,17 +212,18 @@ class LiveRace:
         run: The folder of the saves.
         questions: Number of questions for each save.
         planned: Number of saves that the run will have; None if it is not known.
-        error: How likely it may be, at most, that a statement on the saves is wrong.
+        error: Upper bound on the probability that a statement about the saves is wrong.
         may_stop: Whether the answers may end the run.
 
     Attributes:
-        folder: The folder of the race, inside that of the run.
+        run: The folder of the saves.
+        folder: The folder of the race, inside ``run``.
         standings: The saves that were asked, and how they compare.
         questions: Number of questions for each save: the number wanted, but not more than earlier
-            saves in the folder were asked or the tasks have.
+            saves in the folder were asked, and not more than the tasks have.
         available: Number of questions in the tasks.
-        has_answers: Whether the folder has answers of earlier saves, which fix the number of
-            questions.
+        has_answers: Whether the number of questions is fixed, by answers of earlier saves in the
+            folder or by :meth:`lower`.
 
     Raises:
         UsageError: An option cannot be used, or the folder has answers to other questions.
@@ -244,7 +260,11 @@ class LiveRace:
         self._order = contest.order("")  # the common one
 
     def resume(self, step: int) -> None:
-        """Read the answers of the saves up to ``step`` from the folder."""
+        """Restore the standings from the answers in the race's folder.
+
+        Only saves up to ``step`` count. Saves that answered fewer than ``questions`` questions are
+        skipped.
+        """
         shared = self.folder.kept.get("shared", {})
         for entry in sorted(self.folder.lineup.entries, key=lambda entry: step_of(entry.label)):
             number = step_of(entry.label)
@@ -256,7 +276,7 @@ class LiveRace:
                 self.standings.take(number, entrant.known.first(self.questions))
 
     def agree(self) -> None:
-        """Take over the number of questions of the first process.
+        """Set ``questions`` and ``has_answers`` to those of the first process, in every process.
 
         The other processes may be on nodes that do not see the folder of the race.
         """
@@ -264,22 +284,27 @@ class LiveRace:
         self.has_answers = from_first(self.has_answers)
 
     def is_saved(self, step: int) -> bool:
-        """Whether the files of the save of ``step`` exist, as the first process sees them."""
+        """Return whether the first process sees the folder of the save of ``step``."""
         return from_first(self._place(step).is_dir())
 
     def lower(self, questions: int) -> None:
-        """Lower the number of questions for each save, to that given by the first process."""
+        """Lower the number of questions for each save, and fix it.
+
+        Args:
+            questions: The new number; that of the first process is used in every process. A number
+                above the present one is ignored.
+        """
         self.questions = min(self.questions, from_first(questions))
         self.has_answers = True
 
     def forecast(self, pace: float) -> str:
         """Return the sentence that is printed before the training.
 
-        It says how many questions each save answers, which differences between two saves they show,
-        and how long they take.
+        It says how many questions each save answers, how large a difference between two saves these
+        questions show, how long they take, and which command continues the race.
 
         Args:
-            pace: Seconds for one question; 0 if it is not known.
+            pace: Seconds for one question; 0 if the time is not known.
         """
         error = self.standings.contest.error
         difference = shown_difference(self.questions, self.available, error)
@@ -306,7 +331,9 @@ class LiveRace:
         )
 
     def timed(self, model: Any, tokenizer: Any) -> float:
-        """Ask a few questions, and return how many seconds one takes; their answers are not kept.
+        """Ask the model a few questions, and return the mean time for one, in seconds.
+
+        The answers are not kept.
 
         Raises:
             DispersionError: The model could not be asked.
@@ -324,7 +351,9 @@ class LiveRace:
         return together(seconds)
 
     def ask(self, model: Any, tokenizer: Any, step: int) -> Place:
-        """Ask the model of a save, and keep its answers under the name ``checkpoint-STEP``.
+        """Ask a model the questions, and keep the answers under the name ``checkpoint-STEP``.
+
+        Questions that the folder already has answers to are not asked again.
 
         Args:
             model: The model in memory.
@@ -428,14 +457,14 @@ class LiveRace:
 
 
 def shown_difference(questions: int, available: int, error: float) -> float:
-    """Return the difference between two saves that is shown about four times in five.
+    """Return how large a difference in mean score is shown in about four comparisons of five.
 
-    It assumes that the two saves answer one question in five differently.
+    It is assumed that the two saves answer one question in five differently.
 
     Args:
-        questions: Number of questions that both are asked.
+        questions: Number of questions that both saves are asked.
         available: Number of questions in the tasks.
-        error: How likely it may be, at most, that a statement is wrong.
+        error: Upper bound on the probability that a statement about the saves is wrong.
     """
     variance = _DISAGREEMENT * (1 - questions / available) / questions
     # The factor was found by simulation.
@@ -492,7 +521,7 @@ def together(compute: Callable[[], T]) -> T:
 
 
 def all_agree(value: bool) -> bool:
-    """Whether ``value`` is true in every process of a distributed training."""
+    """Return whether ``value`` is true in every process of a distributed training."""
     if _processes() == 1:
         return value
     values = [False] * _processes()

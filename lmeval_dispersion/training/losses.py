@@ -63,14 +63,14 @@ Axis = Literal["features", "tokens"]
 
 
 class Selection(TypedDict, total=False):
-    """The arguments of every loss that choose the tokens of which it forms pairs.
+    """The arguments by which every loss selects the tokens that it forms pairs of.
 
     Attributes:
         mask: Shape (b, t), true on real tokens; None if all are real.
         segments: Shape (b, t), the document of each token in packed rows. Pairs never cross
             documents, unless ``pairs`` is ``batch``. None for one document a row.
-        max_tokens: Draw at most so many tokens of each row; None for all.
-        generator: Draws these tokens; None for the same draw at every call.
+        max_tokens: Maximum number of tokens that are drawn from each row, at least 2; None for all.
+        generator: The random generator of this draw; None for the same draw at every call.
     """
 
     mask: Tensor | None
@@ -112,7 +112,8 @@ def push_away(
         raise UsageError(f"expected pairs='batch' with across_ranks, got {pairs!r}")
     if across_ranks and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
-            "expected a process group with across_ranks, got none; launch with torchrun"
+            "expected a torch.distributed process group with across_ranks, got none; launch with "
+            "torchrun"
         )
     p = points(z, pairs=pairs, **selection)
     cosine, counted = mean_cosine(p, across_ranks=across_ranks)
@@ -246,17 +247,19 @@ def l2_repel(
     """Return the log of the mean of exp(-|z_i - z_j|^2 / tau) over pairs, plus a norm term.
 
     The norm term is ``norm_weight`` times the mean square of the numbers in ``z``. The first term
-    is at most 0, its value if all vectors coincide. With ``tau=1`` it vanishes once distances are
-    large, as in the middle layers of a GPT-2, and only the norm term remains. Source: LD, l2-repel.
+    is at most 0, its value if all vectors coincide. If distances are large against sqrt(tau), the
+    closest pair decides its value. Source: LD, l2-repel.
 
     Args:
         z: Shape (b, t, d) or (l, b, t, d), the states.
-        tau: The squared distance by which others are divided, at least 1e-30. ``median`` takes the
-            median of each group, over at most 128 of its points; no gradient flows through it.
+        tau: The number by which squared distances are divided, at least 1e-30. ``median`` takes the
+            median squared distance inside each sequence, document or batch, over at most 128 of its
+            tokens; no gradient flows through this median.
         norm_weight: The weight of the norm term, at least 0.
         pairs: ``sequence`` for pairs inside a sequence, ``batch`` for those of the whole batch.
         released: Whether to use the constants of LD's released code, which also counts the pairs of
-            a token with itself; ``tau`` must then be a number.
+            a token with itself; ``tau`` must then be a number. At large distances, as in the middle
+            layers of a GPT-2, the first term then has practically no gradient.
         **selection: The tokens that count; see `Selection`.
 
     Returns:
@@ -393,7 +396,11 @@ class DispersionLoss(nn.Module):
         options: Keyword arguments of the loss.
 
     Attributes:
-        calls: Number of calls so far, which is the number of the next call.
+        function: The loss as a function.
+        name: Name of the loss.
+        options: Keyword arguments of the loss.
+        seed: Seed of the tokens drawn for ``max_tokens``.
+        calls: Number of calls so far. The first call is number 0.
         needs_domains: Whether each call needs ``domains``.
 
     Raises:
@@ -435,15 +442,16 @@ class DispersionLoss(nn.Module):
         Args:
             z: Shape (b, t, d), or (l, b, t, d) for a stack of layers.
             mask: Shape (b, t), true on real tokens; None if all are real.
-            segments: Shape (b, t), the document of each token in packed rows; None for one a row.
-            domains: Shape (b,), the domain of each sequence; only for a loss that needs it.
+            segments: Shape (b, t), the document of each token in packed rows; None for one document
+                a row.
+            domains: Shape (b,), the domain of each sequence; only for a loss with this argument.
 
         Returns:
             A scalar, or shape (l,) for a stack of layers.
 
         Raises:
             GeometryError: A shape or dtype does not fit.
-            UsageError: The loss needs ``domains`` and none are given.
+            UsageError: The loss needs ``domains``, which are missing, or an option cannot be used.
         """
         given: dict[str, Any] = {"mask": mask, "segments": segments, **self.options}
         if self.needs_domains:
@@ -495,14 +503,14 @@ def _check_options(loss: str, names: Sequence[str], options: Mapping[str, Any]) 
     if missing:
         raise UsageError(
             f"expected a loss with the arguments z, mask and segments, got {loss} without "
-            f"{' and '.join(missing)}"
+            f"{' and '.join(missing)}; give the function these arguments"
         )
     each_call = ("z", "mask", "segments", "domains", "generator")
     known = [name for name in names if name not in each_call]
     for option in options:
         if option not in known:
             raise UsageError(
-                f"expected an option of {loss} among {', '.join(known)}, got {option!r}"
+                f"expected an option of {loss} ({', '.join(known) or 'none'}), got {option!r}"
             )
 
 
@@ -520,8 +528,8 @@ def _released_clamp(released: bool | float) -> float | None:
         return released_code.CLAMP
     if not 0.0 < released < 1.0:
         raise UsageError(
-            f"expected released to be True or a cut between 0 and 1, got {released!r}; LD's code "
-            "has 0.25 and 0.1"
+            "expected released to be True, False, or the distance from ±1, above 0 and below 1, at "
+            f"which cosines are cut, got {released!r}; LD's code has 0.25 and 0.1"
         )
     return float(released)
 

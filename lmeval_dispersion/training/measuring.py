@@ -38,8 +38,8 @@ _TOKENS = 32  # most tokens of a text
 class Measuring:
     """Measures a model in memory: G of token sets, and how spread the states of fixed texts are.
 
-    G, the gap of the paper RD, is the mean distance within a domain's rows of the output projection
-    plus that between these rows and the rows of everyday words.
+    G, the gap of the paper RD, is the mean cosine distance within a domain's rows of the output
+    projection plus the mean distance between these rows and the rows of everyday words.
 
     Args:
         tokenizer: The model's tokenizer, from transformers.
@@ -51,8 +51,9 @@ class Measuring:
             after the final norm.
 
     Attributes:
-        resolutions: For each domain, the rows of the output projection that its tokens and the
-            everyday tokens have.
+        layers: The layers whose states are measured, as given.
+        resolutions: For each domain by name, the token ids of the domain's words and of the
+            everyday words, which are numbers of rows of the output projection.
 
     Raises:
         UsageError: An argument cannot be used, or fewer than two texts have two tokens.
@@ -86,14 +87,17 @@ class Measuring:
                 self._batch.append(ids[:_TOKENS])
         if texts and len(self._batch) < 2:
             raise UsageError(
-                "expected at least 2 texts of 2 or more tokens each to measure, got "
-                f"{len(self._batch)}"
+                "expected at least 2 texts of 2 or more tokens each, got "
+                f"{len(self._batch)}; pass more or longer texts"
             )
 
     def measure(self, model: nn.Module) -> dict[str, float]:
         """Return all figures, by the names that trackers show.
 
-        In a distributed training every process of a sharded model must call it.
+        The names are ``geometry/gap_DOMAIN``, its standard error ``geometry/gap_DOMAIN_se``, and
+        ``geometry/FIGURE/LAYER`` for each figure of :meth:`spread` (``geometry/FIGURE`` for the
+        layer ``last``). In a distributed training every process of a sharded model must call this
+        method.
 
         Raises:
             GeometryError: A row of the output projection is zero, or a row or a state is NaN or
@@ -138,10 +142,10 @@ class Measuring:
     def spread(self, model: nn.Module) -> dict[str, dict[str, float]]:
         """Return three figures of the fixed texts' states, for each layer.
 
-        - ``dispersion``: that of the texts' last tokens;
+        - ``dispersion``: the mean cosine distance over all pairs of the texts' last tokens;
         - ``condensation``: the mean cosine similarity of the tokens inside a text, averaged over
           texts;
-        - ``effective_rank``: that of all tokens of all texts.
+        - ``effective_rank``: the effective rank of all tokens of all texts.
 
         Raises:
             GeometryError: A state is zero, NaN or infinite.

@@ -47,6 +47,9 @@ Means: TypeAlias = tuple[Tensor, Tensor]
 class Points:
     """The tokens of which a loss forms pairs, in padded rows, with the group of each.
 
+    Pairs are formed only inside a group: a sequence, a packed document or the whole batch, always
+    of one layer.
+
     Attributes:
         z: Shape (rows, t, d), float32 or float64: the states, zero where ``real`` is false.
         real: Shape (rows, t), true on tokens that count.
@@ -63,10 +66,10 @@ class Points:
     layers: int
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Sum one value for each token over every group.
+        """Sum the values of the tokens of each group.
 
         Args:
-            rows: Shape (rows, t), the values.
+            rows: Shape (rows, t), one value for each token.
 
         Returns:
             Shape (groups,).
@@ -134,12 +137,18 @@ def points(
     """Select the tokens of which a loss forms pairs.
 
     Args:
-        z: Shape (b, t, d) or (l, b, t, d), any float dtype. Computed in float32, float64 stays.
+        z: Shape (b, t, d) or (l, b, t, d), any float dtype. It is converted to float32, except from
+            float64.
         mask: Shape (b, t), true on real tokens; None if all are real.
-        segments: Shape (b, t), the document of each token in packed rows; None for one a row.
-        pairs: ``sequence`` for a group for each document of a row, ``batch`` for one of the batch.
-        max_tokens: Draw at most so many tokens of each row, anew for each layer; None for all.
-        generator: Draws these tokens; None for the same draw at every call.
+        segments: Shape (b, t), the document of each token in packed rows; None for one document a
+            row.
+        pairs: ``sequence`` makes each document of a row a group, ``batch`` the whole batch.
+        max_tokens: Maximum number of tokens that are drawn from each row, anew for each layer; None
+            for all.
+        generator: The random generator of this draw; None for the same draw at every call.
+
+    Returns:
+        The selected tokens of all layers, with their groups.
 
     Raises:
         GeometryError: A shape or dtype does not fit.
@@ -188,8 +197,8 @@ def mean_cosine(p: Points, *, across_ranks: bool = False) -> Means:
     Args:
         p: The tokens.
         across_ranks: Whether pairs span all ranks of the default process group. Once a wrapper such
-            as DDP has averaged the gradients over ranks, they are those of one process with the
-            whole batch.
+            as DDP has averaged the gradients over ranks, the gradients are those of one process
+            with the whole batch.
 
     Returns:
         Two tensors, shape (groups,): the means, and whether each group has a pair.
@@ -369,7 +378,8 @@ def median_distance(p: Points, most: int = 128) -> Tensor:
 
     Args:
         p: The tokens.
-        most: Number of tokens of a group at most; of more, so many are taken at even distances.
+        most: Maximum number of tokens that are used of a group; of a larger group, tokens at even
+            distances are taken.
 
     Returns:
         Shape (groups,); NaN for a group without a pair.
@@ -572,10 +582,10 @@ def _needs_gradient(z: Tensor) -> bool:
 
 
 def unit_scale(z: Tensor) -> Tensor:
-    """Return 1 / |z| along the last axis.
+    """Return 1 / |z| for each vector along the last axis, shape (...) for ``z`` of shape (..., d).
 
-    It is 0 for vectors of length up to 1e-12, which have no direction, and NaN for vectors with NaN
-    or infinity.
+    The value is 0 for vectors of length up to 1e-12, which have no direction, and NaN for vectors
+    with NaN or infinity.
     """
     norm = torch.linalg.vector_norm(z, dim=-1)
     # An infinite norm must not pass for a vector to leave out: inf - inf is NaN.
@@ -587,7 +597,7 @@ def unit_sums(p: Points, scale: Tensor) -> Tensor:
 
     Args:
         p: The tokens.
-        scale: Shape (rows, t), what `unit_scale` returns for them.
+        scale: Shape (rows, t), what `unit_scale` returns for the tokens.
 
     Returns:
         Shape (groups, d), float64.
@@ -647,10 +657,10 @@ def _check(
     if z.numel() == 0:
         raise GeometryError(f"expected states with at least one token, got {tuple(z.shape[1:])}")
     if pairs not in PAIRS:
-        raise UsageError(f"expected pairs of {', '.join(PAIRS)}, got {pairs!r}")
+        raise UsageError(f"expected pairs to be {' or '.join(PAIRS)}, got {pairs!r}")
     if max_tokens is not None and max_tokens < 2:
         raise UsageError(
-            f"expected max_tokens of at least 2, got {max_tokens}; leave it out to take all"
+            f"expected max_tokens of at least 2, got {max_tokens}; leave it out to take all tokens"
         )
 
 

@@ -49,11 +49,13 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     warning.
 
     Args:
-        tasks: Tasks of lm-eval, separated by commas. None to log the geometry alone.
+        tasks: Tasks of lm-eval, separated by commas. None to log only the geometry, that is, the
+            figures of :class:`~lmeval_dispersion.training.measuring.Measuring`.
         questions: Number of questions for each save.
-        every: Also ask after every so many steps, without a save; None to ask at saves alone.
-        share: Share of the training's time that the questions may take, above 0 and below 1. Their
-            number is lowered accordingly at the first save; None for no limit.
+        every: Also ask after every so many steps, without a save; None to ask only at saves.
+        share: Share of the training's time that the questions may take, above 0 and below 1. The
+            number of questions is lowered accordingly at the first save, but not below 10. None for
+            no limit.
         stop_after: End the training after so many saves in a row that are shown to be worse than
             the best; None to never end it.
         run: The folder of the saves. Needed in a loop of your own; a trainer has one.
@@ -66,11 +68,11 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
 
     Attributes:
         should_stop: Whether ``stop_after`` saves in a row are shown to be worse than the best.
-        trainer: The trainer that was attached; None without one.
+        trainer: The trainer to which :meth:`attach` added the callback; None without one.
 
     Raises:
-        UsageError: An argument cannot be used. A task or the folder is checked when training
-            begins.
+        UsageError: An argument cannot be used. The tasks and the folder are checked only when
+            training begins.
     """
 
     def __init__(
@@ -124,8 +126,8 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         """
         if not isinstance(trainer, Trainer):
             raise UsageError(
-                f"expected a Trainer, got {type(trainer).__name__}; in a loop of your own call "
-                "ask()"
+                f"expected a Trainer of transformers, got {type(trainer).__name__}; in a loop of "
+                "your own call ask()"
             )
         self.trainer = trainer
         if self not in trainer.callback_handler.callbacks:
@@ -135,14 +137,16 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
     def ask(self, model: nn.Module, step: int) -> dict[str, float]:
         """Ask and measure the model as the save ``RUN/checkpoint-STEP``.
 
-        Call it in a training loop of your own; in a distributed training every process must.
+        This method is for a training loop of your own. In a distributed training every process must
+        call it.
 
         Args:
             model: The model in memory.
             step: The step of the save.
 
         Returns:
-            The figures to log, by name.
+            The figures to log, by name: ``race/score``, ``race/margin`` and ``race/best_step``, and
+            those of ``Measuring.measure``. Figures that could not be obtained are missing.
 
         Raises:
             UsageError: At the first call, if an argument, a task or the folder cannot be used.
@@ -326,10 +330,12 @@ class RaceCallback(TrainerCallback):  # type: ignore[misc]
         """Lower the questions to a share of the time between two saves."""
         elapsed = time.perf_counter() - self._began - self._spent
         if self._pace > 0 and step > self._first_step:
-            race.lower(max(_LEAST, int(share * elapsed / self._pace)))
+            affordable = int(share * elapsed / self._pace)
+            race.lower(max(_LEAST, affordable))
+            limit = "at most" if race.questions <= affordable else "more than"
             _say(
-                f"race: each save is asked {race.questions} questions, for {100 * share:g} % of "
-                "the time"
+                f"race: questions for each save: {race.questions}; asking takes {limit} about "
+                f"{100 * share:g} % of the time between two saves"
             )
 
     def _planned(self, args: Any, state: Any) -> int | None:

@@ -61,7 +61,8 @@ def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
         t: Number of tokens in a row.
 
     Raises:
-        GeometryError: The shape of an argument does not fit; describe the layout yourself.
+        GeometryError: The shape of an argument does not fit; then call
+            :meth:`DispersionRegularizer.describe` before each pass.
     """
     mask = arguments.get("attention_mask")
     if mask is not None:
@@ -80,9 +81,10 @@ def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
 class DispersionRegularizer:
     """Adds a dispersion loss on hidden states to the loss of any training loop.
 
-    Its value is ``weight`` times the mean over layers. Attach it before ``torch.compile`` or DDP
-    run for the first time. The model may be wrapped by PEFT, DDP, FSDP2 or ``torch.compile``,
-    before or after. Use it as a context manager, or call :meth:`detach` at the end.
+    The added term is ``weight`` times the mean of the loss over layers. Create the regularizer
+    before a model wrapped by ``torch.compile`` or DDP runs for the first time. The model may be
+    wrapped by PEFT, DDP, FSDP2 or ``torch.compile``, before or after. Use the regularizer as a
+    context manager, or call :meth:`detach` at the end.
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
@@ -99,10 +101,16 @@ class DispersionRegularizer:
         options: Options of the loss, such as ``max_tokens=256`` or ``tau=0.5``.
 
     Attributes:
-        loss_scale: With ``inject``, the factor that the loop puts on its loss before ``backward``,
-            such as 1/k with k accumulation steps. Set it if the loop has one.
+        loss: The loss as a :class:`~lmeval_dispersion.training.losses.DispersionLoss`.
+        layers: Full names of the layers.
+        weight: Factor of the loss.
+        mode: ``add`` or ``inject``.
+        loss_scale: With ``inject``, the factor by which the loop multiplies its loss before
+            ``backward``, such as 1/k with k accumulation steps. Set it if the loop has such a
+            factor; 1 by default.
         step: Number of training forward passes so far.
-        values: The loss of each layer in the latest training pass, without the weight, by layer.
+        values: The loss of each layer in the latest training pass, without the weight, by the
+            layer's name; empty before the first pass.
 
     Raises:
         UsageError: The loss, an option, a layer, the weight or the mode cannot be used.
@@ -124,8 +132,8 @@ class DispersionRegularizer:
             raise UsageError(f"expected a model (torch.nn.Module), got {type(model).__name__}")
         if not weight >= 0:
             raise UsageError(
-                f"expected a weight of at least 0, got {weight}; the loss squeeze has the opposite "
-                "effect"
+                f"expected a weight of at least 0, got {weight}; use the loss squeeze to make states "
+                "more alike"
             )
         if mode not in ("add", "inject"):
             raise UsageError(f"expected mode add or inject, got {mode!r}")
@@ -211,19 +219,23 @@ class DispersionRegularizer:
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> None:
-        """Give what the arguments of the next training forward pass do not tell.
+        """Describe the batch of the next training pass, where the model's arguments do not.
 
         Args:
-            mask: Shape (b, t), true on real tokens; None for ``attention_mask``.
-            segments: Shape (b, t), the document of each token in packed rows; None for those that
-                the arguments of the pass tell.
-            domains: Shape (b,), the domain of each sequence, for the cross-domain loss.
+            mask: Shape (b, t), true on real tokens; None to use ``attention_mask``.
+            segments: Shape (b, t), the document of each token in packed rows; None to use
+                ``seq_idx``, ``cu_seq_lens_q`` or ``position_ids``.
+            domains: Shape (b,), the domain of each sequence, for the loss
+                ``cross_domain_push_away``.
         """
         self._next = {"mask": mask, "segments": segments, "domains": domains}
 
     @property
     def value(self) -> Tensor | None:
-        """The latest pass's loss, averaged over layers, without the weight; None before one."""
+        """The loss of the latest training pass, averaged over layers, without the weight.
+
+        A scalar; None before the first training pass.
+        """
         if not self.values:
             return None
         return torch.stack(list(self.values.values())).mean()
@@ -232,11 +244,11 @@ class DispersionRegularizer:
     def measured(self) -> Iterator[dict[str, TokenDispersion]]:
         """Measure the dispersion of each chosen layer in the evaluation passes inside the block.
 
-        It works after :meth:`detach`, too.
+        The hooks that :meth:`detach` has removed are set again for the block.
 
         Yields:
-            For each layer the dispersion so far, over all real tokens (by ``attention_mask``) of
-            all passes that are not training passes.
+            A `TokenDispersion` for each layer, by name. It collects all real tokens (by
+            ``attention_mask``) of all passes that are not training passes.
         """
         detached = not self._handles
         self.attach()
@@ -251,7 +263,8 @@ class DispersionRegularizer:
     def dispersion(self) -> float | None:
         """Return the mean cosine distance over all token pairs of the latest training batch.
 
-        It is that of the last chosen layer; None before the first training pass.
+        The tokens' states are those of the last of the chosen layers. None before the first
+        training pass, and after :meth:`detach`.
         """
         if self._latest is None:
             return None
@@ -413,6 +426,10 @@ class TokenDispersion:
 
     Only the sum and the number of unit vectors are kept, so the result does not depend on the
     batches, and the sums of several processes can be added.
+
+    Attributes:
+        sums: Shape (d + 1,), float64: the sum of the unit vectors, then their number; None before
+            the first batch.
     """
 
     def __init__(self) -> None:
@@ -438,9 +455,9 @@ class TokenDispersion:
         self.sums = sums if self.sums is None else self.sums + sums
 
     def mean(self) -> float:
-        """Return the dispersion, in [0, n / (n - 1)] for n tokens; NaN for fewer than two.
+        """Return the mean cosine distance, in [0, n / (n - 1)] for n tokens; NaN for n < 2.
 
-        Source: RD eq. 1.
+        Source: equation 1 of the paper RD (see :mod:`lmeval_dispersion.training.losses`).
         """
         if self.sums is None:
             return math.nan

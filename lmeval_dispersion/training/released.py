@@ -29,7 +29,7 @@ CLAMP = 0.25  # of the released class and its Qwen3 script; its GPT-2 command li
 def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
     """Return the log of the mean of exp(-D / tau + 0.01) over the pairs of each group.
 
-    D = arccos(c) / pi, where c is the cosine, cut to at most 1 - ``clamp`` in size.
+    D = arccos(c) / pi, where c is the cosine, cut to [clamp - 1, 1 - clamp].
 
     Returns:
         Two tensors, shape (groups,): the values, and whether each group has a pair.
@@ -47,7 +47,7 @@ def spread_as_released(p: Points, tau: float, clamp: float) -> Means:
 def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
     """Return the mean of max(0, margin - D)^2 over the pairs of each group.
 
-    D = arccos(c) / pi, where c is the cosine, cut to at most 1 - ``clamp`` in size.
+    D = arccos(c) / pi, where c is the cosine, cut to [clamp - 1, 1 - clamp].
 
     Returns:
         Two tensors, shape (groups,): the values, and whether each group has a pair.
@@ -62,7 +62,7 @@ def hinges_as_released(p: Points, margin: float, clamp: float) -> Means:
 
 
 def repulsion_as_released(p: Points, tau: float) -> Means:
-    """Return the log of the mean of exp(-|z_i - z_j|^2 / tau + 0.01) over the i, j of each group.
+    """Return the log of the mean of exp(-|z_i - z_j|^2 / tau + 0.01) over all i, j of each group.
 
     The pairs i = j count too.
 

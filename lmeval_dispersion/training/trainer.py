@@ -50,12 +50,13 @@ class DispersionConfig:
 class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
     """Adds a dispersion loss to a trainer of transformers or one derived from it.
 
-    The training log gets, as means over the same steps as ``loss``:
+    The training log gets three figures, of which the first two are means over the same steps as
+    ``loss``:
 
     - ``ce_loss``: the trainer's own loss;
     - ``dispersion_loss``: the dispersion loss without its weight, averaged over layers;
-    - ``dispersion``: the mean cosine distance of the tokens in the latest batch, at the last chosen
-      layer.
+    - ``dispersion``: the mean cosine distance of the tokens in the latest batch, at the last of the
+      chosen layers.
 
     Evaluation adds ``eval_dispersion/LAYER``, the dispersion of all tokens of the evaluation data,
     for every chosen layer, and that of the last one as ``eval_dispersion``.
@@ -88,7 +89,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
             return
         if self.args.n_gpu > 1:
             raise UsageError(
-                f"expected one GPU a process, got {self.args.n_gpu}; launch with torchrun"
+                f"expected one GPU per process, got {self.args.n_gpu}; launch with torchrun"
             )
         self._regularize(self.model, dispersion)
 
@@ -120,7 +121,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         """Return the trainer's loss, with the weighted dispersion loss added while training.
 
         Raises:
-            CaptureError: A layer's states were not seen in this pass.
+            CaptureError: The hooks saw no states of a layer in this pass.
             NonFiniteLossError: The dispersion loss is NaN or infinite.
         """
         inputs = dict(inputs)
@@ -174,7 +175,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return result
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as the trainer does, and add the parts of ``loss``."""
+        """Log as the trainer does; add ``ce_loss`` and the dispersion figures to each ``loss``."""
         if "loss" in logs and self._sums:
             steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():

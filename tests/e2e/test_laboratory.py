@@ -148,7 +148,7 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
         (
             (*WHOLE, "--sizes", "9"),
             2,
-            "--sizes: expected an option that law takes, got one of sublayers; leave it out",
+            "--sizes: expected an option that law takes, got one that belongs to sublayers; leave it out",
         ),
         (
             ("sublayers", "model", "tuned", "--data", "few.jsonl"),
@@ -163,7 +163,7 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
         (
             ("sublayers", "model", "--data", "few.jsonl", "--test", "0.3"),
             2,
-            "--knn: expected knn with the parts",
+            "--knn: expected knn together with",
         ),
         (
             ("sublayers", "model", "--data", "few.jsonl", "--knn", "--test", "3"),

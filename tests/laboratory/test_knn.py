@@ -140,7 +140,7 @@ def test_noise_has_no_neighbours_and_parts_may_be_texts_of_their_own(model, plac
         assert row["change_high"] >= 0 or row["weight"] == 0
     with pytest.raises(UsageError, match=r"add up to at most 1, got 1\.4"):
         sublayers(model, repeated, **options, datastore=0.9, tune=0.3, test=0.2)
-    with pytest.raises(UsageError, match="expected knn with the parts"):
+    with pytest.raises(UsageError, match="expected knn together with"):
         sublayers(model, repeated, segment=10, test=0.2)
 
 

@@ -133,9 +133,9 @@ def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
         (
             {"segment": 24},
             UsageError,
-            r"at least 800 segments \(8 bins of 100\).*got 90 .* more text, or make bins",
+            r"at least 800 segments \(8 bins of 100\).*got 90 segments .* more text, or use",
         ),
-        ({"segment": 24, "bin_size": 8, "segments": 63}, UsageError, "more segments, or"),
+        ({"segment": 24, "bin_size": 8, "segments": 63}, UsageError, "more segments .*, or"),
         ({}, UsageError, "takes at most 256 tokens, got segments of 512"),
         ({"bins": 7}, UsageError, "bins: expected at least 8, got 7"),
         (

@@ -32,7 +32,8 @@ MANIFEST = {
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 BINS = 30
 NO_CONTROL = (
-    "No control was run; `--control untrained --control shuffled` shows effects without training."
+    "No control was run; `--control untrained --control shuffled` shows what remains "
+    "without training or word order."
 )
 
 
@@ -168,7 +169,7 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
     assert words in first
     assert "2 models on 2 texts, 95 % intervals that hold for all 4 r at once." in first
     assert ("not clearly different from 0 in b on news" in first) == (slopes[3] == 0 != slopes[0])
-    assert others == (["It is positive in a on news."] if slopes[1] > 0 else []) + [NO_CONTROL]
+    assert others == (["r is positive in a on news."] if slopes[1] > 0 else []) + [NO_CONTROL]
     assert ("positive" in first) == (1.5 in slopes)
 
 
@@ -177,11 +178,11 @@ def test_a_law_of_models_and_texts_is_counted_over_its_cells(slopes, words):
     [
         (
             {"shuffled": 0.0},
-            "Where it is negative, it is clearly more so than with the control shuffled.",
+            "Where r is negative, it is clearly more negative than with the control shuffled.",
         ),
         (
             {"shuffled": -1.5},
-            "It is not clearly more negative than with the control shuffled in a on wiki, a on "
+            "r is not clearly more negative than with the control shuffled in a on wiki, a on "
             "news, b on wiki and b on news.",
         ),
     ],
@@ -255,7 +256,7 @@ def sublayer_result(rng, lead, pool=500, noise=0.01):
     [
         (0.1, {}, "Key the datastore by layer.2.attn: layer.2.attn lies above layer.2.ffn by 0."),
         (0.0, {}, "No recommendation: "),
-        (0.1, {"pool": 50}, ", without an error, as a draw is the whole text"),
+        (0.1, {"pool": 50}, ", without a standard deviation, as each draw"),
         # Two names of one layer.
         (
             0.0,
@@ -375,7 +376,7 @@ def test_models_that_cannot_be_compared_by_size_are_not(parameters, tokens):
     result = condensation_of(family({"s": 0.9, "m": 0.7, "l": 0.5}), parameters, tokens)
     assert not [line for line in result.answer() if "larger" in line]
     assert "pairs" not in result.tables()
-    with pytest.raises(UsageError, match="a teacher that reads the tokens of m, got s"):
+    with pytest.raises(UsageError, match="a teacher that reads the same tokens as m, got s"):
         condensation_of(family({"s": 0.9, "m": 0.7}), {}, {"s": "a", "m": "b"}, teacher="s")
 
 
@@ -487,11 +488,11 @@ def test_clusters_are_compared_with_the_first_model():
     (answer,) = clusters_result(rng, {"a": 1.0, "b": 1.5, "c": 1.0, "d": 0.5}).answer()
     assert answer == (
         "Against a, clusters lie further apart in b; closer together in d; not clearly differently in c "
-        "(between over within 60 clusters at last)."
+        "(ratio of the distances between and within 60 clusters at last)."
     )
     (alone,) = clusters_result(rng, {"a": 1.5}).answer()
     assert alone.startswith(
-        "Clusters lie further apart than their members lie from their centre: between over"
+        "Clusters lie further apart than their members lie from their centre: ratio of"
     )
     assert (
         clusters_result(rng, {"a": 0.5}).answer()[0].startswith("Clusters lie closer together than")

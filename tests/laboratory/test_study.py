@@ -102,7 +102,7 @@ def test_the_help_has_the_default_of_each_measure_s_option(measure):
         ("law m", "the following arguments are required: --data"),
         (
             "clusters m --data t --bins 9",
-            "--bins: expected an option that clusters takes, got one of law",
+            "--bins: expected an option that clusters takes, got one that belongs to law",
         ),
         ("sublayers m n --data t", "expected one model for sublayers, got m, n"),
         ("clusters m --data t u", "--data: expected one text for clusters, got t, u"),
@@ -186,7 +186,7 @@ def test_changed_content_makes_another_study_and_another_name_does_not(
             other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
         tiny_models.saved(model, other)
     again = condensation(model, text, folder=root, quiet=False, **OPTIONS)
-    assert f"rows are kept in {root}: condensation-" in capsys.readouterr().err
+    assert f"results are kept in {root}: condensation-" in capsys.readouterr().err
     assert len(list(root.iterdir())) == 2
     assert not again.layers["mean"].equals(first.layers["mean"])
     assert again.layers["mean"].equals(condensation(model, text, **OPTIONS).layers["mean"])

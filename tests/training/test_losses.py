@@ -344,7 +344,7 @@ def test_sampling_has_its_own_generator_and_takes_real_tokens_only():
         (
             lambda z: losses.angular_spread(z, pairs="rows"),
             UsageError,
-            "sequence, batch, got 'rows'",
+            "sequence or batch, got 'rows'",
         ),
         (lambda z: losses.angular_spread(z, max_tokens=1), UsageError, "at least 2, got 1"),
         (lambda z: losses.orthogonalization(z, margin=0.0), UsageError, "(0, 1], got 0.0"),
@@ -354,7 +354,7 @@ def test_sampling_has_its_own_generator_and_takes_real_tokens_only():
             UsageError,
             "a number as tau with released, got 'median'",
         ),
-        (lambda z: losses.angular_spread(z, released=1.5), UsageError, "between 0 and 1, got 1.5"),
+        (lambda z: losses.angular_spread(z, released=1.5), UsageError, "cosines are cut, got 1.5"),
         (lambda z: losses.l2_repel(z, tau="mean"), UsageError, "got 'mean'"),
         (lambda z: losses.l2_repel(z, norm_weight=-1), UsageError, "got -1"),
         (
@@ -427,7 +427,7 @@ def test_a_function_of_ones_own_is_a_loss_a_layer(loss, name):
         (
             lambda z: DispersionLoss(own_loss, push=2.0),
             UsageError,
-            "own_loss among pull, got 'push'",
+            "own_loss (pull), got 'push'",
         ),
         (
             lambda z: DispersionLoss(lambda z, **_: z.mean(-1))(z),
