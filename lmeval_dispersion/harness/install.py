@@ -33,7 +33,7 @@ class Status(NamedTuple):
     Attributes:
         state: ``enabled``; ``out of date`` if another version's files are there; or ``disabled``.
         folder: The folder in lm-eval where the tasks are, or would be.
-        files: Number of files that this version has.
+        files: Number of task files that this version has.
     """
 
     state: State
