@@ -71,7 +71,7 @@ def watched_loads(tell: Tell, *, adapter: bool = False) -> Iterator[None]:
 
 @contextmanager
 def warned_loads(*, adapter: bool = False) -> Iterator[None]:
-    """Inside this context, warn on stderr of every model that is loaded although its files lack weights.
+    """Inside this context, warn on stderr about every loaded model whose files lack weights.
 
     ``adapter`` and the errors raised are as in :func:`watched_loads`.
     """
@@ -114,8 +114,8 @@ def _watched_from_pretrained(kind: type, tell: Tell) -> Any:
             model, report = load(*args, **options)
         except NotImplementedError as error:  # torch's, of numbers that are not floating ones
             raise DispersionError(
-                f"its files seem to lack weights, which cannot be initialised ({error}); save or download "
-                "the model again"
+                f"its files seem to lack weights, whose type cannot be set at random ({error}); save "
+                "or download the model again"
             ) from error
         except RuntimeError as error:
             text = str(error)
