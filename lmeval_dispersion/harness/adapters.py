@@ -44,8 +44,8 @@ def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> N
 
     Args:
         arguments: The ``--model_args``, parsed.
-        transformers_loads: Whether the backend loads models with transformers, which loads both
-            from version 5 on.
+        transformers_loads: Whether the backend loads models with transformers, which loads weights
+            and adapter together from version 5 on.
 
     Raises:
         HarnessError: The backend would leave the adapter out, or load another base.

@@ -80,10 +80,9 @@ class TaskTokens:
 
 @takes(AnswerTokens)
 def tokens(asked: AnswerTokens) -> TaskTokens:
-    """Return the answer tokens of a task.
+    """Return the answer tokens of a task: counted in its documents, or predicted by a base model.
 
-    They are counted in the task's documents. With a base model, they are the tokens that this model
-    predicts after prompts, where answers begin.
+    A base model's answer tokens are those that it predicts after prompts, where answers begin.
 
     Raises:
         UsageError: The task does not exist or has no answers, or there is not exactly one source of
@@ -164,7 +163,7 @@ def _expected(asked: AnswerTokens, base: str) -> TaskTokens:
 
 
 def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
-    """Return the answers of some tasks as a token set, by the fields of its YAML.
+    """Return a token set of some tasks' answers, as a dict of the fields of its YAML.
 
     Answers are counted, and the most frequent come first. ``name`` is the name of the set.
 
@@ -234,8 +233,9 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
     """Count the answers of some tasks; return the counts and the number of documents.
 
-    In a multiple choice, every choice counts as an answer; in code, every name, constant and literal
-    of the reference solution does. An answer keeps the space before it.
+    Answers are all choices of a multiple choice; the target of a generated answer, as the task's
+    regex extracts it; and in code each name, constant and literal of the reference solution. An
+    answer keeps the space before it.
 
     Raises:
         UsageError: A task has no answers because it scores whole texts, has answers that are not

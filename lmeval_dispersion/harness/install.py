@@ -84,7 +84,7 @@ def harness_tasks() -> Path:
 
 
 def status() -> Status:
-    """Return whether this version's tasks are enabled in lm-eval.
+    """Return whether the dispersion tasks are enabled in lm-eval, and in which folder.
 
     Raises:
         MissingExtraError: lm-eval is not installed.

@@ -43,8 +43,9 @@ class Wanted:
     """A state to record for a request, and what has been recorded.
 
     Attributes:
-        position: Position of the token in the input, counted from the left.
-        span: Tokens [start, stop) of the input whose perplexity is recorded; empty for none.
+        position: Position of the token in the input, from 0; -1 for the last token.
+        span: Tokens [start, stop) of the input whose perplexity is recorded; an empty range if none
+            is recorded.
         prompt_tokens: Number of tokens of the context before truncation.
         truncated: Whether the input was cut on the left.
         vectors: For each layer, the recorded state, shape (d,), float32; empty before the
@@ -443,7 +444,7 @@ def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
     Args:
         lm: lm-eval's transformers model.
         kind: lm-eval's request type, such as ``loglikelihood``.
-        prompts: The prompts. Generation ends after one token.
+        prompts: The prompts to run. For ``generate_until``, one token is generated after each.
 
     Raises:
         HarnessError: The model gives no hidden states.

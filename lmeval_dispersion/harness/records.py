@@ -154,7 +154,7 @@ class AggregatedMetric:
     keep: Callable[[Sequence[DocRecord]], None] | None = None
 
     def __call__(self, records: Sequence[DocRecord]) -> Pooled:
-        """A float that knows its documents, so that a group's figure is over those of all its tasks."""
+        """Return the value as a float that remembers its documents, so that groups can pool them."""
         if self.keep is not None:
             self.keep(records)
         return Pooled.of(records_of(self.metric, with_states(records)), self.measure)

@@ -71,8 +71,8 @@ def begin(
 ) -> TaskRun:
     """Start the run of a task: create the folder of its store and mark it as unfinished.
 
-    No folder is created in other processes than the first of a distributed run, or if the
-    evaluation does not say where results go.
+    Only the first process of a distributed run creates a folder, and only if the metadata, the
+    environment variable ``LMEVAL_DISPERSION_STORE`` or lm-eval's ``output_path`` says where.
 
     Args:
         task: Name of the task.

@@ -107,9 +107,9 @@ _LETTERS = 4  # per token, about
 
 @dataclass(frozen=True)
 class RunningEvaluation:
-    """What is known about the running evaluation, of which lm-eval tells its tasks nothing.
+    """What is known about the running lm-eval evaluation, which lm-eval does not pass to its tasks.
 
-    A value that is unknown is None. So no metric may depend on these values.
+    Unknown values are None, so no metric may depend on them.
 
     Attributes:
         lm: The model under evaluation, without the wrapper of ``--use_cache``.
@@ -353,7 +353,7 @@ def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequenc
     """Add methods to lm-eval's transformers model (HFLM), in place of any of the same name.
 
     Args:
-        methods: Functions by the name of the method.
+        methods: The functions, by the name of the method.
         needed: Names of HFLM's methods that recording needs.
 
     Raises:
@@ -468,7 +468,7 @@ def loaded_suite(
 def task_groups(
     groups: Mapping[str, Any], judges: Mapping[str, str | None]
 ) -> dict[str, TaskGroup]:
-    """Return the groups to report with one figure each, by name: the outermost ones that have one.
+    """Return the groups to report with one figure each, by name: the outermost that have one.
 
     lm-eval has a figure for a group if it aggregates a metric that all tasks of the group have. A
     group without one, such as the Open LLM Leaderboard's ``leaderboard``, is replaced by its
@@ -561,7 +561,7 @@ def drawn_questions(
             units, equally many questions are drawn from each, or all that a unit has.
 
     Raises:
-        UsageError: There are two or more units, and fewer than one question for each.
+        UsageError: There are two or more units, and ``count`` is less than their number.
     """
     every = list[tuple[str, int]]()
     with sentences():  # a task may load its data here
@@ -789,8 +789,8 @@ def _may_add_metrics(task: Any) -> bool:
 def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
     """Fix the batch size of lm-eval's transformers model if it is ``auto``, to at most ``most``.
 
-    lm-eval itself would choose one in each call. Here it is the size at which the longest of
-    ``requests`` fits into memory, together with the longest text that it may generate.
+    lm-eval itself would choose a batch size in each call. Here it is the size at which the longest
+    of ``requests`` fits into memory, together with the longest answer that may be generated.
     """
     if getattr(lm, "batch_size_per_gpu", None) != "auto" or not hasattr(lm, "_detect_batch_size"):
         return
@@ -852,7 +852,7 @@ def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
     Args:
         task: The lm-eval task of the document.
         request: The first request of the document.
-        count: Number of choices; indices that are not below it are left out.
+        count: Number of choices; indices of ``count`` or more are left out.
     """
     if judges_by_own_rule(task):
         return ()
@@ -898,9 +898,9 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
     """Inside this context, call ``check`` before lm-eval loads the weights of a model.
 
-    ``check`` is called twice: with the class of the model, and with the model once its tokenizer is
-    loaded. The second argument of both calls is the running evaluation. An error that ``check``
-    raises stops the loading.
+    ``check`` is called with the class of the model and, for lm-eval's transformers model, again with
+    the model once its tokenizer is loaded. Its second argument is the running evaluation. An error
+    that ``check`` raises stops the loading.
     """
     get_model = registry.get_model
     tokenizer = HFLM._create_tokenizer
@@ -1066,9 +1066,9 @@ def refused_loads(*, adapter: bool) -> Iterator[None]:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Inside this context, exit with the message of a DispersionError if ``lm_eval`` is running.
+    """Inside this context, turn a DispersionError into an exit of ``lm_eval`` with its message.
 
-    If lm-eval was not started by its command ``lm_eval``, the error is raised unchanged.
+    If the evaluation was not started by the command ``lm_eval``, the error is raised unchanged.
     """
     try:
         yield

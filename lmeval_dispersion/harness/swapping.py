@@ -60,8 +60,8 @@ class SharedBase:
 
         Arguments and errors are those of :func:`seams.loaded_lm`. If the base of a LoRA is in
         memory, the LoRA replaces the previous LoRA on that base. An empty ``peft`` in ``arguments``
-        gives the shared base without an adapter; like lm-eval for adapters, this resizes its
-        embeddings to the tokenizer.
+        gives the shared base without an adapter, whose embeddings are resized to the tokenizer, as
+        lm-eval does for adapters.
         """
         given = downloaded(arguments)
         plain = {key: value for key, value in given.items() if key != "peft"}

@@ -359,7 +359,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def text_decoder(model: nn.Module) -> nn.Module:
-    """Return the text decoder of a model, which may also read images; else the model itself."""
+    """Return the text decoder of a model that may also read images.
+
+    The model itself is returned if it has no such part with decoder blocks.
+    """
     get_decoder = getattr(model, "get_decoder", None)
     if callable(get_decoder):
         inner = get_decoder()

@@ -228,7 +228,7 @@ def load_model(
         MissingExtraError: torch or transformers, or a library for ``quantize`` or ``adapter``, is
             missing.
         UsageError: The model or revision does not exist, the model is gated or not a decoder, the
-            adapter does not fit it, the dtype is unknown, or the device cannot be used.
+            adapter does not fit the model, the dtype is unknown, or the device cannot be used.
         DispersionError: The files cannot be loaded.
     """
     require_extra("models", "running a model")
@@ -421,9 +421,9 @@ def _with_adapter(model: Any, adapter: str) -> Any:
 def weights_identity(
     name: str | Path, commit: str | None = None, gguf: str | None = None
 ) -> str | None:
-    """Return a text that identifies a checkpoint's weights by content; None if it is unknown.
+    """Return a text that identifies a checkpoint's files by content; None if that is unknown.
 
-    It is ``NAME@COMMIT`` for a model of the Hub, and a digest of the files for a folder.
+    The text is ``NAME@COMMIT`` for a model of the Hub, and a digest of the files for a folder.
 
     Args:
         name: Hub id or folder.
@@ -441,8 +441,9 @@ def weights_stamp(
 ) -> list[list[Any]]:
     """Return ``[name, size, time]`` for each file of a folder from which a model is loaded.
 
-    ``size`` is in bytes, and ``time`` is that of the last change, in ns. The list is empty for a Hub id. With
-    ``adapter``, the files are those of a PEFT adapter; ``gguf`` is as in :func:`weights_identity`.
+    ``size`` is in bytes, and ``time`` is that of the last change, in ns. The list is empty for a Hub
+    id. With ``adapter``, the files are those of a PEFT adapter; ``gguf`` is as in
+    :func:`weights_identity`.
     """
     folder = Path(name).expanduser()
     patterns = ADAPTER if adapter else _loaded_patterns(folder, gguf)
@@ -470,8 +471,8 @@ def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
     """Return a text that identifies the files of a PEFT adapter by content; None if unknown.
 
-    It is a digest of the files for a folder, and ``NAME@COMMIT`` for an adapter of the Hub, whose
-    commit is looked up in the Hub's cache if ``commit`` is None.
+    The text is a digest of the files for a folder, and ``NAME@COMMIT`` for an adapter of the Hub,
+    whose commit is looked up in the Hub's cache if ``commit`` is None.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():

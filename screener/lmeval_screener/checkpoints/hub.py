@@ -110,6 +110,16 @@ class Hub:
         offline: Whether to send no requests; None for the setting of huggingface_hub.
         notice: Called with a server's name and a number of seconds when requests have to wait.
 
+    Attributes:
+        endpoint: Address of the Hub, without a slash at its end.
+        networks: Which hosts may be sent requests.
+        mark: The endpoint without secrets, as it stands in keys of the cache.
+        offline: Whether no requests are sent.
+        account: Account of the whole screening.
+        downloads: Folder in which huggingface_hub keeps downloaded files.
+        transport: The HTTP connections; None in offline mode and outside the context.
+        has_texts: Whether the endpoint serves small files at the address to which the Hub redirects.
+
     Raises:
         UsageError: The endpoint is not a web address; or, on entering the context, the token has
             characters that cannot be sent.
@@ -120,11 +130,10 @@ class Hub:
 
         self.endpoint = _endpoint(constants.ENDPOINT)
         self.networks = Networks(self.endpoint)
-        #: The endpoint in keys of the cache.
         self.mark = without_secrets(self.endpoint)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self._notice = notice
-        self.account = Account()  # account of the whole run
+        self.account = Account()
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
         self.has_texts = True  # whether small files are where the Hub's resolver redirects
@@ -269,7 +278,7 @@ class Hub:
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """Request an address of the Hub's API; return its JSON, passed through ``parse``, and the response.
+        """Request an address of the Hub's API; return its JSON after ``parse``, and the response.
 
         ``what`` and ``revision`` are named in messages.
 
@@ -687,7 +696,7 @@ def is_known(entry: FileEntry) -> bool:
 
 
 def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
-    """Return ``entry`` with the size and digest that a response of the Hub for the file states.
+    """Return ``entry`` with the size and digest that the Hub states in a response for the file.
 
     The digest of a large file is in ``X-Linked-ETag``. That of a small text file is in ``ETag``,
     or, if the response redirects to the text, in the query of the new address. Without a digest, a

@@ -104,7 +104,7 @@ class ObjectStore(Bucket):
 
         Raises:
             ScreeningError: The object is no longer the listed version, or access is refused.
-            RetryError: The request failed in a way that may pass.
+            RetryError: The request failed, perhaps temporarily.
         """
         client = await self._connected()
         etag, version = self._versions[path]

@@ -91,7 +91,7 @@ class Bucket:
 
         Raises:
             ScreeningError: The file is no longer the version in ``entry``, or cannot be read.
-            RetryError: The attempt failed in a way that may pass.
+            RetryError: The attempt failed, perhaps temporarily.
         """
         raise NotImplementedError
 

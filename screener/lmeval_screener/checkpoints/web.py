@@ -183,7 +183,7 @@ class WebFile(NamedTuple):
 
     Attributes:
         url: Address of the file.
-        entry: Its name, its size, and a digest of its version.
+        entry: The file's name, size, and a digest of its version.
         etag: The ETag that the server stated; None if it stated none.
     """
 

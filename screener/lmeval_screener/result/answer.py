@@ -383,7 +383,7 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
 
 
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
-    """Return sentences on which checkpoints have a higher or lower ratio than their base, or neither.
+    """Return sentences on which checkpoints the ratio puts above or below their base, or at neither.
 
     ``members`` are the checkpoints to name; None for all of the group. The list is empty if the
     group has no base, or if the base has no ratio.

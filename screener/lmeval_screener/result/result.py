@@ -152,7 +152,7 @@ class Result(Report):
     def exit_code(self) -> int:
         """Exit status of the command: the first of these that applies.
 
-        - 4: the gate found checkpoints below its reference.
+        - 4: the gate (``--fail-if-below``) found checkpoints below its reference.
         - 1: the gate could compare nothing.
         - 5: the registry has news that is worth an evaluation.
         - 3: some checkpoints failed; with news, only if they failed for the first time or all did.
@@ -195,10 +195,10 @@ class Result(Report):
         return groups[first].chance(first, second)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Return the smallest number of first ranks that contain the best with at least ``chance``.
+        """Return how many first ranks contain the most accurate checkpoint with a given chance.
 
-        "The best" is the most accurate checkpoint. If no number of ranks reaches the chance, the
-        number of all ranks is returned.
+        This is the smallest number of ranks whose chance is at least ``chance``, or the number of
+        all ranks if the chance is not reached.
 
         Raises:
             UsageError: ``chance`` is not above 0 and at most 1, or there is not exactly one group
