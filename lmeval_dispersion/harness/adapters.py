@@ -66,8 +66,8 @@ def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> N
 def answers_as_base(lm: Any, text: str) -> bool:
     """Whether lm-eval's model has an adapter that does not change a single logit on ``text``.
 
-    The model runs twice, with and without the adapter. False if there is no adapter, if the model is
-    not decoder-only, or if ``text`` is not a string.
+    The model runs twice, with and without the adapter. False if there is no adapter, if the model
+    is not decoder-only, or if ``text`` is not a string.
     """
     if not getattr(lm, "peft", None) or lm.backend != "causal" or not isinstance(text, str):
         return False

@@ -344,8 +344,8 @@ def prompts_of(
     for task in tasks:
         if getattr(task, "multiple_input", False):
             raise UsageError(
-                f"the choices of {task.task_name} are part of its prompts, so no answer follows a prompt; "
-                "name another task"
+                f"the choices of {task.task_name} are part of its prompts, so no answer follows a "
+                "prompt; name another task"
             )
         if num_fewshot is not None:
             task.set_config(key="num_fewshot", value=num_fewshot)

@@ -88,7 +88,8 @@ def _first_line(error: Exception) -> str:
 def _digits_alone(error: Exception) -> tuple[str, str] | None:
     """The field of a task's configuration, and its text of digits alone that lm-eval could not use; or None.
 
-    lm-eval evaluates such a text as Python where the task has choices: 02 fails as a number, 2 as a text.
+    lm-eval evaluates such a text as Python where the task has choices: 02 fails as a number, 2 as a
+    text.
     """
     refused = re.fullmatch(r"Context is not a string! : (\d+)", str(error))
     if refused and isinstance(error, AssertionError):

@@ -97,7 +97,7 @@ class Recorder:
         self.flush()
 
     def see(self, name: str, state: Tensor) -> None:
-        """Pick the states to record from one layer's output; a hook calls this in each forward pass.
+        """Pick the states to record from a layer's output; a hook calls this in each forward pass.
 
         Args:
             name: Name of the layer.
@@ -126,8 +126,8 @@ class Recorder:
         if missing:
             raise HarnessError(
                 f"{missing} of {len(flat)} hidden states were not captured, because lm-eval "
-                f"{version('lm_eval')} runs this model in an unsupported way; if this lm-eval is newer "
-                "than 0.4.13, install lm-eval 0.4.13, otherwise run the stock task"
+                f"{version('lm_eval')} runs this model in an unsupported way; if this lm-eval is "
+                "newer than 0.4.13, install lm-eval 0.4.13, otherwise run the stock task"
             )
         return [_state(request, w) for request, w in zip(self.requests, of_requests, strict=True)]
 
@@ -192,7 +192,7 @@ class TokenRecorder(Recorder):
         self.fresh[name] = state[rows, positions]
 
     def select_cont_toks(self, original: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Sum the log-probabilities of a question, then call HFLM's method, which this one replaces.
+        """Sum a question's log-probabilities, then call HFLM's method, which this one replaces.
 
         lm-eval calls HFLM's method once for each row of a batch. ``logits`` has the
         log-probabilities of that row, shape (tokens, vocabulary).
@@ -471,8 +471,8 @@ def _recorded(
     check_model(lm, name)
     if any(len(request.args) > 2 for request in requests):  # images bypass the recorded methods
         raise HarnessError(
-            f"{name} has images in its prompts, whose states cannot be recorded; run the stock task, or a "
-            "text-only task"
+            f"{name} has images in its prompts, whose states cannot be recorded; run the stock "
+            "task, or a text-only task"
         )
     canonical = {
         layers: tuple(dict.fromkeys(site.name for site in resolve(lm.model, layers)))

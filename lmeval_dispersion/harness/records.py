@@ -154,13 +154,13 @@ class AggregatedMetric:
     keep: Callable[[Sequence[DocRecord]], None] | None = None
 
     def __call__(self, records: Sequence[DocRecord]) -> Pooled:
-        """Return the value as a float that remembers its documents, so that groups can pool them."""
+        """Return the value as a float that remembers its records, so that groups can pool them."""
         if self.keep is not None:
             self.keep(records)
         return Pooled.of(records_of(self.metric, with_states(records)), self.measure)
 
     def measure(self, records: tuple[DocRecord, ...]) -> float:
-        """Return the dispersion of ``records``, or its jackknife standard error if ``error`` is set.
+        """Return the dispersion of ``records``, or its standard error if ``error`` is set.
 
         NaN if there are too few records; see :func:`estimate`.
         """
@@ -271,7 +271,7 @@ class TaskMetrics:
         return warnings
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts and every layer's metrics for lm-eval's results JSON; None in place of NaN."""
+        """Return counts and every layer's metrics for lm-eval's results JSON; None in place of NaN."""
         layers: dict[str, dict[str, float | None]] = {}
         for layer in self.layers:
             figures = layers[layer] = {}

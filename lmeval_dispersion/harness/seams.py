@@ -267,7 +267,7 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
         return {**metrics, **self.judged(self._of_document[number], results, metrics, filter_name)}
 
     def dump_config(self) -> dict[str, Any]:
-        """Return lm-eval's configuration, without standard errors of our standard errors in results."""
+        """Return lm-eval's configuration; errors of our standard errors are dropped from the results."""
         metrics = running_evaluation().metrics or {}
         for key in list(metrics):
             if "_stderr_stderr," in key:
@@ -301,7 +301,7 @@ class _Task05(Task):  # type: ignore[misc]
         return doc_id
 
     def process_instances(self) -> None:
-        """Score the documents as lm-eval does, and add the values of ``judged`` to each one's scores."""
+        """Score the documents as lm-eval does, and add the values of ``judged`` to their scores."""
         super().process_instances()
         if self.only_predicts:
             return
@@ -319,7 +319,7 @@ class _Task05(Task):  # type: ignore[misc]
             scorer.set_results(results)
 
     def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:
-        """Aggregate scores as lm-eval does, but do not bootstrap our metrics, which have own errors."""
+        """Aggregate scores as lm-eval does, but bootstrap no error of our metrics: they have their own."""
         if self.only_predicts:
             return super().aggregate(bootstrap_iters)  # type: ignore[no-any-return]
         functions = self.aggregation()
@@ -357,8 +357,8 @@ def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequenc
         needed: Names of HFLM's methods that recording needs.
 
     Raises:
-        HarnessError: HFLM lacks a method in ``needed``, or lm-eval's groups lack one that is needed:
-            this version of lm-eval is not supported.
+        HarnessError: This version of lm-eval is not supported: HFLM lacks a method in ``needed``,
+            or the class of groups lacks a method.
     """
     wanted = [(HFLM, name) for name in needed]
     wanted += [(Group, "aggregate"), (Group, "get_all_tasks")]
@@ -898,9 +898,9 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
     """Inside this context, call ``check`` before lm-eval loads the weights of a model.
 
-    ``check`` is called with the class of the model and, for lm-eval's transformers model, again with
-    the model once its tokenizer is loaded. Its second argument is the running evaluation. An error
-    that ``check`` raises stops the loading.
+    ``check`` is called with the class of the model and, for lm-eval's transformers model, again
+    with the model once its tokenizer is loaded. Its second argument is the running evaluation. An
+    error that ``check`` raises stops the loading.
     """
     get_model = registry.get_model
     tokenizer = HFLM._create_tokenizer
@@ -1146,8 +1146,9 @@ def _means_over_members(
 ) -> dict[str, Any]:
     """A group's figures as plain means over its members, of which each counts once, also a group.
 
-    lm-eval's own mean is over the tasks of all groups within: MMLU's 57 would outweigh nine benchmarks. NaN
-    where a member has no such figure; the error is that of a mean of independent figures.
+    lm-eval's own mean is over the tasks of all groups within: MMLU's 57 would outweigh nine
+    benchmarks. NaN where a member has no such figure; the error is that of a mean of independent
+    figures.
     """
     members = [metrics.get(_name_of(child), {}) for child in group]
     means: dict[str, Any] = {}

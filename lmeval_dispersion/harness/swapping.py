@@ -104,15 +104,16 @@ class SharedBase:
         log-likelihoods of a prompt are wrong (its issue 51594), and on CPUs they fail.
 
         Raises:
-            HarnessError: The adapter changes the head or is more than a LoRA, or vLLM cannot leave the head
-                alone.
+            HarnessError: The adapter changes the head or is more than a LoRA, or vLLM cannot leave
+                the head alone.
         """
         from vllm.lora.request import LoRARequest
 
         if not _leaves_the_base(adapter):
             raise HarnessError(
-                f"expected a plain LoRA in adapter_model.safetensors, the only adapter that vLLM applies; "
-                f"{adapter} is of another type or format, or has biases or saved modules; {_INSTEAD}"
+                "expected a plain LoRA in adapter_model.safetensors, the only kind of adapter that "
+                f"vLLM applies, got {adapter}, which has another type or format, biases or saved "
+                f"modules; {_INSTEAD}"
             )
         modules = _modules(adapter)
         if "lm_head" in modules:
@@ -136,8 +137,8 @@ class SharedBase:
                     raise
                 raise HarnessError(
                     "this version of vLLM does not accept lora_target_modules, without which the "
-                    "log-likelihoods of adapters are wrong; run `pip install -U vllm` (0.32 accepts "
-                    "the setting), or use the model hf"
+                    "log-likelihoods of adapters are wrong; run `pip install -U vllm` (0.32 "
+                    "accepts the setting), or use the model hf"
                 ) from error
         number = next(self._names)  # by which vLLM knows what it has loaded
         self._lm.lora_request = LoRARequest(adapter, number, adapter) if adapter else None

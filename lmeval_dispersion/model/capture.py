@@ -216,8 +216,8 @@ def capture(
 
     Raises:
         UsageError: The model has no layer of one of the names.
-        CaptureError: The model has no decoder blocks, or ran without reaching a layer, as a model that was
-            compiled earlier may do.
+        CaptureError: The model has no decoder blocks, or ran without reaching a layer, as a model
+            that was compiled earlier may do.
 
     >>> import torch
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -426,8 +426,8 @@ def head(model: nn.Module) -> nn.Module | None:
 def has_two_parts(block: nn.Module) -> bool:
     """Whether a block has a token mixer and a feed-forward part.
 
-    A block has both if at least two of its submodules are not norms, and one of these has submodules
-    itself.
+    A block has both if at least two of its submodules are not norms, and one of these has
+    submodules itself.
     """
     composite = 0
     linear = 0

@@ -218,8 +218,8 @@ def load_model(
         dtype: One of :data:`DTYPES`; ``auto`` is the checkpoint's own dtype.
         quantize: Load the weights in 4 or 8 bits through bitsandbytes; None to load them as stored.
         adapter: Hub id or folder of a PEFT adapter for the model.
-        device: ``cpu``, ``cuda``, ``cuda:1``, …, or ``auto`` to spread the model over all GPUs. None
-            for the first GPU, or the CPU without one.
+        device: ``cpu``, ``cuda``, ``cuda:1``, …, or ``auto`` to spread the model over all GPUs.
+            None for the first GPU, or the CPU without one.
         trust_remote_code: Whether to run code that the checkpoint contains.
         encoder: Whether to accept bidirectional models (BERT, ALBERT) too, which are loaded as the
             class that their configuration names.
@@ -441,8 +441,8 @@ def weights_stamp(
 ) -> list[list[Any]]:
     """Return ``[name, size, time]`` for each file of a folder from which a model is loaded.
 
-    ``size`` is in bytes, and ``time`` is that of the last change, in ns. The list is empty for a Hub
-    id. With ``adapter``, the files are those of a PEFT adapter; ``gguf`` is as in
+    ``size`` is in bytes, and ``time`` is that of the last change, in ns. The list is empty for a
+    Hub id. With ``adapter``, the files are those of a PEFT adapter; ``gguf`` is as in
     :func:`weights_identity`.
     """
     folder = Path(name).expanduser()

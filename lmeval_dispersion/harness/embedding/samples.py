@@ -92,8 +92,8 @@ def stores_from_samples(
             the logged ones.
 
     Raises:
-        HarnessError: The samples are damaged, the model cannot be loaded, or its answers differ from
-            the logged ones.
+        HarnessError: The samples are damaged, the model cannot be loaded, or its answers differ
+            from the logged ones.
         UsageError: A task or layer does not exist, several processes were launched, or there is a
             finished store of another run.
     """

@@ -41,9 +41,9 @@ _PLAIN = (str, bool, int, float)  # what a column may hold
 def embed(asked: Embedding) -> Path:
     """Run a model over texts, write a store of their hidden states, and return the store's folder.
 
-    The store has one state for each text and each chosen layer: that of the text's last token, shape
-    (d,), float32; NaN for a text without tokens. `open_store` and `audit` read the store. If a run
-    is killed, calling the function again continues it.
+    The store has one state for each text and each chosen layer: that of the text's last token,
+    shape (d,), float32; NaN for a text without tokens. `open_store` and `audit` read the store. If
+    a run is killed, calling the function again continues it.
 
     Raises:
         UsageError: There is no text; the model, a layer or the folder cannot be used as given; or

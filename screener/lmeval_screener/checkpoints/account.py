@@ -44,8 +44,8 @@ class Cache:
     """A cache on disk that keeps bytes under a kind and a key.
 
     Each entry is one file: a line of JSON (``{"key": …, "sha256": …}``), then the content. Entries
-    are written atomically, and a damaged entry counts as missing. Users may delete the folder at any
-    time; checkpoints are then read from their source again.
+    are written atomically, and a damaged entry counts as missing. Users may delete the folder at
+    any time; checkpoints are then read from their source again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,8 +132,8 @@ class RetryError(Exception):
 def contradiction(what: str, code: str = "BadResponse") -> RetryError:
     """Return the RetryError for an answer that contradicts the request, a listing or another answer.
 
-    ``what`` says what is wrong. With the code ``BadResponse``, the message also advises to try again
-    and to check the endpoint and any proxy.
+    ``what`` says what is wrong. With the code ``BadResponse``, the message also advises to try
+    again and to check the endpoint and any proxy.
     """
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
@@ -243,8 +243,8 @@ class Account:
                 return task.result()
             raise self.trouble or ScreeningError(
                 "Timeout",
-                f"reading took longer than {self.seconds:g} s; try again, or set DISPERSION_TIMEOUT "
-                "to a larger number of seconds",
+                f"reading took longer than {self.seconds:g} s; try again, or set "
+                "DISPERSION_TIMEOUT to a larger number of seconds",
             )
         finally:
             if not task.done():
@@ -254,8 +254,9 @@ class Account:
     async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Call ``attempt`` until it succeeds, and return its result.
 
-        After a RetryError, ``attempt`` is called again, with exponential backoff. The ``error`` of the
-        RetryError is raised once no attempts are left, or if the wait is longer than the time left.
+        After a RetryError, ``attempt`` is called again, with exponential backoff. The ``error`` of
+        the RetryError is raised once no attempts are left, or if the wait is longer than the time
+        left.
         """
         failures = 0
         while True:

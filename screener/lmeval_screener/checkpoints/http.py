@@ -197,8 +197,8 @@ class Transport:
         endpoint: Address of the Hub; only its host gets the token.
         token: Token for the Hub; None to send none.
         notice: Called with a server's name and a number of seconds when requests have to wait.
-        networks: Which hosts may be sent requests; None for public hosts and those that the endpoint
-            and the environment name.
+        networks: Which hosts may be sent requests; None for public hosts and those that the
+            endpoint and the environment name.
     """
 
     def __init__(

@@ -118,7 +118,8 @@ class Hub:
         account: Account of the whole screening.
         downloads: Folder in which huggingface_hub keeps downloaded files.
         transport: The HTTP connections; None in offline mode and outside the context.
-        has_texts: Whether the endpoint serves small files at the address to which the Hub redirects.
+        has_texts: Whether the endpoint has the Hub's cache of small files
+            (``/api/resolve-cache``); False once a request has shown that it lacks that cache.
 
     Raises:
         UsageError: The endpoint is not a web address; or, on entering the context, the token has

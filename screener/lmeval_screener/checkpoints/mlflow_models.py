@@ -83,8 +83,8 @@ class RegisteredModels:
             raise ScreeningError(
                 "RangeNotSupported",
                 "screening reads only parts of files, and the MLflow server sends those of "
-                f"{chosen.repo} as a whole; start that server as `mlflow server --no-serve-artifacts "
-                f"--default-artifact-root s3://…` (or gs://), or {download}",
+                f"{chosen.repo} as a whole; start that server as `mlflow server "
+                f"--no-serve-artifacts --default-artifact-root s3://…` (or gs://), or {download}",
             )
         inner = replace(
             parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file, by_file=True

@@ -70,7 +70,7 @@ class Networks:
                 self._named.add(_plain(host))
 
     async def private(self, host: str | None, *, proxied: bool = False) -> str:
-        """Return the network of a host that must not be sent requests: ``link-local`` or ``private``.
+        """Return the network, ``link-local`` or ``private``, of a host that must not be asked.
 
         Empty if the host may be sent requests. If a proxy makes the requests (``proxied``), host
         names are not resolved, so that only IP addresses and ``localhost`` are refused.

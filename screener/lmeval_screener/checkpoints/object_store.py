@@ -60,7 +60,8 @@ class ObjectStore(Bucket):
         if not self._bucket:
             raise ScreeningError(
                 "BadName",
-                f"expected {scheme}://BUCKET/FOLDER, got an address without a bucket; correct the address",
+                f"expected {scheme}://BUCKET/FOLDER, got an address without a bucket; correct the "
+                "address",
             )
         self._service = SERVICES[scheme]
         self._lock = asyncio.Lock()

@@ -143,8 +143,8 @@ class Snapshot:
         """Return the names of files and folders in and around the checkpoint.
 
         Names of folders end with ``/``, and those next to the checkpoint's folder begin with
-        ``../``. The names show which program wrote the checkpoint. For a folder on this machine, some
-        files in subfolders and next to the folder are included.
+        ``../``. The names show which program wrote the checkpoint. For a folder on this machine,
+        some files in subfolders and next to the folder are included.
         """
         return [*self.files, *(f"{name}/" for name in self.folders)]
 

@@ -75,8 +75,8 @@ class Sources:
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """Open a checkpoint; see `Source.snapshot`.
 
-        If the checkpoint has no tokenizer files, those of ``target.tokenizer`` are added, if that is
-        given; GGUF files contain their tokenizer.
+        If the checkpoint has no tokenizer files, those of ``target.tokenizer`` are added, if that
+        is given; GGUF files contain their tokenizer.
         """
         snapshot = await self._opened(target, account)
         files = snapshot.files
@@ -118,8 +118,9 @@ class Sources:
         if network := await networks.private(host):
             raise ScreeningError(
                 "BadName",
-                f"{target.shown} is in a {network} network, and you did not name it (a file or registry "
-                "did); if the address is right, name it too among the checkpoints to screen",
+                f"{target.shown} is in a {network} network, and you did not name it (a file or "
+                "registry did); if the address is right, name it too among the checkpoints to "
+                "screen",
             )
 
     @property

@@ -393,7 +393,8 @@ def range_problem(
     expected = f"bytes {begin}-{end - 1}/{size}"
     stated = headers.getall("Content-Range", [])
     if stated != [expected]:
-        return f"expected Content-Range {expected!r}, got {', '.join(map(repr, stated)) or 'no such header'}"
+        got = ", ".join(map(repr, stated)) or "no such header"
+        return f"expected Content-Range {expected!r}, got {got}"
     count = str(end - begin)
     length = headers.get("Content-Length", count)
     if length != count:

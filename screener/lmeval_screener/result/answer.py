@@ -36,8 +36,8 @@ _SIDES = {
 }
 # Measured in code alone: in math pairs below their base are ordered as others are.
 _BELOW = (
-    "In code, checkpoints below their base have no order among themselves: one that never practised "
-    "code looks like one that was taught wrong code."
+    "In code, checkpoints below their base have no order among themselves: one that never "
+    "practised code looks like one that was taught wrong code."
 )
 _BY_GAP = "how often an order by G is right is not known"
 _NOT_KNOWN = (
@@ -130,9 +130,9 @@ def sentences_of(
 ) -> list[str]:
     """Return sentences on what to evaluate first, or a text for each of the first four groups.
 
-    With one group, the sentences are those of `group_sentences`, which also explains ``subject`` and
-    ``domain``. With several groups, each text is ``TITLE: SENTENCES``. ``places`` maps a group's name
-    to the length of the short list that the user asked for.
+    With one group, the sentences are those of `group_sentences`, which also explains ``subject``
+    and ``domain``. With several groups, each text is ``TITLE: SENTENCES``. ``places`` maps a
+    group's name to the length of the short list that the user asked for.
     """
     if len(groups) == 1:
         return group_sentences(groups[0], subject, domain, places.get(groups[0].name))
@@ -255,10 +255,11 @@ def by_figure(group: Group) -> list[str]:
 
 
 def first_by_other(group: Group) -> Screened | None:
-    """Return the checkpoint that the other figure puts first: G if the group is ranked by the ratio.
+    """Return the checkpoint that the other figure puts first: G if the ratio ranks the group.
 
-    If the group is ranked by G, the other figure is the ratio. None if the same checkpoint is first
-    anyway, if a checkpoint lacks the other figure, or if all its differences are within their errors.
+    If G ranks the group, the other figure is the ratio. None if the same checkpoint is first
+    anyway, if a checkpoint lacks the other figure, or if all its differences are within their
+    errors.
     """
     # A copy's own G may have moved without any change of its predictions: only originals count.
     figures: dict[Screened, Gap | Ratio] = {}
@@ -370,8 +371,8 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
     """Return the checkpoints of a group to evaluate first, best first; empty if there is no order.
 
     These are the checkpoints of the first ``places`` ranks, without copies of other checkpoints. By
-    default, ``places`` is the number of ranks that contain the best checkpoint with a chance of 90 %
-    (`Group.first_for`), or three if no chance is known.
+    default, ``places`` is the number of ranks that contain the best checkpoint with a chance of
+    90 % (`Group.first_for`), or three if no chance is known.
     """
     if group.trajectory or group.is_noise or group.places < 2:
         return []
@@ -383,7 +384,7 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
 
 
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
-    """Return sentences on which checkpoints the ratio puts above or below their base, or at neither.
+    """Return sentences on which checkpoints the ratio puts above, below or level with their base.
 
     ``members`` are the checkpoints to name; None for all of the group. The list is empty if the
     group has no base, or if the base has no ratio.

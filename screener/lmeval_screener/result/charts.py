@@ -125,8 +125,8 @@ def gap_parts(group: Group) -> Spec:
 def steps(group: Group, figure: str) -> Spec:
     """Return the chart of a figure, ``ratio`` or ``G``, along the steps of a training run.
 
-    Error bars are two standard errors of the difference from the step before. Supplied accuracies are
-    drawn as a second line, with an axis of its own.
+    Error bars are two standard errors of the difference from the step before. Supplied accuracies
+    are drawn as a second line, with an axis of its own.
     """
     values = []
     accuracies = []

@@ -160,7 +160,8 @@ COLUMNS = (
     _C(
         "against_base",
         Against | None,
-        "`difference`: the ratio minus the base's ratio; `se`: the paired standard error; `side`: `above`, "
+        "`difference`: the ratio minus the base's ratio; `se`: the paired standard error; `side`: "
+        "`above`, "
         "`below`, `level` or `equal`; null for the base",
         lambda c, _: c.against and c.against._asdict(),
         only="base",

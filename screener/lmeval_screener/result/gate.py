@@ -37,7 +37,8 @@ class Distance:
     def said(self, figure: str) -> str:
         """Return the checkpoint's label and its distance, as part of a sentence.
 
-        ``figure`` is the name of the figure in which ``difference`` is measured, ``ratio`` or ``G``.
+        ``figure`` is the name of the figure in which ``difference`` is measured, ``ratio`` or
+        ``G``.
         """
         places = decimals([self])
         error = f" ± {self.se:.{places}f}" if self.se > 0 else ""
@@ -55,8 +56,8 @@ class Distance:
 class Gate:
     """The answer of ``--fail-if-below``: which checkpoints are below a reference checkpoint.
 
-    A checkpoint is below if its ratio (or G, if that ranks the group) is significantly lower, paired
-    over tokens, or if its chance of being more accurate than the reference is at most 10 %.
+    A checkpoint is below if its ratio (or G, if that ranks the group) is significantly lower,
+    paired over tokens, or if its chance of being more accurate than the reference is at most 10 %.
 
     Attributes:
         reference: Label of the reference checkpoint.
@@ -163,7 +164,10 @@ class Gate:
                 alone = lowest.said(self.figure)
                 return f"Passed: {alone} does not lie below {self.reference}.{rest}"
             closest = f"the lowest is {lowest.said(self.figure)}"
-            return f"Passed: none of {self.compared} checkpoints lies below {self.reference}; {closest}.{rest}"
+            return (
+                f"Passed: none of {self.compared} checkpoints lies below {self.reference}; "
+                f"{closest}.{rest}"
+            )
         names = []
         for distance in self.distances:
             if distance.label in self.below:

@@ -133,7 +133,8 @@ class Result(Report):
         """The checkpoint that ranks first in the first group.
 
         Raises:
-            NothingScreenedError: No checkpoint was screened, or only the base; the message says why.
+            NothingScreenedError: No checkpoint was screened, or only the base; the message says
+                why.
         """
         if not self.checkpoints:
             sentences = answer.rows_of_base(self.of_base, alone=True)
@@ -377,8 +378,8 @@ class Result(Report):
     def tables(self) -> Mapping[str, Table]:
         """Return the tables of the report by name.
 
-        Group N, counted from 0, has the tables ``rankingN`` and ``figuresN``. The tables of the whole
-        screening are ``failed``, ``of_base``, ``read``, ``agreement`` and ``tokens``.
+        Group N, counted from 0, has the tables ``rankingN`` and ``figuresN``. The tables of the
+        whole screening are ``failed``, ``of_base``, ``read``, ``agreement`` and ``tokens``.
         """
         tables: dict[str, Table] = {}
         everyone: list[Row] = []
