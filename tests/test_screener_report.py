@@ -92,7 +92,7 @@ def test_the_chance_to_hold_the_best_is_a_line_between_two_rows_in_every_form(tm
     found = result_of(
         siblings(*(2 - i / 20 for i in range(24)), parameters=190_000, base="org/base")
     )
-    words = f"these hold the best with {100 * found.groups[0].chances.holds_best[8]:.0f} %"
+    words = f"{100 * found.groups[0].chances.holds_best[8]:.0f} % chance that the best is above"
     for width in (120, 80, 45):
         for colour in (False, True):
             lines = shown(found, width=width, colour=colour).splitlines()
@@ -112,7 +112,7 @@ def test_the_chance_to_hold_the_best_is_a_line_between_two_rows_in_every_form(tm
     )
     cut = own.first_for()
     lines = shown(own, width=80).splitlines()
-    (place,) = [at for at, line in enumerate(lines) if "these hold the best with" in line]
+    (place,) = [at for at, line in enumerate(lines) if "chance that the best is above" in line]
     assert cut > 15
     assert [lines[place + step].split()[0] for step in (-2, -1, 1, 2)] == [
         "…",
@@ -156,7 +156,7 @@ def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(resul
     other = shown(
         replace(one_group, domain="law", reference="plain", checkpoints=group.checkpoints[:2])
     )
-    assert "G: how far the model keeps law tokens from one another and from those of plain" in other
+    assert "G: how far the model keeps law tokens from one another and from the words of plain" in other
     marked = re.findall(r"▶ (\S+)", shown(one_group))
     assert marked == [group.names[c] for c in first_of(group)]
     assert one_group.answer()[0].startswith(f"Evaluate first: {', '.join(marked)} (")

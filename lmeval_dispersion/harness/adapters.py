@@ -22,10 +22,10 @@ from lmeval_dispersion.model.loading import ADAPTER, TEXTS
 
 
 def downloaded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Download the adapter of ``--model_args`` if it is given as ``REPOSITORY@COMMIT``.
+    """Download the adapter in ``--model_args`` if it is given as ``peft=REPOSITORY@COMMIT``.
 
-    Returns the arguments, with the adapter replaced by the folder of the download. Other arguments
-    are returned unchanged.
+    Returns a copy of the arguments in which the folder of the download replaces
+    ``REPOSITORY@COMMIT``. If there is no such adapter, nothing is replaced.
     """
     from huggingface_hub import snapshot_download
 
@@ -40,12 +40,12 @@ def downloaded(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> None:
-    """Check that an adapter stored in the same folder as whole weights is loaded with them.
+    """Check that an adapter in the same folder as a model's whole weights is loaded with them.
 
     Args:
         arguments: The ``--model_args``, parsed.
-        transformers_loads: Whether the backend loads models with transformers, which loads both
-            from version 5 on.
+        transformers_loads: Whether the backend loads models with transformers, which loads weights
+            and adapter together from version 5 on.
 
     Raises:
         HarnessError: The backend would leave the adapter out, or load another base.
@@ -66,7 +66,8 @@ def check_beside(arguments: Mapping[str, Any], *, transformers_loads: bool) -> N
 def answers_as_base(lm: Any, text: str) -> bool:
     """Whether lm-eval's model has an adapter that does not change a single logit on ``text``.
 
-    It compares two forward passes, with and without the adapter. False if there is no adapter.
+    The model runs twice, with and without the adapter. False if there is no adapter, if the model
+    is not decoder-only, or if ``text`` is not a string.
     """
     if not getattr(lm, "peft", None) or lm.backend != "causal" or not isinstance(text, str):
         return False

@@ -80,19 +80,24 @@ class TaskTokens:
 
 @takes(AnswerTokens)
 def tokens(asked: AnswerTokens) -> TaskTokens:
-    """Return the answer tokens of a task.
+    """Return the answer tokens of a task: counted in its documents, or predicted by a base model.
 
-    They are counted in the task's documents. With a base model, they are the tokens that the model
-    predicts where answers begin.
+    A base model's answer tokens are those that it predicts after prompts, where answers begin.
 
     Raises:
-        UsageError: The task does not exist or has no answers, or prompts are given without a base.
+        UsageError: The task does not exist or has no answers, or there is not exactly one source of
+            answers: a task, or prompts with a base model.
         ScreeningError: The answers are running text, or give too few or too many tokens.
     """
     if bool(asked.tasks) == bool(asked.data) or (asked.data and not asked.base):
+        got = "a file of prompts without a base model"
+        if not asked.data:
+            got = "neither a task nor prompts"
+        elif asked.tasks:
+            got = "both a task and a file of prompts"
         raise UsageError(
             "expected the name of a task, or a base model with either a task or a file of prompts, "
-            "got neither or both"
+            f"got {got}"
         )
     if asked.base:
         return _expected(asked, asked.base)
@@ -158,7 +163,7 @@ def _expected(asked: AnswerTokens, base: str) -> TaskTokens:
 
 
 def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
-    """Return the fields of the YAML of a token set with the answers of some tasks.
+    """Return a token set of some tasks' answers, as a dict of the fields of its YAML.
 
     Answers are counted, and the most frequent come first. ``name`` is the name of the set.
 
@@ -228,8 +233,9 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
     """Count the answers of some tasks; return the counts and the number of documents.
 
-    Every choice counts as an answer, and so does every word of code. Answers keep the space before
-    them.
+    Answers are all choices of a multiple choice; the target of a generated answer, as the task's
+    regex extracts it; and in code each name, constant and literal of the reference solution. An
+    answer keeps the space before it.
 
     Raises:
         UsageError: A task has no answers because it scores whole texts, has answers that are not
@@ -338,8 +344,8 @@ def prompts_of(
     for task in tasks:
         if getattr(task, "multiple_input", False):
             raise UsageError(
-                f"the choices of {task.task_name} are part of its prompts, so nothing follows them; name "
-                "another task"
+                f"the choices of {task.task_name} are part of its prompts, so no answer follows a "
+                "prompt; name another task"
             )
         if num_fewshot is not None:
             task.set_config(key="num_fewshot", value=num_fewshot)
@@ -361,9 +367,9 @@ def prompts_of(
 
 @torch.inference_mode()
 def mean_next(lm: HFLM, prompts: Sequence[list[int]]) -> NDArray[np.float64]:
-    """Return the probability of each token to follow a prompt, averaged over the prompts.
+    """Return each token's probability of following a prompt, averaged over the prompts.
 
-    Shape (v,) for an output projection with v rows, float64.
+    Shape (v,), float64, where v is the number of rows of the output projection.
     """
     total = torch.zeros((), dtype=torch.float64)
     for prompt in prompts:

@@ -150,8 +150,8 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
 def _embed(args: argparse.Namespace) -> int:
     if (args.texts is None) == (args.from_samples is None):
         raise UsageError(
-            "expected either a file of texts or --from-samples RESULTS; see `dispersion embed "
-            "--help`"
+            "expected either a file of texts or --from-samples RESULTS, got "
+            f"{'neither' if args.texts is None else 'both'}; see `dispersion embed --help`"
         )
     if args.from_samples is None:
         from lmeval_dispersion.harness.embedding.texts import embed
@@ -204,7 +204,7 @@ def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
 def _tokens(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if args.tasks:
-        output.say(f"dispersion tokens: loading {args.tasks} and its documents with lm-eval …")
+        output.say(f"dispersion tokens: loading the documents of {args.tasks} with lm-eval …")
         # It hints at options that count for no answer.
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lmeval_dispersion.harness.answers import tokens

@@ -19,7 +19,8 @@ from lmeval_dispersion.report.declared import listed
 def sentences() -> Iterator[None]:
     """Inside this context, turn common failures into a DispersionError with one sentence.
 
-    Other errors are raised unchanged, and with ``DISPERSION_DEBUG`` so are all.
+    Other errors are raised unchanged. If the environment variable ``DISPERSION_DEBUG`` is set, all
+    errors are.
     """
     try:
         yield
@@ -70,15 +71,13 @@ def failure_sentence(error: Exception) -> str | None:
 def near_tasks(names: Sequence[str], known: Sequence[str]) -> str:
     """Return a hint on task names that do not exist, as the end of a message.
 
-    It has up to three names out of ``known`` that are similar, or else the command that lists all
+    The hint gives up to three similar names out of ``known``, or else the command that lists all
     tasks.
     """
     near = list[str]()
     for name in names:
         near += difflib.get_close_matches(name.strip(), known)
-    return (
-        f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
-    )
+    return f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists all"
 
 
 def _first_line(error: Exception) -> str:
@@ -89,7 +88,8 @@ def _first_line(error: Exception) -> str:
 def _digits_alone(error: Exception) -> tuple[str, str] | None:
     """The field of a task's configuration, and its text of digits alone that lm-eval could not use; or None.
 
-    lm-eval evaluates such a text as Python where the task has choices: 02 fails as a number, 2 as a text.
+    lm-eval evaluates such a text as Python where the task has choices: 02 fails as a number, 2 as a
+    text.
     """
     refused = re.fullmatch(r"Context is not a string! : (\d+)", str(error))
     if refused and isinstance(error, AssertionError):
@@ -103,9 +103,9 @@ def _digits_alone(error: Exception) -> tuple[str, str] | None:
 
 
 def as_their_base(labels: Sequence[str]) -> list[str]:
-    """Return a list with a note on the adapters whose answers equal those of their base.
+    """Return a list with one note: the adapters named in ``labels`` answer exactly as their base.
 
-    The note names them by ``labels``; the list is empty if there are no labels.
+    The list is empty if ``labels`` is empty.
     """
     if not labels:
         return []
@@ -124,7 +124,7 @@ def as_their_base(labels: Sequence[str]) -> list[str]:
 def checkpoint_failure(error: Exception) -> str:
     """Return a sentence on why a checkpoint failed.
 
-    With ``DISPERSION_DEBUG`` set, ``error`` is raised instead.
+    If the environment variable ``DISPERSION_DEBUG`` is set, ``error`` is raised instead.
     """
     if os.environ.get("DISPERSION_DEBUG"):
         raise error

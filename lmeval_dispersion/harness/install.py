@@ -33,7 +33,7 @@ class Status(NamedTuple):
     Attributes:
         state: ``enabled``; ``out of date`` if another version's files are there; or ``disabled``.
         folder: The folder in lm-eval where the tasks are, or would be.
-        files: Number of files that this version has.
+        files: Number of task files that this version has.
     """
 
     state: State
@@ -84,7 +84,7 @@ def harness_tasks() -> Path:
 
 
 def status() -> Status:
-    """Return whether this version's tasks are enabled in lm-eval.
+    """Return whether the dispersion tasks are enabled in lm-eval, and in which folder.
 
     Raises:
         MissingExtraError: lm-eval is not installed.

@@ -43,8 +43,9 @@ class Wanted:
     """A state to record for a request, and what has been recorded.
 
     Attributes:
-        position: Position of the token in the input, counted from the left.
-        span: Tokens [start, stop) of the input whose perplexity is recorded; empty for none.
+        position: Position of the token in the input, from 0; -1 for the last token.
+        span: Tokens [start, stop) of the input whose perplexity is recorded; an empty range if none
+            is recorded.
         prompt_tokens: Number of tokens of the context before truncation.
         truncated: Whether the input was cut on the left.
         vectors: For each layer, the recorded state, shape (d,), float32; empty before the
@@ -63,9 +64,9 @@ class Wanted:
 class Recorder:
     """Base class of recorders, which keep hidden states while lm-eval's model answers requests.
 
-    A recorder hooks the chosen layers and replaces methods of the model. A subclass names these
-    HFLM methods in ``shadows``, and has a method of the same name without leading underscore for
-    each: it is called instead, with the original method as its first argument.
+    A recorder hooks the chosen layers and replaces methods of the model. A subclass lists these
+    HFLM methods in ``shadows``. For each of them it defines a method of the same name, without the
+    leading underscore, which is called instead, with the original method as its first argument.
 
     Args:
         lm: lm-eval's transformers model (HFLM).
@@ -96,7 +97,7 @@ class Recorder:
         self.flush()
 
     def see(self, name: str, state: Tensor) -> None:
-        """Keep the states to record out of one layer's output; a hook calls this in a forward pass.
+        """Pick the states to record from a layer's output; a hook calls this in each forward pass.
 
         Args:
             name: Name of the layer.
@@ -105,14 +106,14 @@ class Recorder:
         raise NotImplementedError
 
     def wanted(self) -> list[list[Wanted]]:
-        """Return the states to record of each request; an empty list for a request without any."""
+        """Return, for each request, the states to record; an empty list if there are none."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Copy recorded states from the device to the requests that they belong to."""
+        """Copy the recorded states from the device to their requests."""
 
     def states(self) -> list[DocState | None]:
-        """Return the recorded states of each request; None for a request without any.
+        """Return, for each request, what was recorded; None if no state of the request is recorded.
 
         Raises:
             HarnessError: A state was not captured, because lm-eval runs the model in an
@@ -124,9 +125,9 @@ class Recorder:
         missing += abs(len(of_requests) - len(self.requests))
         if missing:
             raise HarnessError(
-                f"the states of {missing} of {len(flat)} requests were not captured: "
-                f"lm-eval {version('lm_eval')} runs this model in an unsupported way; use lm-eval "
-                "0.4.13, or the stock task"
+                f"{missing} of {len(flat)} hidden states were not captured, because lm-eval "
+                f"{version('lm_eval')} runs this model in an unsupported way; if this lm-eval is "
+                "newer than 0.4.13, install lm-eval 0.4.13, otherwise run the stock task"
             )
         return [_state(request, w) for request, w in zip(self.requests, of_requests, strict=True)]
 
@@ -150,7 +151,7 @@ class TokenRecorder(Recorder):
         raise NotImplementedError
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        """Plan the states of the requests, then call HFLM's method, which this one replaces."""
+        """Plan which states to record, then call HFLM's method, which this one replaces."""
         self.by_tokens = {}
         for _, context, continuation in requests:
             wanted = self.plan(context, continuation)
@@ -179,9 +180,9 @@ class TokenRecorder(Recorder):
         return original(inps, *args, **kwargs)
 
     def see(self, name: str, state: Tensor) -> None:
-        """Keep the planned positions of the rows that belong to requests; see `Recorder.see`.
+        """Pick the states at the planned positions of the requests' rows; see `Recorder.see`.
 
-        Positions are shifted by the virtual tokens that prompt tuning adds.
+        Positions are shifted by the number of virtual tokens that prompt tuning adds.
         """
         if not self.rows or self.input is None:
             return
@@ -191,10 +192,10 @@ class TokenRecorder(Recorder):
         self.fresh[name] = state[rows, positions]
 
     def select_cont_toks(self, original: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Sum the log-probabilities of a row's span, then call HFLM's method, which this one replaces.
+        """Sum a question's log-probabilities, then call HFLM's method, which this one replaces.
 
-        lm-eval calls it once for each row; ``logits`` has the log-probabilities, shape
-        (tokens, vocabulary).
+        lm-eval calls HFLM's method once for each row of a batch. ``logits`` has the
+        log-probabilities of that row, shape (tokens, vocabulary).
         """
         if self.input is not None and self.row < len(self.input):
             shift = logits.shape[0] - self.input.shape[1]
@@ -244,7 +245,7 @@ class ContextRecorder(TokenRecorder):
         )
 
     def wanted(self) -> list[list[Wanted]]:
-        """Return one state for the first request of each document, none for the others."""
+        """Return one state for the first request of each document, none for later requests."""
         return [[] if wanted is None else [wanted] for wanted in self.planned]
 
 
@@ -263,7 +264,7 @@ class SegmentRecorder(TokenRecorder):
     def tok_encode(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call HFLM's method, which this one replaces, and keep the token ids that it returns.
 
-        lm-eval calls it once for each request.
+        lm-eval calls HFLM's method once for each request.
         """
         tokens = original(*args, **kwargs)
         self.texts.append(tokens)
@@ -323,7 +324,7 @@ class PrefillRecorder(Recorder):
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call HFLM's method, which this one replaces, and record its first forward pass.
 
-        That pass has the prompt; later ones generate.
+        The first pass reads the prompt; later passes generate.
         """
         self.armed, self.fresh = True, {}
         try:
@@ -333,9 +334,9 @@ class PrefillRecorder(Recorder):
             self.flush()
 
     def see(self, name: str, state: Tensor) -> None:
-        """Keep the states at the last position, as padding is on the left; see `Recorder.see`.
+        """Pick the states at the last position, as padding is on the left; see `Recorder.see`.
 
-        With beam search, one row of each beam is kept.
+        With beam search, where each prompt has several equal rows, its first row is used.
         """
         if self.armed and name not in self.fresh and self.batch:
             beams = state.shape[0] // len(self.batch)
@@ -347,13 +348,13 @@ class PrefillRecorder(Recorder):
         self.fresh = {}
 
     def wanted(self) -> list[list[Wanted]]:
-        """Return one state for each request; it has no vectors if the prompt was not run."""
+        """Return one state for each request, without vectors if its prompt was not run."""
         prompts = [request.args[0] for request in self.requests]
         return [[self.of_prompt.get(prompt, Wanted(-1, (0, 0), 0, False))] for prompt in prompts]
 
 
 class OneTokenRecorder(PrefillRecorder):
-    """Recorder for prompts of ``generate_until`` that ends each generation after one token.
+    """Recorder for ``generate_until`` that stops every generation after one token.
 
     Prompts are truncated as in a full run.
     """
@@ -438,12 +439,12 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
 
 
 def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
-    """Run prompts, and set the ``dispersion_state`` and ``answer`` of each.
+    """Run prompts, and set each prompt's ``dispersion_state`` and ``answer``.
 
     Args:
         lm: lm-eval's transformers model.
         kind: lm-eval's request type, such as ``loglikelihood``.
-        prompts: The prompts. Generation ends after one token.
+        prompts: The prompts to run. For ``generate_until``, one token is generated after each.
 
     Raises:
         HarnessError: The model gives no hidden states.
@@ -470,8 +471,8 @@ def _recorded(
     check_model(lm, name)
     if any(len(request.args) > 2 for request in requests):  # images bypass the recorded methods
         raise HarnessError(
-            f"{name} has images in its prompts, whose states cannot be kept; run the stock task, or a "
-            "text-only task"
+            f"{name} has images in its prompts, whose states cannot be recorded; run the stock "
+            "task, or a text-only task"
         )
     canonical = {
         layers: tuple(dict.fromkeys(site.name for site in resolve(lm.model, layers)))
@@ -492,9 +493,9 @@ def _recorded(
 def query_tokens(
     tokenizer: Any, prompt: str, query: str | None, context: Sequence[int]
 ) -> tuple[int, int]:
-    """Return which tokens of a context hold a character of the question, as a range [start, stop).
+    """Return the range [start, stop) of the tokens in a context that contain the question.
 
-    White space at the ends of the question does not count. If the prompt does not contain the
+    White space at the ends of the question is ignored. If the prompt does not contain the
     question, the range is the whole context. If the tokenizer gives no character offsets, as slow
     tokenizers do not, the range is empty.
 

@@ -35,13 +35,17 @@ METRICS = {
 class DocState:
     """Hidden states and measures of one document, from the forward pass that answered its request.
 
-    There are m of each: one, or as many as a ``loglikelihood_rolling`` request has segments.
+    A document has one state (m = 1). With ``loglikelihood_rolling`` it has one for each segment of
+    its text, and none (m = 0) if the text is empty.
 
     Attributes:
-        vectors: For each layer, the states, shape (m, d), float32; the reported layer is first.
-        prompt_tokens: Number of tokens of the prompt before any truncation.
-        truncated: Whether tokens were cut on the left because the prompt exceeds the context.
-        perplexity: Perplexity of the question's own tokens, or of the segment; NaN if unknown.
+        vectors: For each layer, the states, shape (m, d), float32; the reported layer is first. The
+            dict is empty if m = 0.
+        prompt_tokens: For each state, the number of tokens of its prompt before any truncation.
+        truncated: For each state, whether tokens were cut on the left because the prompt exceeds
+            the model's context.
+        perplexity: For each state, the perplexity of the question's own tokens, or of the segment;
+            NaN if unknown.
     """
 
     vectors: dict[str, Vectors]
@@ -51,7 +55,7 @@ class DocState:
 
 
 def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
-    """Write states to a file, each with a value that JSON can represent.
+    """Write pairs of a document's state and a JSON value to a safetensors file.
 
     Raises:
         DispersionError: The file cannot be written.
@@ -66,7 +70,7 @@ def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
 
 
 def load_states(file: Path) -> Iterator[tuple[DocState, Any]]:
-    """Read the states and their values from a file of :func:`save_states`, in the same order.
+    """Yield the pairs in a file of :func:`save_states`, in the order in which they were written.
 
     Raises:
         SafetensorError, KeyError: The file is damaged.
@@ -85,11 +89,12 @@ class Prompt:
         args: Arguments of the request, the prompt first.
         query: The question as the task renders it; None if unknown.
         task_name: Name of the task.
-        dispersion_layers: Names of the layers whose states are kept.
-        idx: Number of the request within its document; the state of number 0 is kept.
+        dispersion_layers: Names of the layers whose states are recorded.
+        idx: Number of the request within its document; a document's state is that of request 0.
         dispersion_state: The `DocState`, once the prompt has been run; None before.
-        answer: The model's log-probability of the logged answer, or the first token that it
-            generates; None if not asked for.
+        answer: What the model answers: the log-probability of the logged answer (of the whole text
+            for ``loglikelihood_rolling``) in nats, or the first token that the model generates, as
+            text; None before the prompt has been run.
     """
 
     args: tuple[Any, ...]
@@ -111,7 +116,7 @@ class DocRecord:
     """A document's state and score, which lm-eval passes around as the value of our metrics.
 
     Attributes:
-        state: The hidden states; for a logged document, set once its prompt has been run.
+        state: The hidden states; None for a logged document whose prompt has not been run yet.
         doc_id: Index of the document in the task's split.
         correct: How right the answer is, from 0 to 1; NaN if the task has no labels.
         filter: Name of the filter whose answer was scored.
@@ -139,7 +144,8 @@ class AggregatedMetric:
     Attributes:
         metric: Name of the metric, a key of :data:`METRICS`.
         error: Whether the value is the metric's jackknife standard error.
-        keep: Called with the records; None to call nothing.
+        keep: Function that is called with all given records before they are aggregated; None for no
+            such function.
     """
 
     metric: str
@@ -148,13 +154,13 @@ class AggregatedMetric:
     keep: Callable[[Sequence[DocRecord]], None] | None = None
 
     def __call__(self, records: Sequence[DocRecord]) -> Pooled:
-        """A float that knows its documents, so that a group's figure is over those of all its tasks."""
+        """Return the value as a float that remembers its records, so that groups can pool them."""
         if self.keep is not None:
             self.keep(records)
         return Pooled.of(records_of(self.metric, with_states(records)), self.measure)
 
     def measure(self, records: tuple[DocRecord, ...]) -> float:
-        """Return the dispersion of exactly these records, or its jackknife standard error.
+        """Return the dispersion of ``records``, or its standard error if ``error`` is set.
 
         NaN if there are too few records; see :func:`estimate`.
         """
@@ -166,9 +172,9 @@ class AggregatedMetric:
 
 
 def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:
-    """Return the records that have a hidden state, one for each document, sorted by its index.
+    """Return the records that have a hidden state, one for each document, sorted by document index.
 
-    Empty texts have none.
+    Documents with an empty text have no hidden state.
     """
     records_by_id = {record.doc_id: record for record in records if record.state.prompt_tokens}
     return [record for _, record in sorted(records_by_id.items())]
@@ -177,7 +183,8 @@ def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:
 def records_of(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
     """Return the records that a metric counts: all, the right ones or the wrong ones.
 
-    In a task without labels, no record is right and none is wrong.
+    A record is right if its ``correct`` exceeds 0.5, and neither right nor wrong if that is NaN, as
+    in a task without labels.
     """
     # A task without labels has no correct and no incorrect documents.
     if metric == "dispersion_correct":
@@ -192,7 +199,7 @@ def estimate(records: tuple[DocRecord, ...], layer: str | None = None) -> Estima
     """Return the dispersion of the records' states of a layer, with its jackknife standard error.
 
     States that are zero or not finite are left out. The dispersion is NaN for fewer than two states
-    and its error for fewer than three. ``layer`` is None for the reported layer.
+    and its error for fewer than three. ``layer`` is None for the reported layer, the first one.
     """
     parts = []
     for record in records:
@@ -254,7 +261,7 @@ class TaskMetrics:
         for layer, bad in self.without_direction.items():
             if bad:
                 why = (
-                    f"states of {layer} are left out, because they are zero or not finite; try "
+                    f"states of {layer} left out, because zero or not finite; try "
                     "model_args dtype=float32"
                 )
                 warnings.append((why, f"{bad} of {len(self.vectors[layer])} {why}"))
@@ -264,7 +271,7 @@ class TaskMetrics:
         return warnings
 
     def summary(self) -> dict[str, Any]:
-        """Return every layer's metrics, as they stand in lm-eval's results JSON; None for NaN."""
+        """Return counts and every layer's metrics for lm-eval's results JSON; None in place of NaN."""
         layers: dict[str, dict[str, float | None]] = {}
         for layer in self.layers:
             figures = layers[layer] = {}

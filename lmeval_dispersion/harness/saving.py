@@ -71,6 +71,9 @@ def begin(
 ) -> TaskRun:
     """Start the run of a task: create the folder of its store and mark it as unfinished.
 
+    Only the first process of a distributed run creates a folder, and only if the metadata, the
+    environment variable ``LMEVAL_DISPERSION_STORE`` or lm-eval's ``output_path`` says where.
+
     Args:
         task: Name of the task.
         metadata: The task's metadata, which may name the folder as ``dispersion_store``.
@@ -152,7 +155,7 @@ def write(
     Args:
         folder: Folder of the store.
         metrics: The task's documents and vectors.
-        category: The task's group, for reports; None without one.
+        category: Alias of the task's group, for reports; None if the task is in no group.
         manifest: The manifest, without the name of the reported layer.
 
     Raises:
@@ -322,8 +325,8 @@ def _argument(arguments: Any, name: str) -> str | None:
 def commit_of(name: str, lm: Any, arguments: Any) -> str | None:
     """Return the commit of a model from the Hub, as transformers or the Hub's cache knows it.
 
-    If neither does, it is the revision that was asked for; None for the default revision or a
-    folder.
+    If neither knows the commit, the requested revision is returned; None if that is the default
+    revision, or if the model is in a folder.
 
     Args:
         name: Name of the repository, or path of a folder.

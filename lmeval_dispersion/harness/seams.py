@@ -107,9 +107,9 @@ _LETTERS = 4  # per token, about
 
 @dataclass(frozen=True)
 class RunningEvaluation:
-    """What is known of the lm-eval evaluation that is running; lm-eval does not pass it to tasks.
+    """What is known about the running lm-eval evaluation, which lm-eval does not pass to its tasks.
 
-    Any value may be None, so that no metric may depend on it.
+    Unknown values are None, so no metric may depend on them.
 
     Attributes:
         lm: The model under evaluation, without the wrapper of ``--use_cache``.
@@ -122,9 +122,10 @@ class RunningEvaluation:
         predict_only: Whether answers are generated and not scored, as given.
         apply_chat_template: Whether prompts are in a chat template, or its name, as given.
         use_cache: The ``--use_cache``, as given.
-        metrics: Results of the task that is just ending, from lm-eval's key to the figure.
+        metrics: Results of the task that has just been scored, by lm-eval's key, such as
+            ``acc,none``.
         command_line: Whether the command ``lm_eval`` runs the evaluation.
-        ours: Whether our command ``dispersion`` runs it.
+        ours: Whether the command ``dispersion`` runs the evaluation.
     """
 
     lm: Any = None
@@ -142,7 +143,10 @@ class RunningEvaluation:
     ours: bool = False
 
     def category(self, task: str) -> str | None:
-        """Return the alias of the group that directly contains ``task``; None without a group."""
+        """Return the alias, or else the name, of the group that directly contains ``task``.
+
+        None if the task is in no group.
+        """
         for name, group in (self.groups or {}).items():
             if any(getattr(child, "task_name", None) == task for child in group):
                 return str(getattr(group, "alias", None) or name)
@@ -161,10 +165,10 @@ class RunningEvaluation:
 
 
 def running_evaluation() -> RunningEvaluation:
-    """Return what is known of the running evaluation.
+    """Return what is known about the running evaluation.
 
-    It is read from the stack frames of lm-eval's ``evaluate`` and ``simple_evaluate`` among the
-    callers; without them, all values are empty.
+    The values are read from the stack frames of lm-eval's ``evaluate`` and ``simple_evaluate``. If
+    neither is among the callers, nothing is known: values are None or False.
     """
     known: dict[str, Any] = {}
     frame = sys._getframe(1)
@@ -219,50 +223,51 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
 
     @property
     def filter_names(self) -> list[str]:
-        """The filters, each of which judges every answer."""
+        """Names of the task's filters, each of which extracts an answer to be scored."""
         return [ensemble.name for ensemble in self._filters]
 
     def document_index(self, doc_id: int) -> int:
-        """Index in the task's split of the document that lm-eval's instances call ``doc_id``."""
+        """Return the index in the task's split of the document that instances call ``doc_id``."""
         return self._selected[doc_id] if self._selected else doc_id
 
     def build_all_requests(self, **options: Any) -> None:
-        """As lm-eval's; the selection of documents is remembered."""
+        """Build requests as lm-eval does, and remember which documents are selected."""
         self._selected = sorted(set(options.get("samples") or ()))
         super().build_all_requests(**options)
 
     def apply_filters(self) -> Any:
-        """As lm-eval's, which then goes through the documents filter by filter."""
+        """Apply the filters as lm-eval does, which then scores the documents filter by filter."""
         self._of_document = _requests_by_document(self._instances or [])
         self._filters_left = iter(self.filter_names)
         return super().apply_filters()
 
     def doc_iterator(self, **options: Any) -> Iterator[tuple[int, Any]]:
-        """As lm-eval's, by :meth:`placed`."""
+        """Yield the numbered documents as lm-eval does, through :meth:`placed`."""
         return self.placed(super().doc_iterator(**options))
 
     def placed(self, documents: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """The numbered documents; notes the current one and its filter."""
+        """Yield numbered documents, and remember the current document and its filter."""
         filter_name = next(self._filters_left, None)
         for number, doc in documents:
             self._place = number, doc, filter_name
             yield number, doc
 
     def process_results(self, doc: Any, results: Sequence[Any]) -> Any:
-        """As lm-eval's, with the values of ``judged``."""
+        """Score a document as lm-eval does, and add the values of ``judged``."""
         metrics = super().process_results(doc, results)
         if self.only_predicts:
             return metrics
         number, scored_doc, filter_name = self._place
         if scored_doc is not doc or filter_name is None:
             raise HarnessError(
-                f"{self.task_name}: lm-eval iterates over its documents in an unsupported way; "
-                "use lm-eval 0.4.13, or the stock task"
+                f"{self.task_name}: lm-eval {version('lm_eval')} iterates over documents in an "
+                "unsupported way; if this lm-eval is newer than 0.4.13, install lm-eval 0.4.13, "
+                "otherwise run the stock task"
             )
         return {**metrics, **self.judged(self._of_document[number], results, metrics, filter_name)}
 
     def dump_config(self) -> dict[str, Any]:
-        """As lm-eval's, without the error that it adds to our errors."""
+        """Return lm-eval's configuration; errors of our standard errors are dropped from the results."""
         metrics = running_evaluation().metrics or {}
         for key in list(metrics):
             if "_stderr_stderr," in key:
@@ -296,7 +301,7 @@ class _Task05(Task):  # type: ignore[misc]
         return doc_id
 
     def process_instances(self) -> None:
-        """As lm-eval's, with the values of ``judged`` in every document's scores."""
+        """Score the documents as lm-eval does, and add the values of ``judged`` to their scores."""
         super().process_instances()
         if self.only_predicts:
             return
@@ -314,7 +319,7 @@ class _Task05(Task):  # type: ignore[misc]
             scorer.set_results(results)
 
     def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:
-        """As lm-eval's, which bootstraps metrics other than means: ours bring their own errors."""
+        """Aggregate scores as lm-eval does, but bootstrap no error of our metrics: they have their own."""
         if self.only_predicts:
             return super().aggregate(bootstrap_iters)  # type: ignore[no-any-return]
         functions = self.aggregation()
@@ -345,11 +350,15 @@ else:
 
 
 def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
-    """Add ``methods``, by name, to lm-eval's transformers model (HFLM), replacing those of that name.
+    """Add methods to lm-eval's transformers model (HFLM), in place of any of the same name.
+
+    Args:
+        methods: The functions, by the name of the method.
+        needed: Names of HFLM's methods that recording needs.
 
     Raises:
-        HarnessError: HFLM lacks one of the methods in ``needed``, so that this version of lm-eval
-            is not supported.
+        HarnessError: This version of lm-eval is not supported: HFLM lacks a method in ``needed``,
+            or the class of groups lacks a method.
     """
     wanted = [(HFLM, name) for name in needed]
     wanted += [(Group, "aggregate"), (Group, "get_all_tasks")]
@@ -389,7 +398,9 @@ def compile_templates_once() -> None:
 
 
 def loaded_tasks(names: str, include_path: str | None = None) -> dict[str, Any]:
-    """Load lm-eval's stock tasks, by name; see :func:`loaded_suite`.
+    """Load the tasks named in ``names``, and return them by name; see :func:`loaded_suite`.
+
+    The name of a dispersion task gives lm-eval's stock task.
 
     Raises:
         UsageError: lm-eval has no such task.
@@ -414,7 +425,7 @@ def loaded_suite(
         num_fewshot: Number of examples, as in lm-eval: None keeps each task's own number, and a
             task that is configured with 0 keeps 0.
         include_path: One or more folders with more tasks.
-        stock: Whether the name of a dispersion task gives the stock task.
+        stock: Whether the name of a dispersion task gives lm-eval's stock task.
 
     Raises:
         UsageError: lm-eval has no such task.
@@ -457,7 +468,7 @@ def loaded_suite(
 def task_groups(
     groups: Mapping[str, Any], judges: Mapping[str, str | None]
 ) -> dict[str, TaskGroup]:
-    """Return the groups to report with one figure, by name: the outermost that lm-eval aggregates.
+    """Return the groups to report with one figure each, by name: the outermost that have one.
 
     lm-eval has a figure for a group if it aggregates a metric that all tasks of the group have. A
     group without one, such as the Open LLM Leaderboard's ``leaderboard``, is replaced by its
@@ -538,9 +549,9 @@ def drawn_questions(
     seed: int,
     units: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[list[tuple[str, int]], int]:
-    """Draw questions of some tasks at random; return them in random order, and how many there are.
+    """Draw questions of some tasks at random; return them, and the number of all questions.
 
-    A question is a pair of task name and document index.
+    A question is a pair of task name and document index. Questions are in random order.
 
     Args:
         tasks: lm-eval's tasks, by name.
@@ -550,7 +561,7 @@ def drawn_questions(
             units, equally many questions are drawn from each, or all that a unit has.
 
     Raises:
-        UsageError: ``count`` is less than the number of units.
+        UsageError: There are two or more units, and ``count`` is less than their number.
     """
     every = list[tuple[str, int]]()
     with sentences():  # a task may load its data here
@@ -611,7 +622,10 @@ def build_requests(task: Any, **options: Any) -> None:
 def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[int, list[Any]]:
     """Build the requests of some documents of a task, and return them by document index.
 
-    With a model ``lm``, prompts are in its chat template.
+    With a model ``lm``, prompts are in the model's chat template.
+
+    Raises:
+        DispersionError: A common failure, as a sentence; see :func:`failures.sentences`.
     """
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)
@@ -753,9 +767,9 @@ def filters_of(task: Any) -> list[str]:
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
     """Return which metrics of a task can score a single document, and whether there may be others.
 
-    The first value maps each metric's name to whether it is defined for one document and higher is
-    better. The second is true if metrics may appear whose names are known only once an answer is
-    scored.
+    The first value maps the name of each of lm-eval's metrics to whether it is defined for a single
+    document and not declared to be better if lower. The second is true if metrics may appear whose
+    names are known only once an answer is scored.
     """
     pooled = [registry.get_aggregation(name) for name in _POOLED]
     better = task.higher_is_better()
@@ -775,8 +789,8 @@ def _may_add_metrics(task: Any) -> bool:
 def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
     """Fix the batch size of lm-eval's transformers model if it is ``auto``, to at most ``most``.
 
-    lm-eval itself would choose one in each call. Here it is the size at which the longest of
-    ``requests`` fits into memory, together with the longest text that it may generate.
+    lm-eval itself would choose a batch size in each call. Here it is the size at which the longest
+    of ``requests`` fits into memory, together with the longest answer that may be generated.
     """
     if getattr(lm, "batch_size_per_gpu", None) != "auto" or not hasattr(lm, "_detect_batch_size"):
         return
@@ -799,7 +813,7 @@ def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
 def halve_batch(lm: Any) -> bool:
     """Halve the batch size of lm-eval's transformers model for later calls.
 
-    Returns False, and changes nothing, if the size is 1 or not a number.
+    Returns whether the size was halved: 1, or a size that is not a number, is left as it is.
     """
     size = getattr(lm, "batch_size_per_gpu", 1)
     if not isinstance(size, int) or size < 2:
@@ -838,7 +852,7 @@ def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
     Args:
         task: The lm-eval task of the document.
         request: The first request of the document.
-        count: Number of choices; larger indices are left out.
+        count: Number of choices; indices of ``count`` or more are left out.
     """
     if judges_by_own_rule(task):
         return ()
@@ -884,8 +898,9 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
     """Inside this context, call ``check`` before lm-eval loads the weights of a model.
 
-    It is called with the class of the model, and again with the model once that has its tokenizer;
-    its second argument is the running evaluation. An error that it raises stops the loading.
+    ``check`` is called with the class of the model and, for lm-eval's transformers model, again
+    with the model once its tokenizer is loaded. Its second argument is the running evaluation. An
+    error that ``check`` raises stops the loading.
     """
     get_model = registry.get_model
     tokenizer = HFLM._create_tokenizer
@@ -946,7 +961,7 @@ def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
 def loaded_lm(
     name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
 ) -> Any:
-    """Load a model by lm-eval.
+    """Load a model as lm-eval does, and return lm-eval's object for it.
 
     Args:
         name: lm-eval's name of the backend, such as ``hf``.
@@ -1005,8 +1020,8 @@ def live_lm(model: Any, tokenizer: Any, **settings: Any) -> Any:
 def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
     """Inside this context, leave the NaN rows of some metrics out of lm-eval's tables.
 
-    A line below the table gives their number. A subject with one right answer, for example, has no
-    dispersion of right answers.
+    A line below the table gives the number of rows left out. A subject with one right answer, for
+    example, has no dispersion of right answers.
     """
     original = utils.make_table
 
@@ -1022,7 +1037,7 @@ def folded_tables(metrics: Sequence[str]) -> Iterator[None]:
                     left_out += 1
         text: str = original({**results, column: kept}, column, **options)
         if left_out:
-            text += f"{left_out} rows with fewer than two documents are NaN and not shown.\n"
+            text += f"Rows not shown, because fewer than two documents give NaN: {left_out}.\n"
         return text
 
     try:
@@ -1051,9 +1066,9 @@ def refused_loads(*, adapter: bool) -> Iterator[None]:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turn a DispersionError into an exit with its message if the command ``lm_eval`` is running.
+    """Inside this context, turn a DispersionError into an exit of ``lm_eval`` with its message.
 
-    Otherwise the error is raised unchanged.
+    If the evaluation was not started by the command ``lm_eval``, the error is raised unchanged.
     """
     try:
         yield
@@ -1067,10 +1082,10 @@ def one_sentence() -> Iterator[None]:
 class Pooled(float):
     """A figure of a task that remembers how it was computed, so that groups can pool documents.
 
-    It pickles as a plain float.
+    When pickled, the figure becomes a plain float.
 
     Attributes:
-        parts: The records of the documents that it was computed from.
+        parts: The records of the documents from which the figure was computed.
         measure: The function that computes the figure from records.
     """
 
@@ -1131,8 +1146,9 @@ def _means_over_members(
 ) -> dict[str, Any]:
     """A group's figures as plain means over its members, of which each counts once, also a group.
 
-    lm-eval's own mean is over the tasks of all groups within: MMLU's 57 would outweigh nine benchmarks. NaN
-    where a member has no such figure; the error is that of a mean of independent figures.
+    lm-eval's own mean is over the tasks of all groups within: MMLU's 57 would outweigh nine
+    benchmarks. NaN where a member has no such figure; the error is that of a mean of independent
+    figures.
     """
     members = [metrics.get(_name_of(child), {}) for child in group]
     means: dict[str, Any] = {}

@@ -37,7 +37,7 @@ _TOKENIZER = (
 
 
 class SharedBase:
-    """A loader of models that keeps one in memory; adapters of the same base share that base."""
+    """Loads models with lm-eval, and keeps the last one, so that adapters of one base share it."""
 
     def __init__(self) -> None:
         self._lm: Any = None
@@ -47,7 +47,7 @@ class SharedBase:
         self._modules = set(_MODULES)
 
     def release(self) -> None:
-        """Delete the model that is kept, and free its memory."""
+        """Delete the model in memory, if there is one, and free its memory."""
         if self._lm is not None:
             self._lm = None
             self._key = ""
@@ -56,10 +56,12 @@ class SharedBase:
     def loaded(
         self, name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
     ) -> Any:
-        """Load a model by lm-eval; see :func:`seams.loaded_lm` for arguments and errors.
+        """Return lm-eval's model for ``arguments``; a base that is in memory is not loaded again.
 
-        A LoRA whose base is in memory is put on that base, in place of the last one. An empty
-        ``peft`` in ``arguments`` gives the base itself, as adapters share it.
+        Arguments and errors are those of :func:`seams.loaded_lm`. If the base of a LoRA is in
+        memory, the LoRA replaces the previous LoRA on that base. An empty ``peft`` in ``arguments``
+        gives the shared base without an adapter, whose embeddings are resized to the tokenizer, as
+        lm-eval does for adapters.
         """
         given = downloaded(arguments)
         plain = {key: value for key, value in given.items() if key != "peft"}
@@ -102,15 +104,16 @@ class SharedBase:
         log-likelihoods of a prompt are wrong (its issue 51594), and on CPUs they fail.
 
         Raises:
-            HarnessError: The adapter changes the head or is more than a LoRA, or vLLM cannot leave the head
-                alone.
+            HarnessError: The adapter changes the head or is more than a LoRA, or vLLM cannot leave
+                the head alone.
         """
         from vllm.lora.request import LoRARequest
 
         if not _leaves_the_base(adapter):
             raise HarnessError(
-                f"expected a plain LoRA saved as safetensors, the only kind that vLLM applies, got {adapter} "
-                f"of another kind, with biases or with saved modules; {_INSTEAD}"
+                "expected a plain LoRA in adapter_model.safetensors, the only kind of adapter that "
+                f"vLLM applies, got {adapter}, which has another type or format, biases or saved "
+                f"modules; {_INSTEAD}"
             )
         modules = _modules(adapter)
         if "lm_head" in modules:
@@ -133,9 +136,9 @@ class SharedBase:
                 if "lora_target_modules" not in str(error):
                     raise
                 raise HarnessError(
-                    "this version of vLLM does not accept lora_target_modules, without which it gives "
-                    "adapters wrong log-likelihoods; pip install -U vllm (0.32 accepts it), or use the "
-                    "model hf"
+                    "this version of vLLM does not accept lora_target_modules, without which the "
+                    "log-likelihoods of adapters are wrong; run `pip install -U vllm` (0.32 "
+                    "accepts the setting), or use the model hf"
                 ) from error
         number = next(self._names)  # by which vLLM knows what it has loaded
         self._lm.lora_request = LoRARequest(adapter, number, adapter) if adapter else None

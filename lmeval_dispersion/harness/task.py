@@ -45,8 +45,8 @@ class DispersionTask(TaskBase):
     jackknife standard errors, and writes a store of the states. The results JSON has the metrics of
     every layer under ``configs.<task>.metadata.dispersion``. ``--metadata`` accepts these keys:
 
-    - ``dispersion_layers``: names of layers as in :mod:`lmeval_dispersion.model.capture`, with ``+``
-      between them. The first one is reported. Default: ``last``.
+    - ``dispersion_layers``: names of layers as in :mod:`lmeval_dispersion.model.capture`, with
+      ``+`` between them. The first one is reported. Default: ``last``.
     - ``dispersion_store``: folder for the store.
     - ``dispersion_correct``: ``METRIC`` or ``FILTER/METRIC`` that says which answers are right.
 
@@ -133,7 +133,7 @@ class DispersionTask(TaskBase):
         metrics: Mapping[str, Any],
         filter_name: str,
     ) -> dict[str, DocRecord]:
-        """Return the record of a document, as the value of each of our metrics.
+        """Return a document's record (its state and score) under each name in ``our_metrics``.
 
         Args:
             instances: The document's requests, answered.
@@ -198,9 +198,11 @@ class DispersionTask(TaskBase):
         return config
 
     def take(self) -> tuple[list[DocRecord], str | None]:
-        """Return the evaluated records and the name of the metric that scored them.
+        """Return the records of the evaluated documents, and the name of the metric that scores them.
 
-        The task drops the records. The name is None if no metric says which answers are right.
+        The task keeps no copy. The records are those of one filter, the one that
+        ``dispersion_correct`` names or else the first; if the task has several filters, the name is
+        ``FILTER/METRIC``. The name is None if no metric says which answers are right.
         """
         # With several filters, use the judge's filter, else the first.
         chosen = split_judge(self._judge)[0] or next(iter(self._records), "")

@@ -47,8 +47,9 @@ class Site:
 
     Attributes:
         name: Canonical name of the layer, such as ``layer.3.attn``.
-        module: The module that is hooked.
-        kind: Which state of the module: ``input``, ``output``, or, for a block, ``attn``.
+        module: The module that gets the hook.
+        kind: Which state is captured: the module's ``input`` or ``output``; or ``attn``, a block's
+            residual stream after its attention (or another token mixer).
     """
 
     name: str
@@ -215,8 +216,8 @@ def capture(
 
     Raises:
         UsageError: The model has no layer of one of the names.
-        CaptureError: The model has no decoder blocks, or it ran without reaching a layer, as a graph
-            does that was compiled before.
+        CaptureError: The model has no decoder blocks, or ran without reaching a layer, as a model
+            that was compiled earlier may do.
 
     >>> import torch
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -334,7 +335,7 @@ def _first(given: Any, what: str) -> Tensor:
     """The first tensor of states in arguments or an output."""
     state = next(_tensors(given), None)
     if state is None or state.ndim != 3:
-        shape = None if state is None else tuple(state.shape)
+        shape = "no tensor" if state is None else tuple(state.shape)
         raise CaptureError(
             f"expected {what} with one state for each token, shape (batch, tokens, d), got {shape}; name "
             "another layer"
@@ -358,7 +359,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def text_decoder(model: nn.Module) -> nn.Module:
-    """Return the text decoder of a model that may also read images; else the model."""
+    """Return the text decoder of a model that may also read images.
+
+    The model itself is returned if it has no such part with decoder blocks.
+    """
     get_decoder = getattr(model, "get_decoder", None)
     if callable(get_decoder):
         inner = get_decoder()
@@ -368,7 +372,7 @@ def text_decoder(model: nn.Module) -> nn.Module:
 
 
 def depth(config: Any) -> int | None:
-    """Return the number of decoder blocks that a transformers configuration states; else None."""
+    """Return the number of decoder blocks in a transformers configuration; None if not stated."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     layers = getattr(text, "num_hidden_layers", None)
     return layers if isinstance(layers, int) else None
@@ -392,8 +396,8 @@ def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
 def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
     """Return the final norm of the module that contains the blocks; None if there is none.
 
-    It is the first norm registered after the blocks, or else the last one before them, without that
-    of the embedding.
+    It is the first norm registered after the blocks, or else the last one before the blocks; a norm
+    of the embedding does not count.
     """
     before: nn.Module | None = None
     passed = False
@@ -422,8 +426,8 @@ def head(model: nn.Module) -> nn.Module | None:
 def has_two_parts(block: nn.Module) -> bool:
     """Whether a block has a token mixer and a feed-forward part.
 
-    That is so if it has at least two submodules that are not norms, one of which has submodules
-    itself.
+    A block has both if at least two of its submodules are not norms, and one of these has
+    submodules itself.
     """
     composite = 0
     linear = 0

@@ -71,7 +71,7 @@ def watched_loads(tell: Tell, *, adapter: bool = False) -> Iterator[None]:
 
 @contextmanager
 def warned_loads(*, adapter: bool = False) -> Iterator[None]:
-    """Inside this context, warn on stderr of every model that is loaded although its files lack weights.
+    """Inside this context, warn on stderr about every loaded model whose files lack weights.
 
     ``adapter`` and the errors raised are as in :func:`watched_loads`.
     """
@@ -114,8 +114,8 @@ def _watched_from_pretrained(kind: type, tell: Tell) -> Any:
             model, report = load(*args, **options)
         except NotImplementedError as error:  # torch's, of numbers that are not floating ones
             raise DispersionError(
-                f"its files seem to lack weights, which cannot be initialised ({error}); save or download "
-                "the model again"
+                f"its files seem to lack weights, whose type cannot be set at random ({error}); "
+                "save or download the model again"
             ) from error
         except RuntimeError as error:
             text = str(error)
@@ -141,8 +141,8 @@ def _watched_from_pretrained(kind: type, tell: Tell) -> Any:
 def _watched_beside(kind: Any, tell: Tell) -> Any:
     """Transformers' own ``load_adapter``, for an adapter that lies in the whole model's folder.
 
-    ``from_pretrained`` then reports the adapter alone. The model's report is among its variables; where it is
-    not, the model is not judged.
+    ``from_pretrained`` then reports the adapter alone. The model's report is among its variables;
+    where it is not, the model is not judged.
     """
     original = kind.load_adapter
 
@@ -326,8 +326,8 @@ def _of_other_shape(model: Any, report: Mapping[str, Collection[Any]]) -> str:
 def _missing(model: Any, reported: Collection[str]) -> list[str]:
     """The names that are ``reported`` as missing and hold weights, in the model's order.
 
-    A buffer is computed by its class. A quantised layer holds its weights in buffers, too, and may compute
-    its scales: it counts where nothing of it is stored.
+    A buffer is computed by its class. A quantised layer holds its weights in buffers, too, and may
+    compute its scales: it counts where nothing of it is stored.
     """
     names = _parameters(model)
     missing = [name for name in names if name in reported]

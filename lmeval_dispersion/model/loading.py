@@ -145,7 +145,8 @@ class LoadedModel(NamedTuple):
         model: The model of transformers or PEFT, in evaluation mode and without gradients.
         tokenizer: The tokenizer, which always has a padding token.
         name: Hub id or folder.
-        revision: The loaded commit, or else the revision that was asked for; None for neither.
+        revision: The loaded commit, or the requested revision if the commit is unknown; None if no
+            revision was requested either.
         device: Device to which inputs must be moved.
         choice: The checkpoint and options with which the model was loaded.
     """
@@ -217,8 +218,8 @@ def load_model(
         dtype: One of :data:`DTYPES`; ``auto`` is the checkpoint's own dtype.
         quantize: Load the weights in 4 or 8 bits through bitsandbytes; None to load them as stored.
         adapter: Hub id or folder of a PEFT adapter for the model.
-        device: ``cpu``, ``cuda``, ``cuda:1``, …, or ``auto`` to spread the model over all GPUs. None
-            for the first GPU, or the CPU without one.
+        device: ``cpu``, ``cuda``, ``cuda:1``, …, or ``auto`` to spread the model over all GPUs.
+            None for the first GPU, or the CPU without one.
         trust_remote_code: Whether to run code that the checkpoint contains.
         encoder: Whether to accept bidirectional models (BERT, ALBERT) too, which are loaded as the
             class that their configuration names.
@@ -227,7 +228,7 @@ def load_model(
         MissingExtraError: torch or transformers, or a library for ``quantize`` or ``adapter``, is
             missing.
         UsageError: The model or revision does not exist, the model is gated or not a decoder, the
-            dtype is unknown, or the device cannot be used.
+            adapter does not fit the model, the dtype is unknown, or the device cannot be used.
         DispersionError: The files cannot be loaded.
     """
     require_extra("models", "running a model")
@@ -420,9 +421,9 @@ def _with_adapter(model: Any, adapter: str) -> Any:
 def weights_identity(
     name: str | Path, commit: str | None = None, gguf: str | None = None
 ) -> str | None:
-    """Return a text that identifies the files of a checkpoint by content; None if unknown.
+    """Return a text that identifies a checkpoint's files by content; None if that is unknown.
 
-    It is ``NAME@COMMIT`` for a model of the Hub, and a digest of the files for a folder.
+    The text is ``NAME@COMMIT`` for a model of the Hub, and a digest of the files for a folder.
 
     Args:
         name: Hub id or folder.
@@ -440,8 +441,9 @@ def weights_stamp(
 ) -> list[list[Any]]:
     """Return ``[name, size, time]`` for each file of a folder from which a model is loaded.
 
-    Size is in bytes and time, that of the last change, in ns. The list is empty for a Hub id. With
-    ``adapter``, the files are those of a PEFT adapter; ``gguf`` is as in :func:`weights_identity`.
+    ``size`` is in bytes, and ``time`` is that of the last change, in ns. The list is empty for a
+    Hub id. With ``adapter``, the files are those of a PEFT adapter; ``gguf`` is as in
+    :func:`weights_identity`.
     """
     folder = Path(name).expanduser()
     patterns = ADAPTER if adapter else _loaded_patterns(folder, gguf)
@@ -469,8 +471,8 @@ def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
     """Return a text that identifies the files of a PEFT adapter by content; None if unknown.
 
-    It is a digest of the files for a folder, and ``NAME@COMMIT`` for an adapter of the Hub, whose
-    commit is looked up in the Hub's cache if ``commit`` is None.
+    The text is a digest of the files for a folder, and ``NAME@COMMIT`` for an adapter of the Hub,
+    whose commit is looked up in the Hub's cache if ``commit`` is None.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -508,7 +510,7 @@ def cached_commit(name: str, revision: str | None = None, file: str | None = Non
 def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
     """Return a digest ``sha256:…`` of the files in a folder that match one of ``patterns``.
 
-    It covers names, sizes and contents of the files; None if no file matches.
+    The digest covers the names, sizes and contents of the files; None if no file matches.
     """
     files = _files(folder, patterns)
     if not files:
@@ -547,7 +549,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file's content, in hex digits.
 
-    The process remembers it until the file changes.
+    The digest is kept in memory until the file changes.
     """
     about = file.stat()
     return _content_digest(file, about.st_size, about.st_mtime_ns, about.st_ino)

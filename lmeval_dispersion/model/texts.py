@@ -33,7 +33,7 @@ _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<s
 
 
 class SourceText(NamedTuple):
-    """A text of a source.
+    """One text of a source of texts (see `Texts`).
 
     Attributes:
         id: Number of the text in the source, counted from 0.

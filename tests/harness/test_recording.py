@@ -205,7 +205,7 @@ def test_models_with_eyes_read_texts(world, tmp_path):
     arguments = ("<image> What is it?", {"until": ["\n"], "max_gen_toks": 4}, {"visual": [None]})
     for kind in ("loglikelihood", "generate_until"):
         with pytest.raises(
-            HarnessError, match="t has images in its prompts, whose states cannot be kept"
+            HarnessError, match="t has images in its prompts, whose states cannot be recorded"
         ):
             getattr(lm, f"dispersion_{kind}")([Prompt(arguments, None, "t", ("last",))])
 
@@ -240,7 +240,8 @@ def test_an_lm_eval_that_runs_requests_otherwise_or_lacks_a_method_is_refused(wo
     lm = world.lm()
     monkeypatch.setattr(HFLM, "_loglikelihood_tokens", without_the_model)
     with pytest.raises(
-        HarnessError, match=r"8 of 8 requests were not captured: lm-eval .* use lm-eval"
+        HarnessError,
+        match=r"8 of 8 hidden states were not captured, because lm-eval .* install lm-eval",
     ):
         world.run(lm)
     assert not hooks_left(lm.model)

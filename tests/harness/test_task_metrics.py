@@ -92,7 +92,7 @@ def test_nan_states_are_left_out_and_said(world, caplog):
     assert 0 < bad < 8
     assert metadata["layers"]["last"]["dispersion_n"] == 8 - bad
     assert math.isfinite(results["results"][ARC]["dispersion,none"])
-    assert f"{bad} of 8 states of last are left out, because they are zero or not" in caplog.text
+    assert f"{bad} of 8 states of last left out, because zero or not finite" in caplog.text
 
 
 def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(

@@ -220,9 +220,7 @@ def test_the_command_says_what_it_does_and_warns_unless_it_is_quiet(
     out, err = capfd.readouterr()
     made = yaml.safe_load(out)
     assert made["revision"].startswith("lm-eval ")
-    assert err.startswith(
-        "dispersion tokens: loading mine and its documents with lm-eval …\nnote: "
-    )
+    assert err.startswith("dispersion tokens: loading the documents of mine with lm-eval …\nnote: ")
     assert err.endswith("`dispersion race --all --budget 5% --task mine`)\n")
     assert "generation_kwargs" not in err + caplog.text
     assert "SELECT" not in out.partition("\n")[0]

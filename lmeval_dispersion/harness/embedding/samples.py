@@ -74,23 +74,26 @@ def stores_from_samples(
     judge: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a store for each task in the samples of a run, and return the folder that has them all.
+    """Write a store for each task in the samples of a run, and return the folder with the stores.
 
     Each store is a folder in ``output`` with the name of the dispersion task. A finished store of
-    the same samples, model and layers is kept, so that a run that was killed continues.
+    the same samples, model and layers is kept, and so are finished parts of an unfinished store:
+    calling the function again continues a run that was killed.
 
     Args:
         results: Results of lm-eval with samples, a file or folder.
         arguments: The ``--model_args`` of lm-eval's hf model, parsed.
         output: Folder for the stores.
-        layers: Names of the layers to keep; empty for ``last``.
+        layers: Names of the layers whose states are stored; empty for ``last``.
         tasks: Names of the tasks; None for all that have samples.
         judge: ``METRIC`` or ``FILTER/METRIC`` that says which answers are right; None for the
-            task's own.
-        force: Whether to continue if documents are missing or if answers are not the model's.
+            task's own metric.
+        force: Whether to continue if documents are missing, or if the model's answers differ from
+            the logged ones.
 
     Raises:
-        HarnessError: The samples are damaged, or the model cannot be loaded or gave other answers.
+        HarnessError: The samples are damaged, the model cannot be loaded, or its answers differ
+            from the logged ones.
         UsageError: A task or layer does not exist, several processes were launched, or there is a
             finished store of another run.
     """
@@ -339,7 +342,7 @@ def _agreement(
         share = float(np.mean(same))
         is_far = share < _AGREEING
         figures = {"first_token_agreement": share}
-        difference = f"{share:.0%} of the answers begin like the model's own"
+        difference = f"{share:.0%} of the logged answers begin like the model's own"
     else:
         gaps = list[float]()
         for document in answered:
@@ -363,6 +366,6 @@ def _agreement(
     if not force:
         raise HarnessError(
             f"{name}: {difference}, so the samples come from another model, tokenizer or prompt template; "
-            "give the model that made the samples, or force it"
+            "give the model that made the samples, or set force to continue"
         )
     return figures, [f"{difference}, perhaps because of another model, tokenizer or precision"]

@@ -39,13 +39,15 @@ _PLAIN = (str, bool, int, float)  # what a column may hold
 
 @takes(Embedding)
 def embed(asked: Embedding) -> Path:
-    """Run a model over texts, write a store with one hidden state for each, and return its folder.
+    """Run a model over texts, write a store of their hidden states, and return the store's folder.
 
-    The state is that at the last token of a text, shape (d,), float32. `open_store` and `audit` read
-    the store. If a run is killed, calling the function again continues it.
+    The store has one state for each text and each chosen layer: that of the text's last token,
+    shape (d,), float32; NaN for a text without tokens. `open_store` and `audit` read the store. If
+    a run is killed, calling the function again continues it.
 
     Raises:
-        UsageError: There is no text, or the model, a layer or the folder cannot be used as given.
+        UsageError: There is no text; the model, a layer or the folder cannot be used as given; or
+            the file has a column ``correct`` with other values than numbers from 0 to 1.
     """
     texts = Texts(asked.texts, column=asked.column)
     loaded = loaded_model(chosen_model(asked.model, asked.model_args, asked.device))

@@ -43,9 +43,9 @@ def usual_cache() -> Cache:
 class Cache:
     """A cache on disk that keeps bytes under a kind and a key.
 
-    Each entry is one file: a line of JSON (``{"key": …, "sha256": …}``), then the content. It is
-    written atomically, and a damaged entry counts as missing. Users may delete the folder at any
-    time; checkpoints are then read from their source again.
+    Each entry is one file: a line of JSON (``{"key": …, "sha256": …}``), then the content. Entries
+    are written atomically, and a damaged entry counts as missing. Users may delete the folder at
+    any time; checkpoints are then read from their source again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,7 +110,7 @@ def _private(path: str, flags: int) -> int:
 
 
 class RetryError(Exception):
-    """A failure that may pass, so that `Account.retried` tries again.
+    """A failure that may be temporary, after which `Account.retried` tries again.
 
     Attributes:
         error: The error to raise once there are no attempts left.
@@ -132,8 +132,8 @@ class RetryError(Exception):
 def contradiction(what: str, code: str = "BadResponse") -> RetryError:
     """Return the RetryError for an answer that contradicts the request, a listing or another answer.
 
-    ``what`` says what is wrong. With the code ``BadResponse``, the message also advises to try again
-    and to check the endpoint and any proxy.
+    ``what`` says what is wrong. With the code ``BadResponse``, the message also advises to try
+    again and to check the endpoint and any proxy.
     """
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
@@ -147,13 +147,13 @@ class Account:
 
     Attributes:
         seconds: Time budget in seconds. The clock runs only while the checkpoint is being read.
-        cache: Cache for the bytes that are read.
+        cache: Cache for the content that is read.
         bytes_read: Bytes of response bodies as transferred (perhaps compressed), including failed
             attempts, without HTTP headers.
         requests: Number of HTTP requests, including retries and redirects.
         trouble: Error of the last attempt; None if that attempt succeeded.
-        refusals: For each quota of a server, how often it had been refused (status 429) before
-            this account first used it.
+        refusals: For each rate limit of a server (see `Quota`), how often the server had refused
+            requests (status 429) before this account first sent one.
     """
 
     def __init__(self, seconds: float = math.inf, run: Account | None = None) -> None:
@@ -243,8 +243,8 @@ class Account:
                 return task.result()
             raise self.trouble or ScreeningError(
                 "Timeout",
-                f"it was not read within {self.seconds:g} s; try again, or set DISPERSION_TIMEOUT "
-                "to a larger number of seconds",
+                f"reading took longer than {self.seconds:g} s; try again, or set "
+                "DISPERSION_TIMEOUT to a larger number of seconds",
             )
         finally:
             if not task.done():
@@ -254,8 +254,9 @@ class Account:
     async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Call ``attempt`` until it succeeds, and return its result.
 
-        After a RetryError it is called again, with exponential backoff. When its attempts are used
-        up, or the wait is longer than the time left, the ``error`` of the RetryError is raised.
+        After a RetryError, ``attempt`` is called again, with exponential backoff. The ``error`` of
+        the RetryError is raised once no attempts are left, or if the wait is longer than the time
+        left.
         """
         failures = 0
         while True:

@@ -68,9 +68,9 @@ def lock(holders: int = 1) -> AbstractAsyncContextManager[object]:
 async def side_by_side(works: Iterable[Any], most: int | None = None) -> list[Any]:
     """Await coroutines and return their results in the same order.
 
-    In an event loop they run concurrently, at most ``most`` at a time (None: all), and may also be
-    tasks; without a loop they run one after the other. If one fails, the others are cancelled and
-    then its error is raised.
+    In an event loop the coroutines, which may also be tasks, run concurrently, at most ``most`` at
+    a time (None: all at once). Without a loop they run one after the other. If one fails, the rest
+    are cancelled and then its error is raised.
     """
     if not in_loop():
         in_turn = list(works)

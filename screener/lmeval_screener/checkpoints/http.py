@@ -62,8 +62,8 @@ Notice = Callable[[str, float], None]
 def url_of(address: str, *, encoded: bool = True) -> URL:
     """Parse an address as a URL.
 
-    With ``encoded`` its characters are left as they are, since quoting them again would break
-    signatures.
+    With ``encoded``, characters are left as they are: quoting them again would break a signed
+    address.
 
     Raises:
         ValueError: The address is not a URL.
@@ -100,6 +100,10 @@ class Quota:
     ``pages``. Every answer states how many requests are left and when the window ends
     (``RateLimit: "api";r=12;t=87``). A request is sent if the quota has room for it and for the
     requests that are not answered yet. Otherwise it waits, and the clock of its checkpoint stops.
+
+    Args:
+        name: Name of the rate limit in messages: the kind of request, or the host.
+        notice: Called with the name and a number of seconds when requests have to wait.
     """
 
     def __init__(self, name: str, notice: Notice | None = None) -> None:
@@ -113,7 +117,8 @@ class Quota:
     def available(self) -> float:
         """Return how many requests may be sent now.
 
-        It is infinite if the server states no limit, and 0 or negative if requests have to wait.
+        The number is infinite if the server states no limit, and 0 or negative if requests have to
+        wait.
         """
         now = time.monotonic()
         if now < self._throttled_until:
@@ -128,7 +133,7 @@ class Quota:
         """Wait until one request may be sent; call `release` once it has ended.
 
         The account's clock stops during the wait, unless the server has refused requests of this
-        quota `PATIENCE` times since the account first used it.
+        quota `PATIENCE` times since the account first used the quota.
 
         Raises:
             ScreeningError: The wait would be longer than `LONGEST_WAIT` seconds (``RateLimited``).
@@ -155,7 +160,7 @@ class Quota:
     def release(self, headers: Mapping[str, str] | None) -> None:
         """Record that one request has ended.
 
-        ``headers`` are those of its response; None if it got none.
+        ``headers`` are those of the response; None if there was no response.
         """
         self._in_flight -= 1
         if headers is not None:
@@ -192,7 +197,8 @@ class Transport:
         endpoint: Address of the Hub; only its host gets the token.
         token: Token for the Hub; None to send none.
         notice: Called with a server's name and a number of seconds when requests have to wait.
-        networks: The hosts that may be asked; None for those of the endpoint and environment.
+        networks: Which hosts may be sent requests; None for public hosts and those that the
+            endpoint and the environment name.
     """
 
     def __init__(
@@ -242,7 +248,7 @@ class Transport:
         return url.origin() == self._origin
 
     def quota(self, url: URL) -> Quota:
-        """Return the quota in which the server of ``url`` counts requests to it."""
+        """Return the quota that counts requests to ``url``."""
         origin = url.origin()
         kind = _kind(url.raw_path) if origin == self._origin else ""
         if (origin, kind) not in self._quotas:
@@ -301,8 +307,8 @@ class Transport:
 
         Raises:
             RetryError: The connection failed, or the server asks to try again.
-            ScreeningError: A redirect must not be followed (see `redirect`), there were more than
-                `HOPS` of them, or an error of `request`.
+            ScreeningError: A redirect must not be followed (see `redirect`), there were `HOPS`
+                redirects, or `request` raised this error.
         """
         for _ in range(HOPS):
             response = await self.request(method, url, headers, account)
@@ -324,14 +330,15 @@ class Transport:
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
     ) -> tuple[bytes, aiohttp.ClientResponse]:
-        """Get a whole body, in one attempt; return it decompressed, with its response.
+        """Return a whole body, decompressed, and its response; one attempt of a GET request.
 
-        If the final status is not 200, the error that ``refused`` makes of the response is raised.
+        If the final status is not 200, ``refused`` is called with the response, and the error that
+        it returns is raised.
 
         Raises:
             RetryError: The connection failed, the server asks to try again, or the body is broken
                 or has more than ``limit`` bytes.
-            ScreeningError: An error of ``refused`` or of `followed`.
+            ScreeningError: The error from ``refused``, or one that `followed` raises.
         """
         async with await self.followed(
             "GET", url, {"Accept-Encoding": "gzip"}, account
@@ -369,7 +376,7 @@ class Transport:
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
         """Whether a redirect leads to another server than the Hub.
 
-        False if its address is invalid; `redirect` raises the error for that.
+        False if the redirect's address is invalid: `redirect` raises the error for that.
         """
         with contextlib.suppress(ValueError):
             return not self.is_hub(response.url.join(url_of(response.headers["Location"])))
@@ -382,7 +389,7 @@ class Transport:
         return self._proxies[origin]
 
     def raise_if_transient(self, response: aiohttp.ClientResponse) -> None:
-        """Raise an error if the status of a response may pass: 408, 429 or 5xx.
+        """Raise an error if a response's status may be temporary: 408, 429 or 5xx.
 
         After 429 the quota sends no requests for as long as the server asks.
 
@@ -413,7 +420,7 @@ class Transport:
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds to wait before a retry, as a response's headers ask.
 
-    They are in ``Retry-After`` or else in ``RateLimit``; None if neither header gives them.
+    The header ``Retry-After`` is used, or else ``RateLimit``; None if neither gives the seconds.
     """
     value = headers.get("Retry-After", "")
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):

@@ -110,6 +110,17 @@ class Hub:
         offline: Whether to send no requests; None for the setting of huggingface_hub.
         notice: Called with a server's name and a number of seconds when requests have to wait.
 
+    Attributes:
+        endpoint: Address of the Hub, without a slash at its end.
+        networks: Which hosts may be sent requests.
+        mark: The endpoint without secrets, as it stands in keys of the cache.
+        offline: Whether no requests are sent.
+        account: Account of the whole screening.
+        downloads: Folder in which huggingface_hub keeps downloaded files.
+        transport: The HTTP connections; None in offline mode and outside the context.
+        has_texts: Whether the endpoint has the Hub's cache of small files
+            (``/api/resolve-cache``); False once a request has shown that it lacks that cache.
+
     Raises:
         UsageError: The endpoint is not a web address; or, on entering the context, the token has
             characters that cannot be sent.
@@ -120,17 +131,16 @@ class Hub:
 
         self.endpoint = _endpoint(constants.ENDPOINT)
         self.networks = Networks(self.endpoint)
-        #: The endpoint in keys of the cache.
         self.mark = without_secrets(self.endpoint)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self._notice = notice
-        self.account = Account()  # account of the whole run
+        self.account = Account()
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
         self.has_texts = True  # whether small files are where the Hub's resolver redirects
 
     async def __aenter__(self) -> Hub:
-        """Open the pool."""
+        """Open the connections, unless offline mode is on."""
         if not self.offline:
             token = await asyncio.to_thread(_implicit_token)
             if token and not _TOKEN.fullmatch(token):
@@ -269,7 +279,7 @@ class Hub:
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """Request an address of the Hub's API; return ``parse`` of its JSON, and the response.
+        """Request an address of the Hub's API; return its JSON after ``parse``, and the response.
 
         ``what`` and ``revision`` are named in messages.
 
@@ -440,8 +450,8 @@ class HubSnapshot(RemoteSnapshot):
     def content_key(self, path: str) -> str:
         """Return the key under which a file is cached; see `Snapshot.content_key`.
 
-        The keys of another endpoint than the Hub contain that endpoint: its byte ranges cannot be
-        checked against the digests that it states.
+        Keys for files of another endpoint than the Hub contain the endpoint, because byte ranges
+        cannot be checked against the digests that the endpoint states.
         """
         key = super().content_key(path)
         if self._hub.mark != _THE_HUB:
@@ -485,9 +495,10 @@ class HubSnapshot(RemoteSnapshot):
             self._hub.keep(replace(self._listing, files=files), self.repo)
 
     async def look_up(self, path: str) -> FileEntry:
-        """Return a file's entry, with a size and digest that the Hub is asked for if necessary.
+        """Return a file's entry, after asking the Hub for a size or digest that is not listed.
 
-        See `Snapshot.look_up`; files borrowed from another checkpoint are not asked for.
+        See `Snapshot.look_up`. The entry of a file borrowed from another checkpoint is returned as
+        it is.
 
         Raises:
             ScreeningError: The file does not exist or cannot be requested, or the server states
@@ -618,7 +629,7 @@ def text(value: Any) -> str:
     """Return ``value`` if it is a text without control characters; for parsers of the Hub's JSON.
 
     Raises:
-        TypeError: It is something else, or empty, or longer than 1,024 characters.
+        TypeError: ``value`` is not such a text, is empty, or has more than 1,024 characters.
     """
     if not isinstance(value, str) or not _TEXT.fullmatch(value):
         raise TypeError("expected a text")
@@ -629,8 +640,8 @@ def repository_name(value: Any) -> str:
     """Return ``value`` if it can be a repository's name; for parsers of the Hub's JSON.
 
     Raises:
-        TypeError: It is not a text.
-        ValueError: It is a text that cannot be a repository's name.
+        TypeError: ``value`` is not a text.
+        ValueError: ``value`` is a text that cannot be a repository's name.
     """
     name = text(value)
     if not _NAME.fullmatch(name) or ".." in name:
@@ -642,7 +653,7 @@ def items(value: Any) -> list[Any]:
     """Return ``value`` if it is a list; for parsers of the Hub's JSON.
 
     Raises:
-        TypeError: It is not a list.
+        TypeError: ``value`` is not a list.
     """
     if not isinstance(value, list):
         raise TypeError("expected a list")
@@ -678,15 +689,15 @@ def _mismatch(path: str, repo: str, problem: str) -> str:
 
 
 def is_known(entry: FileEntry) -> bool:
-    """Whether enough is known of a file to read it without asking the Hub for its size.
+    """Whether enough is known about a file to read it without asking the Hub for its size.
 
-    That is its size or, for a JSON file, its digest.
+    The size is enough, and so is the digest of a JSON file.
     """
     return entry.size >= 0 or (entry.digest is not None and entry.path.endswith(".json"))
 
 
 def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
-    """Return ``entry`` with the size and digest that a response of the Hub for the file states.
+    """Return ``entry`` with the size and digest that the Hub states in a response for the file.
 
     The digest of a large file is in ``X-Linked-ETag``. That of a small text file is in ``ETag``,
     or, if the response redirects to the text, in the query of the new address. Without a digest, a

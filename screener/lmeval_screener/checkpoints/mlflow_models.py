@@ -38,7 +38,7 @@ class RegisteredModels:
         self._client: Any = None
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
-        """Resolve an address to numbered versions of a model.
+        """Return one target for each numbered version of a model to which an address resolves.
 
         A bare name or a stage gives the latest version, an alias the version that it names, and
         ``*`` all versions in order. An address with a number is returned unchanged.
@@ -64,7 +64,7 @@ class RegisteredModels:
             which = f"no version of the model {name}"
             if every:
                 stage = f" in the stage {version}" if version and version != "*" else ""
-                which = f"{len(every)} versions of the model {name}, but none that is ready{stage}"
+                which = f"no ready version of the model {name}{stage} ({len(every)} in all)"
             raise ScreeningError(
                 "RepoNotFound", f"the MLflow registry has {which}; check the name, and {_SERVER}"
             )
@@ -83,8 +83,8 @@ class RegisteredModels:
             raise ScreeningError(
                 "RangeNotSupported",
                 "screening reads only parts of files, and the MLflow server sends those of "
-                f"{chosen.repo} as a whole; start it as `mlflow server --no-serve-artifacts "
-                f"--default-artifact-root s3://…` (or gs://), or {download}",
+                f"{chosen.repo} as a whole; start that server as `mlflow server "
+                f"--no-serve-artifacts --default-artifact-root s3://…` (or gs://), or {download}",
             )
         inner = replace(
             parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file, by_file=True

@@ -70,10 +70,10 @@ class Networks:
                 self._named.add(_plain(host))
 
     async def private(self, host: str | None, *, proxied: bool = False) -> str:
-        """Return ``link-local`` or ``private`` for a host that must not be sent requests.
+        """Return the network, ``link-local`` or ``private``, of a host that must not be asked.
 
-        It is the kind of network that the host is in; empty if requests are allowed. If a proxy
-        makes the requests (``proxied``), names are not resolved, and only IP addresses are judged.
+        Empty if the host may be sent requests. If a proxy makes the requests (``proxied``), host
+        names are not resolved, so that only IP addresses and ``localhost`` are refused.
         """
         host = _plain(host or "")
         if host in self._named:

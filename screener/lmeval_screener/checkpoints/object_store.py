@@ -60,7 +60,8 @@ class ObjectStore(Bucket):
         if not self._bucket:
             raise ScreeningError(
                 "BadName",
-                f"expected {scheme}://BUCKET/FOLDER, got an address without a bucket; correct it",
+                f"expected {scheme}://BUCKET/FOLDER, got an address without a bucket; correct the "
+                "address",
             )
         self._service = SERVICES[scheme]
         self._lock = asyncio.Lock()
@@ -104,7 +105,7 @@ class ObjectStore(Bucket):
 
         Raises:
             ScreeningError: The object is no longer the listed version, or access is refused.
-            RetryError: The request failed in a way that may pass.
+            RetryError: The request failed, perhaps temporarily.
         """
         client = await self._connected()
         etag, version = self._versions[path]
@@ -122,8 +123,9 @@ class ObjectStore(Bucket):
                 raise changed(f"{self.address}/{path}")
             if meta["size"] != entry.size or tuple(result.range) != (begin, end):
                 raise contradiction(
-                    f"expected bytes {begin} to {end} of {entry.size} of {path} from {self.address}, "
-                    f"got bytes {result.range[0]} to {result.range[1]} of {meta['size']}"
+                    f"expected bytes {begin} to {end} of {path} ({entry.size} in all) from "
+                    f"{self.address}, got bytes {result.range[0]} to {result.range[1]} "
+                    f"({meta['size']} in all)"
                 )
             if end - begin <= _PIECE:
                 # As one piece: each trip to obstore's threads costs more than the bytes.
@@ -241,7 +243,7 @@ class ObjectStore(Bucket):
         if "error sending request" in text or "body error" in text or "HttpError" in text:
             what = f"the connection to {where} failed; check the network and the endpoint in use"
             return RetryError(ScreeningError("Unreachable", what))
-        return contradiction(f"{place} cannot be read ({reason}); {settings}")
+        return contradiction(f"{place} cannot be read ({reason}); if access is missing, {settings}")
 
 
 def _denied(what: str) -> ScreeningError:

@@ -93,8 +93,8 @@ class Snapshot:
         base: The repository that the checkpoint was trained from, as the Hub states it; empty if
             unknown.
         private: Whether the repository is private, as the Hub states it; None if unknown.
-        borrowed: Files added from another checkpoint: the path here -> that checkpoint, and the
-            path there.
+        borrowed: Files added from other checkpoints: maps the path here to the other checkpoint and
+            the path there.
         is_local: Whether the files are on this machine, where reading them costs no requests.
     """
 
@@ -143,8 +143,8 @@ class Snapshot:
         """Return the names of files and folders in and around the checkpoint.
 
         Names of folders end with ``/``, and those next to the checkpoint's folder begin with
-        ``../``. They tell which program wrote the checkpoint. For a folder on this machine, some
-        files in subfolders and next to the folder are included.
+        ``../``. The names show which program wrote the checkpoint. For a folder on this machine,
+        some files in subfolders and next to the folder are included.
         """
         return [*self.files, *(f"{name}/" for name in self.folders)]
 
@@ -156,7 +156,7 @@ class Snapshot:
     def content_key(self, path: str) -> str:
         """Return the key under which a file is cached.
 
-        It is the digest if that is known, else repository, commit and path.
+        The key is the file's digest or, if that is unknown, its repository, commit and path.
 
         Raises:
             ScreeningError: The checkpoint has no such file.
@@ -177,7 +177,8 @@ class Snapshot:
         Files of the Hub are checked against their digest.
 
         Raises:
-            ScreeningError: The file is missing, larger than 64 MiB, broken, or cannot be read.
+            ScreeningError: The file is missing, broken, or cannot be read, or a file on a server is
+                larger than 64 MiB.
         """
         if path in self.borrowed:
             other, at = self.borrowed[path]
@@ -307,7 +308,7 @@ class RangedSnapshot(Snapshot):
             return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return byte ranges of a file, from this disk if it was downloaded; see `Snapshot.ranges`."""
+        """Return byte ranges of a file, from this disk if it is there; see `Snapshot.ranges`."""
         place = self._on_disk(await self.look_up(path))
         if place is not None:
             return await in_thread(lambda: read_ranges(place, ranges))
@@ -351,7 +352,7 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
     (``…/snapshots/COMMIT``).
 
     Raises:
-        ScreeningError: The folder is missing, empty or cannot be read.
+        ScreeningError: The path does not exist, or the folder is empty or cannot be read.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -377,7 +378,7 @@ def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None
         revision: Branch, tag or commit.
 
     Raises:
-        ScreeningError: Its folder cannot be read.
+        ScreeningError: The folder of the revision cannot be read.
     """
     folder = cache / f"models--{repo.replace('/', '--')}"
     reference = folder / "refs" / revision
@@ -462,10 +463,10 @@ def changed(what: str) -> ScreeningError:
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
-    """Return the files of the checkpoint that one weights file gives, out of those next to it.
+    """Return the files of a checkpoint that consists of one weights file, from its folder's files.
 
-    These are the file ``name`` itself (for one part of a GGUF model, all its parts), and the
-    configuration and tokenizer files, without indexes of shards.
+    These are the file ``name`` itself (for one part of a split GGUF model, all parts), and the
+    configuration and tokenizer files next to it, but no shard index.
     """
     whole = PART.sub(".gguf", name)
     chosen = {}

@@ -36,7 +36,7 @@ class Source(Protocol):
         A target of a single checkpoint is returned unchanged.
 
         Raises:
-            ScreeningError: There is no checkpoint, or they cannot be listed.
+            ScreeningError: There is no checkpoint, or the checkpoints cannot be listed.
         """
         ...
 
@@ -75,7 +75,8 @@ class Sources:
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """Open a checkpoint; see `Source.snapshot`.
 
-        If it has no tokenizer files of its own, those of ``target.tokenizer`` are added.
+        If the checkpoint has no tokenizer files, those of ``target.tokenizer`` are added, if that
+        is given; GGUF files contain their tokenizer.
         """
         snapshot = await self._opened(target, account)
         files = snapshot.files
@@ -117,8 +118,9 @@ class Sources:
         if network := await networks.private(host):
             raise ScreeningError(
                 "BadName",
-                f"{target.shown} is in a {network} network, and you did not name it; if the address "
-                "is right, name it too among the checkpoints to screen",
+                f"{target.shown} is in a {network} network, and you did not name it (a file or "
+                "registry did); if the address is right, name it too among the checkpoints to "
+                "screen",
             )
 
     @property
@@ -152,11 +154,11 @@ class Sources:
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
         """Open the tokenizer that ``text`` names: a folder, a repository, an address or a file.
 
-        Return the checkpoint that contains it and, for each usual name of a tokenizer file, the
-        name of that file there. Each tokenizer is opened once.
+        Returns the checkpoint that contains the tokenizer, and a dict that maps the usual name of
+        each tokenizer file to its name in that checkpoint. Each tokenizer is opened only once.
 
         Raises:
-            ScreeningError: It cannot be opened, or has no tokenizer files.
+            ScreeningError: The place cannot be opened, or has no tokenizer files.
         """
         async with self._locks.setdefault(text, lock()):
             if text not in self._tokenizers:

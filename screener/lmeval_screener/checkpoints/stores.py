@@ -59,9 +59,10 @@ class FolderListing:
 
 
 class Bucket:
-    """One bucket, container or file server; subclasses say how its folders and files are read.
+    """One bucket, container or file server; subclasses define how folders and files are read.
 
-    Methods raise RetryError for a failure that may pass, and ScreeningError for one that will not.
+    Methods raise RetryError for a failure that may be temporary, and ScreeningError for a lasting
+    one.
 
     Args:
         address: Address of the bucket or server, such as ``s3://BUCKET``.
@@ -90,7 +91,7 @@ class Bucket:
 
         Raises:
             ScreeningError: The file is no longer the version in ``entry``, or cannot be read.
-            RetryError: The attempt failed in a way that may pass.
+            RetryError: The attempt failed, perhaps temporarily.
         """
         raise NotImplementedError
 
@@ -277,7 +278,7 @@ class BucketSnapshot(RangedSnapshot):
         self.around: Sequence[str] = ()
 
     def names_around(self) -> list[str]:
-        """Return the names of its files and folders, and those in ``around``.
+        """Return the names of the checkpoint's files and folders, and the names in ``around``.
 
         See `Snapshot.names_around`.
         """

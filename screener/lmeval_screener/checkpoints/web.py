@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from lmeval_dispersion.errors import without_secrets
 from lmeval_screener.budgets import INDEX, parsed
-from lmeval_screener.checkpoints.account import Account, RetryError, contradiction
+from lmeval_screener.checkpoints.account import CONTRADICTIONS, Account, RetryError, contradiction
 from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.http import Transport, drained, natural, piece_of, unpacked, url_of
 from lmeval_screener.checkpoints.snapshot import (
@@ -183,7 +183,7 @@ class WebFile(NamedTuple):
 
     Attributes:
         url: Address of the file.
-        entry: Its name, its size, and a digest of its version.
+        entry: The file's name, size, and a digest of its version.
         etag: The ETag that the server stated; None if it stated none.
     """
 
@@ -248,7 +248,9 @@ class WebServers:
         return [target]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """Open the checkpoint in a folder, or a weights file and the small files next to it.
+        """Open the checkpoint in a folder of a web server, or that of a weights file.
+
+        A weights file is opened with the configuration and tokenizer files next to it.
 
         See `Source.snapshot`.
         """
@@ -316,10 +318,12 @@ async def _probe(
             raise _refusal(response, str(address))
         if total is None or is_page:
             what = "a web page" if is_page else "a file without a size"
-            raise contradiction(
+            error = ScreeningError(
+                "BadResponse",
                 f"expected the file {name} with its size, got {what} from {response.url.host}; give "
-                "the address of the file itself"
+                "the address of the file itself",
             )
+            raise RetryError(error, attempts=CONTRADICTIONS)
         etag = response.headers.get("ETag")
         date = response.headers.get("Last-Modified")
         version = None
@@ -389,7 +393,8 @@ def range_problem(
     expected = f"bytes {begin}-{end - 1}/{size}"
     stated = headers.getall("Content-Range", [])
     if stated != [expected]:
-        return f"expected Content-Range {expected!r}, got {', '.join(map(repr, stated)) or None}"
+        got = ", ".join(map(repr, stated)) or "no such header"
+        return f"expected Content-Range {expected!r}, got {got}"
     count = str(end - begin)
     length = headers.get("Content-Length", count)
     if length != count:

@@ -36,8 +36,8 @@ _SIDES = {
 }
 # Measured in code alone: in math pairs below their base are ordered as others are.
 _BELOW = (
-    "In code, checkpoints below their base have no order among themselves: never practised and "
-    "taught wrong look alike."
+    "In code, checkpoints below their base have no order among themselves: one that never "
+    "practised code looks like one that was taught wrong code."
 )
 _BY_GAP = "how often an order by G is right is not known"
 _NOT_KNOWN = (
@@ -53,7 +53,7 @@ STEP = (
 def not_screened(failed: Sequence[Failed]) -> str:
     """Return the sentence for a screening in which every checkpoint failed.
 
-    It has the number of checkpoints with each error code, and the first message for each code.
+    The sentence has the number of checkpoints with each error code, and each code's first message.
     """
     if len(failed) == 1:
         return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
@@ -114,8 +114,8 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
             if c.is_set_aside:
                 ending = "set aside, without a rank"
             elif alone:
-                ending = "G stands alone"
-            notes.append((f"{c.no_ratio or 'it was not read'}; {ending}", c))
+                ending = "G is the only figure"
+            notes.append((f"{c.no_ratio or 'it was not computed'}; {ending}", c))
     sentences = []
     for note, labels in labels_by_note(notes, len(members)).items():
         if labels == f"all {len(members)}":
@@ -128,11 +128,11 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
 def sentences_of(
     groups: Sequence[Group], subject: str, domain: str, places: Mapping[str, int] = _NO_PLACES
 ) -> list[str]:
-    """Return sentences that answer for one group, or a text for each of the first four groups.
+    """Return sentences on what to evaluate first, or a text for each of the first four groups.
 
-    With several groups a text is ``TITLE: SENTENCES``. ``subject`` and ``domain`` are as in
-    `group_sentences`; ``places`` maps a group's name to the length of the short list that the user
-    asked for.
+    With one group, the sentences are those of `group_sentences`, which also explains ``subject``
+    and ``domain``. With several groups, each text is ``TITLE: SENTENCES``. ``places`` maps a
+    group's name to the length of the short list that the user asked for.
     """
     if len(groups) == 1:
         return group_sentences(groups[0], subject, domain, places.get(groups[0].name))
@@ -146,7 +146,9 @@ def sentences_of(
 def group_sentences(
     group: Group, subject: str, domain: str = "", places: int | None = None
 ) -> list[str]:
-    """Return the sentences that answer for one group, most important first.
+    """Return sentences on which checkpoints of a group to evaluate first, most important first.
+
+    For the steps of a training run, the sentences say how the ranking figure rises and falls.
 
     Args:
         group: The group.
@@ -237,9 +239,10 @@ def _success(group: Group, last: int) -> str:
 
 
 def by_figure(group: Group) -> list[str]:
-    """Return a list with a sentence on the figure that orders a group.
+    """Return a list with one sentence: which figure orders a group, the ratio or the gap G.
 
-    The list is empty if the order is by the ratio and G would put the same checkpoint first.
+    The sentence also says which checkpoint the other figure puts first. The list is empty if the
+    order is by the ratio and G would put the same checkpoint first.
     """
     other = first_by_other(group)
     gap = f"G, the paper's figure ({DISTANCES[group.metric]} distance)"
@@ -252,10 +255,11 @@ def by_figure(group: Group) -> list[str]:
 
 
 def first_by_other(group: Group) -> Screened | None:
-    """Return the checkpoint that would be first by the figure, ratio or G, that does not rank.
+    """Return the checkpoint that the other figure puts first: G if the ratio ranks the group.
 
-    None if that checkpoint is first anyway, if a checkpoint lacks the figure, or if all differences
-    in the figure are within their errors.
+    If G ranks the group, the other figure is the ratio. None if the same checkpoint is first
+    anyway, if a checkpoint lacks the other figure, or if all its differences are within their
+    errors.
     """
     # A copy's own G may have moved without any change of its predictions: only originals count.
     figures: dict[Screened, Gap | Ratio] = {}
@@ -275,10 +279,10 @@ def first_by_other(group: Group) -> Screened | None:
 
 
 def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
-    """Return sentences on checkpoints with equal output rows, and a list of these checkpoints.
+    """Return sentences on checkpoints with equal output rows, and the checkpoints to compare.
 
-    The rows cannot rank such checkpoints; the last sentence has the command that compares them.
-    Both lists are empty if there are none.
+    Output rows cannot rank such checkpoints; the last sentence has the command that compares their
+    answers instead. Both lists are empty if no checkpoints have equal rows.
     """
     clauses: list[str] = []
     asked: list[Screened] = []
@@ -366,9 +370,9 @@ def _ask(members: Sequence[Screened] | Sequence[Failed]) -> str:
 def first_of(group: Group, places: int | None = None) -> list[Screened]:
     """Return the checkpoints of a group to evaluate first, best first; empty if there is no order.
 
-    These are the first ``places`` ranks, without copies of other checkpoints. By default there are
-    as many ranks as hold the best with a chance of 90 % (`Group.first_for`), or three if no chance
-    is known.
+    These are the checkpoints of the first ``places`` ranks, without copies of other checkpoints. By
+    default, ``places`` is the number of ranks that contain the best checkpoint with a chance of
+    90 % (`Group.first_for`), or three if no chance is known.
     """
     if group.trajectory or group.is_noise or group.places < 2:
         return []
@@ -380,7 +384,7 @@ def first_of(group: Group, places: int | None = None) -> list[Screened]:
 
 
 def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
-    """Return sentences on which checkpoints are above, below or level with their base by the ratio.
+    """Return sentences on which checkpoints the ratio puts above, below or level with their base.
 
     ``members`` are the checkpoints to name; None for all of the group. The list is empty if the
     group has no base, or if the base has no ratio.
@@ -414,7 +418,10 @@ class WithError(Protocol):
 
 
 def decimals(figures: Sequence[WithError]) -> int:
-    """Return the number of decimals, 3 to 6, that show two digits of the smallest positive error."""
+    """Return the number of decimals, 3 to 6, that show two digits of the smallest positive error.
+
+    The number is 3 if no error is positive.
+    """
     smallest = min((figure.se for figure in figures if figure.se > 0), default=math.inf)
     for places in range(3, 6):
         if smallest * 10**places >= 10:
@@ -423,7 +430,7 @@ def decimals(figures: Sequence[WithError]) -> int:
 
 
 def course_sentence(figure: str, values: Sequence[Gap | Ratio], names: Sequence[str]) -> str:
-    """Return a sentence on how a figure rises or falls over two or more training steps.
+    """Return a sentence on how a figure rises and falls over two or more training steps.
 
     Two steps differ if the p-value of their paired difference is below 5 % divided by the number of
     pairs (Bonferroni). So the chance that the sentence claims a change where there is none is at

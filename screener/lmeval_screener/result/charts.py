@@ -37,7 +37,8 @@ def _drawn(group: Group) -> dict[str, Screened]:
 def ranking(group: Group) -> Spec:
     """Return the chart of the figure that ranks a group, with two standard errors on each side.
 
-    It shows the first 40 checkpoints, best first; those without the figure are left out.
+    The chart shows the first 40 checkpoints, best first, without checkpoints that have no rank
+    because they lack the figure.
     """
     values = []
     for name, c in _drawn(group).items():
@@ -75,8 +76,9 @@ def _title(group: Group, figure: str) -> str:
 def gap_parts(group: Group) -> Spec:
     """Return the chart of G and its two parts as bars, and of supplied accuracies as a line.
 
-    It shows the first 40 checkpoints of a group and follows figure 9 of the paper on representation
-    dispersion (RD): D–D is within(T), D–NM is between(T, R).
+    The chart shows the first 40 checkpoints of a group, as figure 9 of the paper on representation
+    dispersion (RD) does. D–D, or within(T), is the mean distance among domain tokens; D–NM, or
+    between(T, R), is the mean distance from domain tokens to everyday words; G is their sum.
     """
     members = _drawn(group)
     values = []
@@ -123,8 +125,8 @@ def gap_parts(group: Group) -> Spec:
 def steps(group: Group, figure: str) -> Spec:
     """Return the chart of a figure, ``ratio`` or ``G``, along the steps of a training run.
 
-    Bars are two standard errors of the difference from the step before. Supplied accuracies are a
-    second line, with an axis of its own.
+    Error bars are two standard errors of the difference from the step before. Supplied accuracies
+    are drawn as a second line, with an axis of its own.
     """
     values = []
     accuracies = []

@@ -26,14 +26,14 @@ class CheckpointColumn(NamedTuple):
         path: Key in JSON, with dots for nesting (``tensor.dtype``); None if JSON lacks the value.
         kind: Type of the value in JSON.
         about: Meaning of the value, in Markdown.
-        value: Name of the attribute of `Screened`, with dots for nesting, or a function of
-            checkpoint and group that returns the value; empty if the name is ``path``.
-        csv: Name of the column in CSV; None if CSV lacks the value; empty if it is ``path`` with
-            underscores.
+        value: Attribute of `Screened`, with dots for nesting, or a function of checkpoint and group
+            that returns the value; if empty, the attribute named in ``path``.
+        csv: Name of the column in CSV; None if CSV omits the value; if empty, ``path`` with
+            underscores in place of dots.
         cell: Function from the value to its cell in CSV.
-        only: Whether the value exists only with a ``base`` or only for a short ``list``; empty if
-            it always does.
-        shown: Column of the table *What was read*; None if that lacks the value.
+        only: ``base`` if the value exists only in a group with a base, ``list`` if it exists only
+            with a short list; empty if it always exists.
+        shown: Column of the table *What was read*; None if that table omits the value.
     """
 
     path: str | None
@@ -93,7 +93,9 @@ def _to_next(c: Screened, group: Group) -> float | None:
 _C = CheckpointColumn
 #: All columns, in the order of CSV and JSON.
 COLUMNS = (
-    _C("label", str, "unique name in the report; options take it, too", shown=Col("Checkpoint")),
+    _C(
+        "label", str, "unique name in the report, which options accept too", shown=Col("Checkpoint")
+    ),
     _C("repo", str, "repository after renames, or the folder"),
     _C(
         "requested_revision",
@@ -116,8 +118,8 @@ COLUMNS = (
         "with the base's rows, and for those set aside",
         lambda c, group: c.rank if group.has_place(c) else None,
     ),
-    _C("ranked_by", RankBy, "the figure that ranks its group: `gap` (G) or `ratio`"),
-    _C("metric", Distance, "the distance that G uses where it ranks or is shown"),
+    _C("ranked_by", RankBy, "the figure that ranks the group: `gap` (G) or `ratio`"),
+    _C("metric", Distance, "the distance from which G is computed"),
     _C(
         "holds_best",
         _Share | None,
@@ -158,13 +160,21 @@ COLUMNS = (
     _C(
         "against_base",
         Against | None,
-        "`difference`: the ratio minus the base's; `se`: its paired standard error; `side`: `above`, "
+        "`difference`: the ratio minus the base's ratio; `se`: the paired standard error; `side`: "
+        "`above`, "
         "`below`, `level` or `equal`; null for the base",
         lambda c, _: c.against and c.against._asdict(),
         only="base",
         cell=lambda against: against and against["difference"],
     ),
-    _C(None, float, "its paired error", "against.se", "against_base_se", only="base"),
+    _C(
+        None,
+        float,
+        "paired standard error of the difference",
+        "against.se",
+        "against_base_se",
+        only="base",
+    ),
     _C(
         None,
         str,
@@ -182,11 +192,11 @@ COLUMNS = (
         "tensor",
         shown=Col("Rows of", drop=2),
     ),
-    _C("tensor.file", str, "its file", "file", None),
+    _C("tensor.file", str, "the file with that tensor", "file", None),
     _C(
         "tensor.dtype",
         str,
-        "its element type as stored",
+        "the tensor's element type as stored",
         "dtype",
         "dtype",
         shown=Col("Type", drop=1),
@@ -222,14 +232,20 @@ COLUMNS = (
         "bytes that were transferred; 0 if all came from the cache",
         shown=Col("Read", "bytes"),
     ),
-    _C("requests", int, "requests that it took", shown=Col("Requests", "d")),
+    _C("requests", int, "number of requests", shown=Col("Requests", "d")),
     _C(
         "seconds",
         _Seconds,
         "time from the first request to the last row",
         lambda c, _: round(c.seconds, 3),
     ),
-    _C("notes", list[str], "remarks on its numbers", lambda c, _: list(c.notes), cell="; ".join),
+    _C(
+        "notes",
+        list[str],
+        "remarks on the checkpoint's numbers",
+        lambda c, _: list(c.notes),
+        cell="; ".join,
+    ),
     _C(
         "chosen",
         Literal["rank", "audit", None],

@@ -19,7 +19,7 @@ _NAMED = 3  # most checkpoints whose distance a sentence gives
 
 @dataclass(frozen=True)
 class Distance:
-    """How far one checkpoint is above or below the reference of a gate.
+    """How far one checkpoint is above or below the reference checkpoint of a gate (see `Gate`).
 
     Attributes:
         label: Label of the checkpoint.
@@ -35,9 +35,10 @@ class Distance:
     chance: float | None
 
     def said(self, figure: str) -> str:
-        """Return the checkpoint's label and its distance as part of a sentence.
+        """Return the checkpoint's label and its distance, as part of a sentence.
 
-        ``figure`` is the name of the figure that ``difference`` is of, ``ratio`` or ``G``.
+        ``figure`` is the name of the figure in which ``difference`` is measured, ``ratio`` or
+        ``G``.
         """
         places = decimals([self])
         error = f" ± {self.se:.{places}f}" if self.se > 0 else ""
@@ -55,16 +56,17 @@ class Distance:
 class Gate:
     """The answer of ``--fail-if-below``: which checkpoints are below a reference checkpoint.
 
-    A checkpoint is below if its ratio (or G, if that ranks the group) is significantly lower, paired
-    over tokens, or if its chance of being more accurate than the reference is at most 10 %.
+    A checkpoint is below if its ratio (or G, if that ranks the group) is significantly lower,
+    paired over tokens, or if its chance of being more accurate than the reference is at most 10 %.
 
     Attributes:
         reference: Label of the reference checkpoint.
         below: Labels of the checkpoints below the reference.
         compared: Number of checkpoints that were compared with the reference.
-        not_compared: Number of other checkpoints, which failed or are in another group.
-        failed: Error code if the reference was not screened, ``NoRatio`` if it has no ratio;
-            else None.
+        not_compared: Number of checkpoints that were not compared with the reference, because they
+            failed or are in another group.
+        failed: The error code if the reference was not screened, or ``NoRatio`` if the reference
+            has no ratio; else None.
         figure: The figure that ranks the group, ``ratio`` or ``G``; empty if nothing was compared.
         distances: Distance of each compared checkpoint from the reference, best first.
     """
@@ -162,7 +164,10 @@ class Gate:
                 alone = lowest.said(self.figure)
                 return f"Passed: {alone} does not lie below {self.reference}.{rest}"
             closest = f"the lowest is {lowest.said(self.figure)}"
-            return f"Passed: none of {self.compared} lies below {self.reference}; {closest}.{rest}"
+            return (
+                f"Passed: none of {self.compared} checkpoints lies below {self.reference}; "
+                f"{closest}.{rest}"
+            )
         names = []
         for distance in self.distances:
             if distance.label in self.below:

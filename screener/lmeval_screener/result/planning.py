@@ -33,7 +33,7 @@ def plan_document(
     A cache or a registry can only lower the cost.
 
     Args:
-        selected: The checkpoints that a list of the Hub gave, if any.
+        selected: What was selected from a list of the Hub; empty if no list was asked for.
         targets: The checkpoints to screen.
         domain: Token set of the domain.
         reference: Token set of everyday words.
@@ -57,7 +57,9 @@ def plan_document(
     slowest = max(waits, key=waits.__getitem__)
     wait = "That is within the Hub's quotas."
     if waits[slowest] > 0:
-        wait = f"The Hub's {slowest} quota makes it last {waits[slowest]:.0f} min or more."
+        wait = (
+            f"The Hub's {slowest} quota makes the screening last {waits[slowest]:.0f} min or more."
+        )
     answer = [
         f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about "
         f"{total['resolvers']} resolver and {total['api']} API requests, {total['bytes'] / 1e6:.0f} MB. {wait}"
@@ -169,7 +171,10 @@ def domains_document() -> Document:
 
 
 def tasks_document() -> Document:
-    """Return a report on the tasks whose answer tokens are known, or known not to exist."""
+    """Return a report on the bundled sets of answer tokens and their tasks, one row for each set.
+
+    A set may also say why its tasks have no answer tokens.
+    """
     from lmeval_screener.tokens.answers import bundled_answers
 
     rows = []

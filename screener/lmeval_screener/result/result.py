@@ -54,12 +54,13 @@ class Result(Report):
     """The result of a screening.
 
     Attributes:
-        domain: Name of the token set of the domain (T of the gap G).
+        domain: Name of the token set of the domain, from whose words the gap G is computed.
         task: Name of the task that was asked for; empty for none.
         answers: Name of the set of answer tokens that the ratio uses; empty if it uses the
             domain's tokens.
-        reference: Name of the token set of everyday words (R).
-        ranked_by: The figure asked for, ``gap`` or ``ratio``; if none was, that of the first group.
+        reference: Name of the token set of everyday words, with which the domain is compared.
+        ranked_by: The requested ranking figure, ``ratio`` or ``gap`` (G); if none was requested,
+            that of the first group.
         base: Label of the base that the other checkpoints were trained from; empty if unknown.
         checkpoints: The screened checkpoints, group by group and best first.
         failed: The checkpoints that could not be screened, with reasons.
@@ -67,13 +68,13 @@ class Result(Report):
             (``RowsOfBase``); they count neither as screened nor as failed.
         seconds: Wall time of the screening, in seconds.
         bytes_read: Bytes transferred, including those for failed checkpoints and for listings.
-        requests: Number of requests, counted likewise.
+        requests: Number of requests, including those for failed checkpoints and for listings.
         gate: The answer of ``--fail-if-below``; None without that option.
         chosen: The short list that the report shows; None if it shows all checkpoints.
         accuracy: What the supplied accuracies are, in words; empty if not described.
         news: What has changed in the registry; None if that was not asked for.
-        slope: Slope fitted to the user's own results, from which chances are computed; None to use
-            those of our own models.
+        slope: How strongly ranks predicted accuracy in the user's own results, from which chances
+            are computed; None to compute chances from our own models.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -132,7 +133,8 @@ class Result(Report):
         """The checkpoint that ranks first in the first group.
 
         Raises:
-            NothingScreenedError: No checkpoint was screened, or only the base; the message says why.
+            NothingScreenedError: No checkpoint was screened, or only the base; the message says
+                why.
         """
         if not self.checkpoints:
             sentences = answer.rows_of_base(self.of_base, alone=True)
@@ -142,7 +144,8 @@ class Result(Report):
         if not self.groups[0].candidates:
             base = self.groups[0].checkpoints[0].label
             raise NothingScreenedError(
-                f"there is no best checkpoint: only the base {base} was screened; name others too"
+                f"there is no best checkpoint: only the base {base} was screened; name other "
+                "checkpoints too"
             )
         return self.groups[0].candidates[0]
 
@@ -150,7 +153,7 @@ class Result(Report):
     def exit_code(self) -> int:
         """Exit status of the command: the first of these that applies.
 
-        - 4: the gate found checkpoints below its reference.
+        - 4: the gate (``--fail-if-below``) found checkpoints below its reference.
         - 1: the gate could compare nothing.
         - 5: the registry has news that is worth an evaluation.
         - 3: some checkpoints failed; with news, only if they failed for the first time or all did.
@@ -172,7 +175,7 @@ class Result(Report):
     def chance(self, better: str, worse: str) -> float | None:
         """Return the chance that one checkpoint is more accurate than another; None if unknown.
 
-        It holds for two checkpoints whose accuracies differ by more than 0.01.
+        The chance applies to two checkpoints whose accuracies differ by more than 0.01.
 
         Args:
             better: Label of the first checkpoint.
@@ -193,9 +196,10 @@ class Result(Report):
         return groups[first].chance(first, second)
 
     def first_for(self, chance: float = WITHIN) -> int:
-        """Return how many of the first ranks hold the best checkpoint with at least this chance.
+        """Return how many first ranks contain the most accurate checkpoint with a given chance.
 
-        If no number reaches the chance, it is the number of all ranks.
+        This is the smallest number of ranks whose chance is at least ``chance``, or the number of
+        all ranks if the chance is not reached.
 
         Raises:
             UsageError: ``chance`` is not above 0 and at most 1, or there is not exactly one group
@@ -208,7 +212,7 @@ class Result(Report):
         if len(self.groups) != 1:
             raise UsageError(
                 f"expected a screening with one group, got {len(self.groups)} groups; call "
-                f"first_for({chance}) of each of `groups`"
+                f"first_for({chance}) on each group in `groups`"
             )
         return self.groups[0].first_for(chance)
 
@@ -216,8 +220,8 @@ class Result(Report):
         """Choose the first ranks of each group, and some of the other checkpoints at random.
 
         Args:
-            k: Number of ranks; None for as many as hold the best with a chance of 90 %
-                (`Group.first_for`).
+            k: Number of ranks; None for as many as contain the best checkpoint with a chance of
+                90 % (`Group.first_for`).
             audit_sample: Number of other checkpoints of each group to add at random.
             seed: Seed of the random sample.
 
@@ -231,7 +235,7 @@ class Result(Report):
     def verify(self, *results: str | Path) -> Verdict:
         """Compare the screen's order with measured results, and return the verdict.
 
-        It checks the short list if there is one, otherwise every checkpoint.
+        The verdict is on the short list if there is one, otherwise on every checkpoint.
 
         Args:
             results: Files or folders of lm-eval's results, or CSV files.
@@ -374,8 +378,8 @@ class Result(Report):
     def tables(self) -> Mapping[str, Table]:
         """Return the tables of the report by name.
 
-        Group N has ``rankingN`` and ``figuresN``; the others are ``failed``, ``of_base``, ``read``,
-        ``agreement`` and ``tokens``.
+        Group N, counted from 0, has the tables ``rankingN`` and ``figuresN``. The tables of the
+        whole screening are ``failed``, ``of_base``, ``read``, ``agreement`` and ``tokens``.
         """
         tables: dict[str, Table] = {}
         everyone: list[Row] = []
@@ -458,7 +462,7 @@ class Result(Report):
         domain = f"{self.domain} tokens"
         others = "everyday words"
         if self.reference != "reference":
-            others = f"those of {self.reference}"
+            others = f"the words of {self.reference}"
         gap = f"how far the model keeps {domain} from one another and from {others}"
         if group.metric != "cosine":
             gap += f", {DISTANCES[group.metric]} distance"
@@ -508,15 +512,15 @@ class Result(Report):
         held = f"{100 * float(group.chances.holds_best[last - 1]):.0f} %"
         for place, c in enumerate(members):
             if group.has_place(c) and c.rank > last:
-                return {place: f"these hold the best with {held}"}
+                return {place: f"{held} chance that the best is above"}
         return {}
 
     def charts(self) -> Mapping[str, Chart]:
         """Return the charts of the report by name.
 
-        Group N has ``rankingN``, its ranking figure; if the group is ranked by G, also ``partsN``,
-        the parts of G; for the steps of a training run that the ratio ranks, also ``gapN``, G along
-        them. ``accuracy`` shows supplied accuracies.
+        Group N, counted from 0, has the chart ``rankingN`` of its ranking figure. A group that is
+        ranked by G also has ``partsN``, the parts of G. The steps of a training run that the ratio
+        ranks also have ``gapN``, G along the steps. ``accuracy`` shows supplied accuracies.
         """
         # The parts of G come first: a picture (`-o fig.svg`) is the first chart, and this one is
         # figure 9 of the RD paper.

@@ -103,7 +103,9 @@ def test_what_was_counted_stands_over_lists_of_that_kind_alone(ratios, values, c
     assert (counts or "is not known for these") in found.answer()[1]
     assert ("our own" in found.answer()[1]) == bool(counts)
     # The line of the chance is drawn where it was measured, and the number is kept for all.
-    assert (" hold the best with " in found.to_markdown().partition("<details>")[0]) == bool(counts)
+    assert (
+        "chance that the best is above" in found.to_markdown().partition("<details>")[0]
+    ) == bool(counts)
     assert found.to_dict()["checkpoints"][0]["holds_best"] == found.groups[0].chances.holds_best[0]
     assert "measured on our own models of about 0.2 million parameters" in found.to_markdown()
 
@@ -168,7 +170,7 @@ def test_where_noise_may_explain_the_ratios_there_is_no_order_no_chance_and_no_s
 
 def test_by_g_no_chance_is_known_and_whose_ratio_is_missing_is_said():
     members = ranking(3)
-    unread = "No ratio: it was not read; the order is by G alone."
+    unread = "No ratio: it was not computed; the order is by G alone."
     said = [
         "Evaluate first: a, b, c (all 3, highest G first; math).",
         "The order is by G, the paper's figure (cosine distance).",
@@ -179,7 +181,7 @@ def test_by_g_no_chance_is_known_and_whose_ratio_is_missing_is_said():
     assert result(members[:1]).answer() == [
         "Only a (G 1.900) was screened; a screen compares checkpoints and says nothing of a single "
         "one.",
-        "No ratio of a: it was not read; G stands alone.",
+        "No ratio of a: it was not computed; G is the only figure.",
     ]
     members = [
         replace(c, ratio=ratio_of(1.0 + i)) for i, c in enumerate(members)
@@ -271,7 +273,7 @@ def test_a_chance_is_of_two_candidates_of_one_group():
     for ask, said in (
         (lambda: found.chance("7B-a", "1B-a"), "two checkpoints of one group"),
         (lambda: found.chance("7B-a", "no"), "'no'"),
-        (lambda: found.first_for(0.8), r"got 2 groups; call first_for\(0.8\) of each"),
+        (lambda: found.first_for(0.8), r"got 2 groups; call first_for\(0.8\) on each"),
         (lambda: found.first_for(0.0), "above 0"),
     ):
         with pytest.raises(UsageError, match=said):
