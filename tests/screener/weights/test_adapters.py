@@ -427,7 +427,7 @@ TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
         (
             lora(target_modules=["embed_tokens"], use_dora=True),
             {},
-            "where every row depends on all others",
+            "so that every row depends on all other rows",
         ),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 3, 7]}, TOKENS_LEFT_OPEN),
