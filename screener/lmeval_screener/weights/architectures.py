@@ -252,7 +252,7 @@ def is_of_model(name: str) -> bool:
 
 
 def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
-    """Return a stored tensor that stands for one of the candidates in packed form, or None."""
+    """Return a stored tensor that holds one of the candidates in packed form, or None."""
     stems = [w + name.removesuffix("weight") for name in candidates for w in WRAPPERS]
     for name in sorted(stored):
         stem = next((stem for stem in stems if name.startswith(stem)), name)
