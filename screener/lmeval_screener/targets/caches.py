@@ -26,8 +26,8 @@ def hub_snapshots(folder: str) -> dict[str, str]:
         folder: The cache, the folder above it (``HF_HOME``), or one repository's folder in it.
 
     Returns:
-        A mapping from each repository's folder to the folder of its snapshot; empty if ``folder`` is
-        not a Hub cache.
+        A mapping from each repository's folder to the folder of its snapshot; empty if ``folder``
+        is not a Hub cache.
     """
     place = Path(folder).expanduser()
     if (place / "hub").is_dir() and not _repositories(place):

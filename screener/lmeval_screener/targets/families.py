@@ -54,7 +54,7 @@ class Family:
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """The size classes of the checkpoints, such as ``7B``: each once, in the order of the file."""
+        """The checkpoints' size classes, such as ``7B``: each once, in the order of the file."""
         return tuple(dict.fromkeys(target.scale for target in self.checkpoints if target.scale))
 
 

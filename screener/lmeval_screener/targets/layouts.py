@@ -30,9 +30,9 @@ class ProgramLayout:
         program: The name of the program, or the names of several.
         signs: Names of files or folders by which the layout is recognised; for the docs.
         model: Where the model lies in the layout; for the docs.
-        step: The command or action that makes the model readable, or, if it is readable, how to name
-            it on the command line. ``{folder}`` is replaced by the folder in which the layout was
-            recognised, ``{name}`` by the name of the recognised file.
+        step: The command or action that makes the model readable, or, if it is readable, how to
+            name it on the command line. ``{folder}`` is replaced by the folder in which the layout
+            was recognised, ``{name}`` by the name of the recognised file.
         seen: Regular expression for a path, relative to the checkpoint, by which the layout is
             recognised. Its group ``folder``, if it has one, is the folder for ``step``. Empty for a
             layout that can be read.
@@ -131,7 +131,7 @@ def _joined(place: str, inside: str) -> str:
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Return the rows of the docs' table of layouts: program, signs, place of the model, next step."""
+    """Return the rows of the docs' table: program, signs, place of the model and next step."""
     table = _table()
     return [
         (row.program, row.signs, row.model, row.step.format(folder="FOLDER", name="FILE"))

@@ -38,8 +38,8 @@ class Listed:
         commit: The commit of the default branch.
         files: Paths of the files in the repository.
         parameters: Number of parameters; None if the Hub does not state it.
-        gated: Whether its files can be read only with a token, after accepting conditions.
-        base: The repository of the model from which it was trained; empty if the tags name none.
+        gated: Whether the files can be read only with a token, after accepting conditions.
+        base: Repository of the model from which this one was trained; empty if the tags name none.
         private: Whether the repository can be read only with certain tokens; None if not stated.
     """
 
@@ -74,7 +74,7 @@ class Target:
             ``s3://bucket/run`` without its secrets.
         revision: Branch, tag or commit; None for a folder, and for the default branch. It may be a
             glob until the target is expanded.
-        family: Name of the family that lists it; None if it was given by name.
+        family: Name of the family that lists the checkpoint; None if none does.
         scale: Size class that the family states, such as ``7B``; None to derive it from the number
             of parameters.
         local: Whether ``repo`` is a folder or a file.
@@ -94,8 +94,8 @@ class Target:
         labelled: The unique name in reports; None until the function `labelled` has set it.
         secret: The whole address if it holds a user name, a password or a query; else empty. It is
             only used to open the checkpoint.
-        by_file: Whether a downloaded file or a registry names the checkpoint, and not the user. Then
-            its address must not be in a private network.
+        by_file: Whether a downloaded file or a registry names the checkpoint, and not the user. If
+            so, its address must not be in a private network.
     """
 
     repo: str
@@ -151,7 +151,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """``repo`` with ``@revision`` and ``:file`` where it has them, as a user would write it."""
+        """``repo``, followed by ``@revision`` and ``:file`` if set, as a user would write it."""
         return printable(label(self.shown, self.revision, self.file))
 
     @property
@@ -326,8 +326,8 @@ def parse_name(text: str) -> Target:
     as it is.
 
     Raises:
-        ScreeningError: ``BadName``: the text is none of these. ``FolderNotFound``: it is a path that
-            does not exist, or a file that holds no weights.
+        ScreeningError: ``BadName``: the text is none of these. ``FolderNotFound``: it is a path
+            that does not exist, or a file that holds no weights.
     """
     if "\0" in text:
         raise _bad(text, "a name cannot contain a NUL character")
@@ -505,7 +505,7 @@ def label(repo: str, revision: str | None, file: str | None = None) -> str:
 
 
 def labelled(targets: Sequence[Target]) -> list[Target]:
-    """Return the targets with the attribute ``labelled`` set: a label in reports, different for each.
+    """Return the targets with the attribute ``labelled`` set to a unique label for reports.
 
     The label of a Hub repository, or of its snapshot in a Hub cache, is its name. The label of any
     other target is the end of its path: as many parts as make it unique, and at least two for a

@@ -62,7 +62,7 @@ def matching(names: Iterable[str], pattern: str) -> list[str]:
 
 
 def step_key(revision: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts names by the numbers in them: ``step1000``, ``step2000``, ``step10000``."""
+    """Return a key that sorts names by their numbers: ``step1000``, ``step2000``, ``step10000``."""
     key = []
     for index, part in enumerate(re.split(r"([0-9]+)", revision)):
         # A number's order is that of its length, then of its digits: `int` refuses thousands of them.
@@ -95,7 +95,7 @@ def step_number(revision: str) -> float | None:
 
 @dataclass
 class Run:
-    """The checkpoints found in a folder; all attributes are empty if it holds no training run.
+    """The checkpoints found in a folder, such as a training run; all attributes may be empty.
 
     Attributes:
         checkpoints: Folders of the checkpoints: first the folders of steps, in order, then other
@@ -118,8 +118,8 @@ def checkpoints_in(folder: str) -> Run:
     subfolders, such as those of a Hub cache. A folder that holds neither counts as one checkpoint.
 
     Raises:
-        ScreeningError: ``FolderNotFound``: the checkpoints lie more than one level below ``folder``,
-            or it belongs to Ollama. The message says how to name them.
+        ScreeningError: ``FolderNotFound``: the checkpoints lie more than one level below
+            ``folder``, or Ollama stores its models there. The message says how to name them.
     """
     above = os.path.dirname(os.path.abspath(folder))
     search = run_checkpoints(folder, above)
@@ -272,7 +272,7 @@ def names_in(folder: str) -> Names:
 
 
 def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[Names], Run]:
-    """Find the checkpoints of a training run, in folders that the caller lists.
+    """Find the checkpoints of a training run; a generator whose caller lists the folders.
 
     The folders of steps (``checkpoint-500``, ``step_500``, ``iter_0000500``, ``global_step500``, or
     else ``epoch_0``) lie in ``folder`` itself or in its ``checkpoints``. The model of a step may
@@ -429,7 +429,7 @@ def joined(path: str, name: str) -> str:
 
 
 def belongs_to_run(folder: str, run: str) -> bool:
-    """Whether a checkpoint's folder that names no step is the folder of a training run, or lies in it.
+    """Whether a checkpoint's folder that names no step is a training run's folder, or lies in it.
 
     Args:
         folder: The checkpoint's folder.

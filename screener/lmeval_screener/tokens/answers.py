@@ -236,14 +236,14 @@ def left_out_note(task: str, share: float) -> str:
     if share <= 1 / 2:
         return ""
     return (
-        f"the ratio leaves out {share:.0%} of the tokens in the answers of {task}, since they are in "
-        "nearly all answers, or in answers that are sentences; if right and wrong answers differ in "
-        f"these tokens, {_ASK.format(task)}"
+        f"the ratio leaves out {share:.0%} of the tokens in the answers of {task}, since they are "
+        "in nearly all answers, or in answers that are sentences; if right and wrong answers "
+        f"differ in these tokens, {_ASK.format(task)}"
     )
 
 
 def check_answers(name: str, answers: Mapping[str, int]) -> None:
-    """Raise an error if a task's answers are running text, for which no answer tokens can be chosen.
+    """Raise an error if a task's answers are running text, which has no answer tokens.
 
     The answers are cut into words and digits, since no tokenizer is at hand.
 

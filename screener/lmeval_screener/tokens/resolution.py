@@ -32,7 +32,9 @@ DOMAIN = "math"  # if neither a domain nor a task is named
 
 
 def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -> TokenSet:
-    """Load what a screening compares: a domain's words, for the gap G, and answers, for the ratio.
+    """Load the tokens to compare: a domain's words for the gap G, and answers for the ratio.
+
+    G and the ratio are the two figures of a screening.
 
     Args:
         name: Name or file of the domain's token set. None takes the domain that the answers name,
@@ -86,7 +88,7 @@ class Resolution:
     """The words of T (a domain) and R (everyday words) as tokens of one vocabulary.
 
     Attributes:
-        domain: The tokens of T, in the order of the token set; G is computed from them.
+        domain: The tokens of T, in the order of the token set; the gap G is computed from them.
         reference: The tokens of R in the order of the token set, without those that are in T.
         dropped: Words of T that are not a single token.
         dropped_reference: Words of R that are not a single token.
@@ -116,12 +118,12 @@ class Resolution:
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
-        """The tokens from which the ratio is computed: ``answers``, or ``domain`` if that is empty."""
+        """The tokens that give the ratio: ``answers``, or ``domain`` if ``answers`` is empty."""
         return self.answers or self.domain
 
     @property
     def compared(self) -> tuple[Token, ...]:
-        """All tokens whose rows are read: ``domain``, ``reference`` and ``answers``, in this order."""
+        """All tokens whose rows are read: ``domain``, ``reference`` and ``answers``, in order."""
         return *self.domain, *self.reference, *self.answers
 
     @property

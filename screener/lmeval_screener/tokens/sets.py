@@ -67,7 +67,7 @@ class AnswerSet:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all fields that decide which tokens are chosen, as a hexadecimal text."""
+        """SHA-256 of everything that decides which tokens are chosen, as a hexadecimal text."""
         answers = sorted(self.answers.items())
         return _digest(_RULE, answers, self.pieces, self.tokenizer, self.most)
 
@@ -93,7 +93,7 @@ class WordGroup:
     optional: bool = False
 
     def texts(self) -> list[str]:
-        """Return the texts to look up: ``items`` in ``case``, with a leading space for ``space``."""
+        """Return the texts to look up: the items in their ``case`` and ``variant``, in order."""
         space = " " if self.variant == "space" else ""
         written = _CASES[self.case]
         texts: list[str] = []
@@ -327,24 +327,24 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
             if group.require_all:
                 raise ScreeningError(
                     "TooFewTokens",
-                    f"{words.name}: expected a token id for each of the {len(group.items)} items of "
-                    f"{name}, but {doubled[-1]} share row {at}; the tokenizer's file is damaged: save "
-                    "the tokenizer again",
+                    f"{words.name}: expected a token id for each of the {len(group.items)} items "
+                    f"of {name}, but {doubled[-1]} share row {at}; the tokenizer's file is "
+                    "damaged: save the tokenizer again",
                 )
         if missing and group.require_all:
             reasons = [with_reason(text, vocabulary) for text in missing]
             raise ScreeningError(
                 "TooFewTokens",
-                f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, got "
-                f"{len(group.items) - len(missing)}; not a single token: {some_words(reasons)}; name "
-                "another domain",
+                f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
+                f"got {len(group.items) - len(missing)}; not a single token: "
+                f"{some_words(reasons)}; name another domain",
             )
         dropped += missing
     return list(tokens.values()), list(dict.fromkeys(dropped)), list(dict.fromkeys(doubled))
 
 
 def with_reason(text: str, vocabulary: Vocabulary) -> str:
-    """Return a word; if the tokenizer never makes the word's token, the reason follows in brackets."""
+    """Return a word, followed in brackets by why the tokenizer never makes its token, if so."""
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 

@@ -91,16 +91,16 @@ class Vocabulary:
         for content, token in self._added.items():
             if self._pieces.get(content, token.id) != token.id:
                 _refuse(
-                    f"the added token {content!r} has id {token.id} and the vocabulary's id "
-                    f"{self._pieces[content]}; save the tokenizer again"
+                    f"the added token {content!r} has id {token.id}, but the vocabulary "
+                    f"gives it the id {self._pieces[content]}; save the tokenizer again"
                 )
 
     @classmethod
     def from_file(cls, name: str, content: bytes) -> Vocabulary:
-        """Read the vocabulary from the content of ``tokenizer.json`` or ``vocab.json``.
+        """Read a vocabulary from the content of ``tokenizer.json`` or ``vocab.json``.
 
         Args:
-            name: Name of the file, one of ``TOKENIZER_FILES``.
+            name: Name of the file, ``tokenizer.json`` or ``vocab.json``.
             content: Content of the file.
         """
         whole = name.endswith("tokenizer.json")
@@ -285,7 +285,7 @@ class Vocabulary:
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def never_made(self, text: str) -> str | None:
-        """Return the reason why the tokenizer never makes the token of this text when it encodes.
+        """Return why the tokenizer, when it encodes texts, never makes the token of this text.
 
         The result is None if the tokenizer makes the token, or has no token for the text.
         """
@@ -507,8 +507,8 @@ def _kind(data: dict[str, Any]) -> Kind:
             return "sentencepiece"
     model = data["model"].get("type", "unnamed")
     _refuse(
-        f"expected a byte-level or SentencePiece-style tokenizer, got one of the type {model}, whose "
-        "tokens do not spell their leading space; screen models with another tokenizer"
+        f"expected a byte-level or SentencePiece-style tokenizer, got one of the type {model}, "
+        "whose tokens do not spell their leading space; screen models with another tokenizer"
     )
 
 

@@ -99,7 +99,7 @@ def choose_tensor(
     scale = stored_name(stored, _LOGIT_SCALE)
     if scale is not None:
         reason = (
-            f"each logit is multiplied by a learned {scale}, which neither G nor the ratio includes"
+            f"each logit is multiplied by a learned {scale}, which the screen's figures leave out"
         )
         raise cannot("NoOutputProjection", reason, "screen models of another architecture")
     head = stored_name(stored, HEADS) or _only_head(stored)
@@ -135,12 +135,12 @@ def choose_tensor(
     if not class_ties(config):
         why = "config.json says that embeddings are not tied"
         if ties is not False:
-            why = f"{types[0]} does not tie embeddings with this config.json"
+            why = f"the class of {types[0]} does not tie embeddings with this config.json"
         raise cannot(
             "NoOutputProjection",
             f"{why}, but no output projection is stored, only {embedding}: transformers would "
             "initialise the head at random",
-            "check whether it is a base model without a head, or upload it again if it is incomplete",
+            "check whether the checkpoint is a base model without a head, or its upload incomplete",
         )
     return embedding, True
 
@@ -161,7 +161,7 @@ def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | Non
 
 
 def head_bias(stored: Collection[str]) -> list[str]:
-    """Return a list with a warning if a bias of the output projection is stored, else an empty list.
+    """Return a list with a warning if the output projection has a bias, else an empty list.
 
     Args:
         stored: The names of all stored tensors.
@@ -169,7 +169,7 @@ def head_bias(stored: Collection[str]) -> list[str]:
     bias = stored_name(stored, _HEAD_BIASES)
     if bias is None:
         return []
-    return [f"the output projection has a bias ({bias}), which neither G nor the ratio includes"]
+    return [f"the output projection has a bias ({bias}), which the screen's figures leave out"]
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:
@@ -189,7 +189,7 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
-    """Return the ``model_type`` of config.json, followed by those of nested language models, if any.
+    """Return the ``model_type`` of config.json, followed by those of nested language models.
 
     Entries that are missing or not texts are left out.
     """

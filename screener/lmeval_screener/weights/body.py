@@ -75,7 +75,7 @@ UNKNOWN = Likeness(None)
 
 
 def are_body(content: bytes) -> bool:
-    """Whether bytes have a length that a result of `read_body` can have; True for empty bytes, too."""
+    """Whether bytes have a length that `read_body` can return; True for empty bytes, too."""
     if len(content) in (0, _DIGEST):
         return True
     size = len(content) - _DIGEST - 4
@@ -158,7 +158,7 @@ def tensors_in(body: bytes) -> int:
 
 
 class Bodies:
-    """Bodies with the same tensors in the same dtypes, with which a body in other dtypes is compared.
+    """Bodies with the same tensors in the same dtypes, to compare with a body in other dtypes.
 
     Args:
         tensors: Number of tensors that were read for each of these bodies (see `tensors_in`).
@@ -226,12 +226,12 @@ def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
 async def read_body(
     snapshot: Snapshot, most: int | None = None, paths: Sequence[str] | None = None
 ) -> bytes:
-    """Read a summary of a checkpoint's body (its tensors before the final norm) to recognise copies.
+    """Read a summary of a checkpoint's body, its tensors before the final norm.
 
-    The summary holds a hash of the weights files and, for each tensor that is read, a weighted sum
-    of some of its numbers. Left out are tensors that are packed or not contiguous, and all but one
-    slice of a tensor that is stored in slices. For GGUF, and for experts stacked by mlx_lm, the
-    summary is the hash alone.
+    Copies are recognised by it. The summary holds a hash of the weights files and, for each tensor
+    that is read, a weighted sum of some of its numbers. Left out are tensors that are packed or not
+    contiguous, and all but one slice of a tensor that is stored in slices. For GGUF, and for
+    experts stacked by mlx_lm, the summary is the hash alone.
 
     Args:
         snapshot: The checkpoint's files.

@@ -51,10 +51,10 @@ _SHOWN = 5  # originals that a sentence names
 def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
     """Summarise a checkpoint's rows in a few hundred bytes, by which copies are recognised.
 
-    The sketch holds hashes of the rows and of the norm's weight γ, each as it is and rounded to F16 and
-    BF16. After them come float32 numbers, each group with its expected rounding: random sums of the
-    stored numbers, and products ``v_j K v_k`` of the rows' Gram matrix K with pairs of random
-    vectors.
+    The sketch holds hashes of the rows and of the norm's weight γ, each as it is and rounded to F16
+    and BF16. After these come float32 numbers, each group with its expected rounding: random sums
+    of the stored numbers, and products ``v_j K v_k`` of the rows' Gram matrix K with pairs of
+    random vectors.
 
     Args:
         rows: Rows of the output projection, shape (n, d).
@@ -313,7 +313,7 @@ def said(members: Sequence[Screened]) -> list[str]:
             words = (f"is a copy of {c.copy_of}{how}", f"are copies of {c.copy_of}{how}")
             if c.bodies.compared < c.bodies.of:
                 parts = f"{c.bodies.compared} of {c.bodies.of} tensors"
-                what = f"the same as {c.copy_of} in all that was compared, {parts}"
+                what = f"the same as {c.copy_of} in all that was compared ({parts})"
                 words = (f"is {what}", f"are {what}")
             copies.setdefault(words, []).append(c.label)
         elif c.equal_rows_with is not None:

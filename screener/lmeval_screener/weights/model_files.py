@@ -42,7 +42,7 @@ class ModelFiles:
 
     @property
     def holders(self) -> dict[str, list[str]]:
-        """For each tensor in the index, a list with the one file that holds it; empty without one."""
+        """For each tensor in the index, a list with the one file that holds it."""
         return {tensor: [file] for tensor, file in self.index.get("weight_map", {}).items()}
 
 

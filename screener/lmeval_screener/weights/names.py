@@ -39,8 +39,9 @@ Shape = tuple[int, ...] | None
 
 _UNWRAP = "save the model inside it: `accelerator.unwrap_model(model).save_pretrained(FOLDER)`"
 _GATHER = (
-    "gather it when saving: `model.save_pretrained(FOLDER, state_dict=accelerator.get_state_dict(model))`, "
-    "or join its shards with `accelerate merge-weights`"
+    "gather the weights when saving: "
+    "`model.save_pretrained(FOLDER, state_dict=accelerator.get_state_dict(model))`, or join the "
+    "shards with `accelerate merge-weights`"
 )
 _MERGE = "merge it into its base: `model.merge_and_unload().save_pretrained(FOLDER)`"
 _FSDP = ("it was saved from a model wrapped by FSDP", _GATHER)
@@ -182,7 +183,7 @@ def refuse_part(
 
     Args:
         name: The name of the matrix.
-        shape: Its shape, (v, d).
+        shape: Number of rows and width of the matrix, (v, d).
         config: The content of config.json.
         more_rows: Whether the matrix may have more rows than ``vocab_size``, as the input embedding
             of some classes has.
@@ -202,8 +203,8 @@ def refuse_part(
     step = "correct config.json, or save the model again with save_pretrained"
     if stored_rows < rows or stored_width < width:
         step = (
-            "if the matrix is one process's slice under tensor parallelism, save the gathered model "
-            "with save_pretrained"
+            "if the matrix is one process's slice under tensor parallelism, save the gathered "
+            "model with save_pretrained"
         )
     raise cannot(
         "NoOutputProjection",
@@ -220,9 +221,9 @@ def _positive(stated: Any, otherwise: int) -> int:
 
 
 def notes_on(names: Collection[str], config: Mapping[str, Any]) -> list[str]:
-    """Return a list with a remark if a checkpoint was saved as a reward model, classifier or the like.
+    """Return a list with a remark if a checkpoint was saved as a reward model or a classifier.
 
-    The list is empty for any other checkpoint. Such models have a head other than the output
+    The list is empty for any other checkpoint. These models have a head other than the output
     projection, which is recognised by the tensors' names or by ``architectures`` in config.json.
 
     Args:
@@ -306,10 +307,10 @@ def _refuse_other_case(names: Collection[str]) -> None:
     lowered = {name.lower(): name for name in names}
     name = stored_name(lowered, known)
     if name is not None and lowered[name] != name:
-        step = "rename the tensors as their class names them, and save them again"
+        step = "give the tensors the names of the model's class, and save them again"
         raise _random(
-            f"its tensors' names have other capital letters than transformers expects ({lowered[name]} "
-            f"in place of {name})",
+            "its tensors' names have other capital letters than transformers expects "
+            f"({lowered[name]} in place of {name})",
             step,
         )
 
@@ -332,8 +333,8 @@ def refuse_placeholders(shapes: Mapping[str, Shape]) -> None:
     if empty:
         raise _random(
             f"it holds placeholders of shape [0] in place of weights ({len(empty)} of its "
-            f"{len(shapes)} tensors, such as {empty[0]}): DeepSpeed ZeRO-3 kept the numbers in other "
-            "files",
+            f"{len(shapes)} tensors, such as {empty[0]}): DeepSpeed ZeRO-3 kept the numbers in "
+            "other files",
             "run `python zero_to_fp32.py . OUT --safe_serialization` in the checkpoint's folder, put "
             "config.json and the tokenizer into OUT and screen OUT; or save the model again with "
             "stage3_gather_16bit_weights_on_model_save",
@@ -422,6 +423,8 @@ def _refuse_missing_layers(stored: Collection[str], config: Mapping[str, Any]) -
     count = max(min(counts, default=0), max(numbers) + 1)
     missing = next((number for number in range(count) if number not in numbers), None)
     if missing is not None:
-        where = f"layer {missing} of {count}, counted from 0,"
-        reason = f"{where} is not stored (no tensor's name begins with `{stem}.{missing}.`)"
+        reason = (
+            f"layer {missing} of {count} (counted from 0) is not stored: no tensor's name begins "
+            f"with `{stem}.{missing}.`"
+        )
         raise _random(reason, _INCOMPLETE)

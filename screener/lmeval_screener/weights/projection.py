@@ -189,7 +189,7 @@ class OutputProjection:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows and width, (v, d); because of padding, v may exceed the vocabulary's size."""
+        """Number of rows and width, (v, d); padding may make v exceed the vocabulary's size."""
         return self.rows.shape
 
 
@@ -252,7 +252,9 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
     wanted, place = np.unique(numbers, return_inverse=True)
     is_outside = (wanted < 0) | (wanted >= v)
     outside = wanted[is_outside]
-    refuse(outside, f"has only {v} rows, too few", "the checkpoint's vocabulary is too short")
+    refuse(
+        outside, f"has only {v} rows, fewer than needed", "the checkpoint's vocabulary is too short"
+    )
     matrix = await projection.rows.read(wanted.tolist())
     is_finite = np.isfinite(matrix).all(axis=1)
     refuse(wanted[~is_finite], "has rows that hold NaN or Inf", "the checkpoint is damaged")
@@ -464,7 +466,7 @@ class _Model:
             if not companions and not (is_code and quantization):
                 return rows
             if not companions:
-                how += " without the scales for which config.json's quantization_config calls"
+                how += " without the scales that config.json's quantization_config requires"
             elif is_code and len(companions) == 1 and companions[0] in architectures.SCALES:
                 name = stem + companions[0]
                 file, *_ = self._holders.get(name, [file])
@@ -534,7 +536,7 @@ class _Model:
         """The final norm: its location, and how it is applied."""
         files = self._files
         if not self._types:
-            reason = "config.json has no model_type, which says how the final norm is applied"
+            reason = "config.json has no model_type, which would say how the final norm is applied"
             return StoredNorm(files, reason=reason)
         kind_of_model = self._types[-1]
         norm = architectures.norm_of_type(kind_of_model, self._config)
@@ -562,8 +564,8 @@ class _Model:
         if not is_mlx or not norm.plus_one or self._types[-1] not in architectures.WHOLE_IN_MLX:
             return norm
         self._warnings.append(
-            f"the checkpoint was converted by mlx_lm, which stores 1 + the weight in {norm.name}: the "
-            "norm was read as mlx_lm loads it, not as transformers does"
+            f"the checkpoint was converted by mlx_lm, which stores 1 + the weight in {norm.name}: "
+            "the norm was read as mlx_lm loads it, not as transformers does"
         )
         return replace(norm, plus_one=False)
 

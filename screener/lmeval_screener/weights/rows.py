@@ -430,8 +430,11 @@ def pieced(
         raise sliced_error(name, "config.json does not state vocab_size and hidden_size")
     all_rows, all_columns = sizes
     if v < all_rows or d != all_columns:
-        why = f"the slices found fill only {v} × {d} of a matrix of {all_rows} × {all_columns}"
-        raise sliced_error(name, f"{why} (a file may be missing)")
+        raise sliced_error(
+            name,
+            f"the slices found fill only {v} × {d} of a matrix of {all_rows} × {all_columns} (a "
+            "file may be missing)",
+        )
     in_order = sorted(pieces, key=lambda piece: piece[1:])
     return PiecedRows((v, d), tuple(in_order))
 

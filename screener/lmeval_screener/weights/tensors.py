@@ -167,7 +167,7 @@ class WeightFile:
             step = "compare its SHA-256, or upload it again"
             how = f"the file was damaged in transit or at its source: {step}"
             if self._snapshot.is_local:
-                step = "wait until it is complete, or save it again"
+                step = "wait until it is written, or save it again"
                 how = f"the file is not written to its end yet, or was damaged: {step}"
             what = f"{error.part} {self.what} is broken: {error.reason}"
             raise ScreeningError(error.code, f"{what}; {how}") from error

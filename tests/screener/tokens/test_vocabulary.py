@@ -89,7 +89,7 @@ def test_pre_tokenizer_decides_the_digit_scheme(pre_tokenizer, scheme):
         ),
         (
             tokenizer_json({"a": 1}, [{"content": "a", "id": 2}]),
-            "has id 2 and the vocabulary's id 1",
+            "has id 2, but the vocabulary gives it the id 1",
         ),
         (tokenizer_json({"a": 1}, [{"content": "x"}]), "`added_tokens` with content and id"),
         (

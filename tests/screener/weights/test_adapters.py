@@ -211,7 +211,9 @@ def test_g_is_that_of_the_merged_folder_or_level_with_the_bases(base, tmp_path, 
     assert ours.ratio.mean == pytest.approx(theirs.ratio.mean, abs=1e-5)
     assert (level.gaps["cosine"].mean, level.rank) == (plain.gaps["cosine"].mean, plain.rank)
     assert level.equals == plain.label or plain.equals == level.label
-    assert level.notes == (f"same rows as its base {base}: the screen cannot compare them",)
+    assert level.notes == (
+        f"same rows as its base {base}: the screen cannot rank one above the other",
+    )
     assert main([str(attention), str(base), "--fail-if-below", str(base), "-q"]) == 0
     assert "same rows as its base" in capsys.readouterr().out
 

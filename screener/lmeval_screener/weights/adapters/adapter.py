@@ -230,8 +230,8 @@ class Adapter:
         return cannot(
             "AdapterOnly",
             f"it is an adapter ({self.settings.get('peft_type', 'of unknown type')}) that {why}",
-            f"merge it into its base {self.label} (merge_and_unload, save_pretrained) and screen the "
-            "merged model",
+            f"merge it into its base {self.label} (merge_and_unload, save_pretrained) and screen "
+            "the merged model",
         )
 
 
@@ -272,9 +272,9 @@ def holds_both(snapshot: Snapshot) -> bool:
     if ADAPTERS[0] not in files and ADAPTERS[1] in files:
         raise ScreeningError(
             "AdapterOnly",
-            f"{ADAPTERS[1]} lies next to the weights, where transformers 5 opens only {ADAPTERS[0]} and "
-            f"fails; save the adapter again with PEFT's save_pretrained, or move it with {CONFIG} to a "
-            "folder of its own",
+            f"{ADAPTERS[1]} lies next to the weights, where transformers 5 opens only "
+            f"{ADAPTERS[0]} and fails; save the adapter again with PEFT's save_pretrained, or move "
+            f"it with {CONFIG} to a folder of its own",
         )
     return holds_adapter(snapshot)
 
@@ -296,7 +296,8 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
         raise ScreeningError(
             "BadConfig",
             f"{CONFIG} of {snapshot.repo} does not name the base of the adapter "
-            "(base_model_name_or_path); write its name into the file, or merge the adapter into its base",
+            "(base_model_name_or_path); write its name into the file, or merge the adapter into the "
+            "base",
         )
     revision = _text(settings, "revision") or None
     files = WeightFiles(snapshot)
@@ -316,9 +317,10 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
         first = min(empty)[:_SHOWN]
         raise ScreeningError(
             "AdapterOnly",
-            f"{file} holds empty tensors ({len(empty)} of {len(tensors)}, such as {first}): it was saved "
-            "under DeepSpeed's ZeRO-3 without gathering, and PEFT does not load it; save the adapter "
-            "with stage3_gather_16bit_weights_on_model_save, or make it from zero_to_fp32.py's output",
+            f"{file} holds empty tensors ({len(empty)} of {len(tensors)}, such as {first}): it was "
+            "saved under DeepSpeed's ZeRO-3 without gathering, and PEFT does not load it; save the "
+            "adapter with stage3_gather_16bit_weights_on_model_save, or make it from the output of "
+            "zero_to_fp32.py",
         )
     if has_base and settings.get("peft_type") in _BEFORE_THE_MODEL:
         raise ScreeningError(
@@ -375,7 +377,9 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     rows = await _adapted_rows(adapter, parts, projection.rows) if any(parts.values()) else None
     if rows is None or adapter.nothing:
         if not adapter.has_base:
-            warnings.append(f"{SAME_ROWS}{adapter.label}: the screen cannot compare them")
+            warnings.append(
+                f"{SAME_ROWS}{adapter.label}: the screen cannot rank one above the other"
+            )
         return replace(projection, warnings=tuple(warnings))
     if any(update.embedding for update in rows.updates):
         warnings.append(
@@ -417,7 +421,9 @@ def _unplaced_error(adapter: Adapter, base: BaseModules) -> ScreeningError:
     modules = [module_of(name) for name in sorted(adapter.tensors)]
     named = next(filter(None, reversed(modules)), "")[:_SHOWN]
     how = base.mistake(adapter.tensors)
-    step = "write the base that it was trained on into adapter_config.json, or save it again"
+    step = (
+        "write the base on which it was trained into adapter_config.json, or save the adapter again"
+    )
     return ScreeningError(
         "AdapterOnly",
         f"none of the adapter's {len(adapter.tensors)} tensors belongs to a module of its base "
@@ -638,8 +644,8 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
         raise adapter.unread_error(
-            f"has factors of rank {rank} for {module}, where {CONFIG} says r={stated!r}: PEFT does not "
-            "load them"
+            f"has factors of rank {rank} for {module}, where {CONFIG} says r={stated!r}: PEFT does "
+            "not load them"
         )
     divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
     scaling = alpha / divisor

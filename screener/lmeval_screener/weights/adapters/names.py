@@ -42,7 +42,7 @@ _SURPLUS = {
 
 
 def words_of(name: str) -> list[str]:
-    """Split a tensor's name at its dots, and return at most 40 words of its first 1000 characters."""
+    """Split the first 1000 characters of a tensor's name at the dots, into at most 40 words."""
     return name[:_LENGTH].split(".")[:_WORDS]
 
 
@@ -91,7 +91,10 @@ class BaseModules:
         self._forgiving = forgiving
 
     def fits(self, name: str) -> bool:
-        """Whether an adapter's tensor of this name changes a module of the base, or no single module."""
+        """Whether an adapter's tensor of this name changes a module that the base has.
+
+        True, too, for a tensor of the whole adapter, such as a prompt.
+        """
         module = module_of(name)
         if not module:
             return True

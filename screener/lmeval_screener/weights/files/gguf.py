@@ -125,7 +125,7 @@ class _Blocks(Matrix):
         try:
             rows = dequantize(blocks, GGMLQuantizationType(_BLOCKS[dtype][0]))
         except (NotImplementedError, ValueError) as error:
-            reason = f"its output projection is stored as {dtype}, which the gguf package cannot dequantise"
+            reason = f"its output projection is {dtype}, which the gguf package cannot dequantise"
             step = "screen a file with another quantisation"
             raise cannot("QuantizedTensor", reason, step) from error
         return np.asarray(rows, dtype=np.float32).reshape(-1, self.shape[1])
@@ -277,7 +277,7 @@ def _kind(pairs: Mapping[str, Any]) -> str:
     if pairs.get("general.type") == "adapter":
         return "a LoRA adapter of llama.cpp"
     if pairs.get("general.type") == "mmproj" or pairs.get("general.architecture") == "clip":
-        return "the projector of a model's images or sound"
+        return "a projector for images or sound, not a language model"
     return ""
 
 
@@ -342,9 +342,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     warnings = head_bias(places)
     if tensor.dtype not in PLAIN_DTYPES:
         matrix = _Blocks
-        quantised = (
-            f"{head} is quantised ({tensor.dtype}): G and the ratio are of the dequantised rows"
-        )
+        quantised = f"{head} is quantised ({tensor.dtype}): the screen uses the dequantised rows"
         warnings.insert(0, quantised)
     projection = OutputProjection(
         name=head,
@@ -385,14 +383,14 @@ def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ScreeningError(
             "BadTokenizer",
-            f"expected a list of texts as the vocabulary of {what} (`tokenizer.ggml.tokens`), got none; "
-            "convert the model again",
+            f"expected a list of texts as the vocabulary of {what} (`tokenizer.ggml.tokens`), got "
+            "none; convert the model again",
         )
     if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
         raise ScreeningError(
             "BadTokenizer",
-            f"expected a type for each of the {len(tokens)} tokens in {what}, got another number "
-            "or form in `tokenizer.ggml.token_type`; convert the model again",
+            f"expected a type for each of the {len(tokens)} tokens in {what}, got a "
+            "`tokenizer.ggml.token_type` that is not a list of that length; convert the model again",
         )
     return {
         "model": str(pairs.get("tokenizer.ggml.model", "")),
@@ -461,8 +459,8 @@ class _Walk:
         if version not in (2, 3):
             word = "big-endian" if version in (0x02000000, 0x03000000) else "unknown"
             raise self._bad(
-                f"its version is {word} ({version}), where little-endian files of version 2 or 3 are "
-                "expected: convert the model again if the file itself is whole"
+                f"its version is {word} ({version}), where little-endian files of version 2 or 3 "
+                "are expected: convert the model again if the file itself is whole"
             )
         tensors, count = await self._scalar("Q"), await self._scalar("Q")
         # A pair takes at least 12 bytes and a tensor 24, so the file's size limits their numbers.
@@ -601,8 +599,8 @@ class _Walk:
                 raise self._bad(f"the tensor {name!r} occurs twice")
             if offset % alignment or end > self._size:
                 raise self._bad(
-                    f"{name!r} lies at bytes {start + offset} to {end}, not aligned to {alignment} or "
-                    f"beyond the file's {self._size} bytes"
+                    f"{name!r} lies at bytes {start + offset} to {end}, not aligned to {alignment} "
+                    f"or beyond the file's {self._size} bytes"
                 )
             tensors[name] = Tensor(name, dtype, shape, start + offset, end)
         at = start

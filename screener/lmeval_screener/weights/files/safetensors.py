@@ -73,8 +73,8 @@ def parse_header(body: bytes, file_size: int) -> Header:
     """Parse the JSON header of a safetensors file, and check it against the file's size.
 
     The header must be JSON without duplicate keys, with known dtypes, and with whole numbers as
-    shapes and offsets. The shape and dtype of each tensor must give its number of bytes, and the tensors must
-    lie end to end, up to the last byte of the file.
+    shapes and offsets. The shape and dtype of each tensor must give its number of bytes, and the
+    tensors must lie end to end, up to the last byte of the file.
 
     Args:
         body: The header, without the 8 bytes that state its length.
@@ -91,8 +91,8 @@ def parse_header(body: bytes, file_size: int) -> Header:
         raise _bad(f"it is not valid JSON ({error})") from error
     if not isinstance(fields, dict):
         raise _bad(
-            "it is the entry of one tensor (dtype, shape, data_offsets), where an object with an entry "
-            "for each tensor is expected"
+            "it is the entry of one tensor (dtype, shape, data_offsets), where an object with an "
+            "entry for each tensor is expected"
         )
     metadata = fields.pop("__metadata__", None)
     if not isinstance(metadata, dict):

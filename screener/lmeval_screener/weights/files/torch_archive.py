@@ -67,8 +67,8 @@ async def read_header(file: WeightFile) -> Header:
     if head[:1] == b"\x80":
         raise ScreeningError(
             "LegacyPickle",
-            f"cannot be screened because {what} was written by torch before 1.6, as a bare pickle; load "
-            "the model and save it again with save_pretrained",
+            f"cannot be screened because {what} was written by torch before 1.6, as a bare pickle; "
+            "load the model and save it again with save_pretrained",
         )
     entries = await entries_of(file, head)
     pickles = [name for name in entries if name.endswith("data.pkl")]
@@ -87,8 +87,8 @@ async def read_header(file: WeightFile) -> Header:
     except _UnsafeError as error:
         raise ScreeningError(
             "UnsafePickle",
-            f"refused because the pickle of {what} {error}, which no state dictionary needs; nothing in "
-            "the pickle was executed: ask for the weights in safetensors",
+            f"refused because the pickle of {what} {error}, which no state dictionary needs; "
+            "nothing in the pickle was executed: ask for the weights in safetensors",
         ) from error
     except ScreeningError:
         raise
@@ -105,7 +105,8 @@ async def read_header(file: WeightFile) -> Header:
             raise ScreeningError(
                 "RandomWeights",
                 f"cannot be screened because {what} keeps its tensors under the key {key!r}, where "
-                f"transformers does not look; save that entry: `torch.save(torch.load(FILE)[{key!r}], FILE)`",
+                f"transformers does not look; save that entry alone: "
+                f"`torch.save(torch.load(FILE)[{key!r}], FILE)`",
             )
     raise broken("it holds no named tensors: check that it is a state dictionary")
 
@@ -308,7 +309,7 @@ def _placed(
     size = DTYPE_BITS[storage.dtype] // 8
     if storage.elements is not None and storage.elements * size != entry.file_size:
         raise broken(
-            f"the storage of {name!r} does not have the size of its stated {storage.elements} elements"
+            f"the storage of {name!r} does not have the size of {storage.elements} elements, as stated"
         )
     last = tensor.offset + sum(
         (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)

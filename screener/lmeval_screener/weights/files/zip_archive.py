@@ -87,8 +87,8 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
         if announced not in (number, unstated):
             count, _, start = record
             raise broken(
-                f"its end announces a central directory of {count} entries at byte {start}, which is "
-                "not there"
+                f"its end announces a central directory of {count} entries at byte {start}, which "
+                "is not there"
             )
     entries: dict[str, zipfile.ZipInfo] = {}
     end = 0
