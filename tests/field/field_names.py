@@ -469,7 +469,7 @@ def tying_of_wrappers(folder: Path) -> Expected:
                 rows, model.model.language_model.norm.weight.detach().numpy()
             )
         else:
-            refused[place.name] = ("tie", "no head is stored")
+            refused[place.name] = ("tie", "no output projection is stored")
     return Expected(values=values, refused=refused)
 
 

@@ -146,7 +146,7 @@ LOCAL = {
     "myruns/ft-8": "did you mean myruns/ft-80?",
     "odd/zz*": "which matches nothing",
     "odd/a/zz*": "which matches nothing",
-    "zz*": "the pattern matches nothing here",
+    "zz*": "the pattern matches no local path",
     "loop": "a broken link",
     "pipe": "which is neither",
     "nowhere/": "that folder does not exist",

@@ -133,7 +133,7 @@ def test_of_several_tasks_the_first_with_known_answers_counts_and_all_are_evalua
 
 def test_a_report_warns_where_most_of_the_answers_is_left_out(tmp_path, capsys):
     names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)]
-    note = "T leaves out 75% of the tokens in the answers of snippets"
+    note = "the ratio leaves out 75% of the tokens in the answers of snippets"
     path = tmp_path / "snippets.yaml"
     for form, warned in ((" 0 1 2{}", True), ("{}", False)):
         content = {form.format(text): 10 for text in (" num", " buf", " True", " None")}

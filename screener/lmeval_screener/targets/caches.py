@@ -17,15 +17,17 @@ _MODEL = "application/vnd.ollama.image.model"
 
 
 def hub_snapshots(folder: str) -> dict[str, str]:
-    """Find the snapshot to read for each repository in a Hub cache.
+    """Find the snapshot to read for each model repository in a Hub cache.
 
-    The folder may be the cache or one repository's folder in it. The snapshot is the one to which
-    ``refs/main`` points, or else the one written last. Data sets, Spaces and repositories without a
-    snapshot are left out.
+    The snapshot is the one to which ``refs/main`` points, or else the one written last. Data sets,
+    Spaces and repositories without a snapshot are left out.
+
+    Args:
+        folder: The cache, the folder above it (``HF_HOME``), or one repository's folder in it.
 
     Returns:
-        A mapping from each repository's folder to the folder of its snapshot; empty for any folder
-        that is not a Hub cache.
+        A mapping from each repository's folder to the folder of its snapshot; empty if ``folder``
+        is not a Hub cache.
     """
     place = Path(folder).expanduser()
     if (place / "hub").is_dir() and not _repositories(place):
@@ -86,9 +88,14 @@ def cached_name(path: str) -> str | None:
 
 
 def ollama_models(folder: str) -> dict[str, str]:
-    """Map the name of each model in a store of Ollama to the path of its file (a blob).
+    """Find the weights file (a blob) of each model that Ollama stores.
 
-    The mapping is empty for any other folder.
+    Args:
+        folder: Ollama's folder of models, the folder above it, or its folder ``blobs``.
+
+    Returns:
+        A mapping from the name of each model, such as ``llama3:8b``, to the path of its file; empty
+        if Ollama stores nothing in ``folder``.
     """
     place = Path(folder).expanduser()
     for store in (place, place / "models", place.parent):

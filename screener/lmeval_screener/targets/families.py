@@ -44,7 +44,7 @@ class Family:
 
     Attributes:
         checkpoints: The checkpoints, in the order of the file.
-        note: A remark for readers of the list of families; may be empty.
+        note: A remark to be shown in the list of families; may be empty.
         order: The figure that ranks the checkpoints.
     """
 
@@ -54,15 +54,15 @@ class Family:
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """The size classes of the checkpoints, such as ``7B``, each once, in the file's order."""
+        """The checkpoints' size classes, such as ``7B``: each once, in the order of the file."""
         return tuple(dict.fromkeys(target.scale for target in self.checkpoints if target.scale))
 
 
 def load_families(path: str | Path | None = None) -> dict[str, Family]:
-    """Read the families in a YAML file, by default the bundled one.
+    """Read the families in a YAML file, by default in the bundled one.
 
     Returns:
-        Each family by its name.
+        A mapping from the name of each family to the family, in the order of the file.
 
     Raises:
         UsageError: The file cannot be read, or it lists a checkpoint twice in a family.
@@ -93,11 +93,15 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
 
 
 def load_family(name: str, path: str | Path | None = None) -> Family:
-    """Read one family, whose name may be written in any case, from a file or from the bundled one.
+    """Read one family from a YAML file, by default from the bundled one.
+
+    Args:
+        name: The family's name, in upper or lower case.
+        path: The file; None for the bundled one.
 
     Raises:
-        UsageError: No family has this name. The message gives similar names, and the families that
-            have a checkpoint of this name.
+        UsageError: No family has this name, or the file cannot be read. For an unknown name, the
+            message gives the families with a checkpoint of this name, or else a similar name.
     """
     families = load_families(path)
     for known, family in families.items():

@@ -27,17 +27,19 @@ class ProgramLayout:
     """Files that a program leaves behind, and what a user can do with them.
 
     Attributes:
-        program: The name of the program, or of several.
-        signs: Names of files or folders by which the layout is recognised, for the docs.
-        model: Where the model lies in it, for the docs.
-        step: The command or action that makes the model readable, or how to name it. ``{folder}``
-            stands for the folder that holds the sign, ``{name}`` for the name of the file.
-        seen: Regular expression of a path, relative to the checkpoint, that shows the layout. Its
-            group ``folder``, if it has one, is the folder for ``step``. Empty for a layout that can
-            be read.
-        reason: Why the layout cannot be read, as a clause.
-        code: Code of the error that refuses it.
-        next_to: Whether a file in the folder above the checkpoint shows the layout, too.
+        program: The name of the program, or the names of several.
+        signs: Names of files or folders by which the layout is recognised; for the docs.
+        model: Where the model lies in the layout; for the docs.
+        step: The command or action that makes the model readable, or, if it is readable, how to
+            name it on the command line. ``{folder}`` is replaced by the folder in which the layout
+            was recognised, ``{name}`` by the name of the recognised file.
+        seen: Regular expression for a path, relative to the checkpoint, by which the layout is
+            recognised. Its group ``folder``, if it has one, is the folder for ``step``. Empty for a
+            layout that can be read.
+        reason: Why the layout cannot be read, as a clause; ``{path}`` is replaced by the recognised
+            path. Empty for a layout that can be read.
+        code: Code of the error for a checkpoint in this layout.
+        next_to: Whether the layout is also recognised by a file in the folder above the checkpoint.
     """
 
     program: str
@@ -77,17 +79,20 @@ def layout_of(
     *,
     is_local: bool = True,
 ) -> tuple[str, str, str] | None:
-    """Return the error for a folder that a known program left without weights that can be read.
+    """Return the error for a folder in which a known program left files that cannot be screened.
+
+    Such files are a training framework's own shards, for example.
 
     Args:
-        paths: The checkpoint's files relative to its folder. Known files below it and next to it
-            (with ``../``) help as well.
-        place: The folder, repository or address.
-        section: The section of layouts.yaml to look in; the first layout that fits is taken.
-        is_local: Whether the files are on this machine. If not, the advice begins with a download.
+        paths: The checkpoint's files, relative to its folder. Files of subfolders and of the folder
+            above (``../NAME``) may be among them.
+        place: The folder, repository or address of the checkpoint.
+        section: Section of layouts.yaml; the first layout in it that fits decides.
+        is_local: Whether the files are on this machine; if not, the next step begins with
+            downloading them.
 
     Returns:
-        The error's code, its reason and the next step; None if no layout fits.
+        Code, reason and next step of the error; None if no layout in the section fits.
     """
     known = sorted(paths, key=lambda path: (path.count("/"), path))
     for layout in _table().of(section):
@@ -126,7 +131,7 @@ def _joined(place: str, inside: str) -> str:
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Return the rows of the table in the docs: program, signs, place of the model, command."""
+    """Return the rows of the docs' table: program, signs, place of the model and next step."""
     table = _table()
     return [
         (row.program, row.signs, row.model, row.step.format(folder="FOLDER", name="FILE"))

@@ -35,12 +35,12 @@ class Listed:
     """A repository's entry in a listing of the Hub.
 
     Attributes:
-        commit: The commit of its default branch.
-        files: Paths of its files.
+        commit: The commit of the default branch.
+        files: Paths of the files in the repository.
         parameters: Number of parameters; None if the Hub does not state it.
-        gated: Whether reading its files takes accepted conditions and a token.
-        base: The repository that it was trained from; empty if its tags name none.
-        private: Whether only some tokens may read it; None if not stated.
+        gated: Whether the files can be read only with a token, after accepting conditions.
+        base: Repository of the model from which this one was trained; empty if the tags name none.
+        private: Whether the repository can be read only with certain tokens; None if not stated.
     """
 
     commit: str
@@ -55,8 +55,8 @@ class Base(NamedTuple):
     """The base model of an adapter.
 
     Attributes:
-        place: Its repository or folder.
-        revision: Its commit; None for a folder.
+        place: Repository or folder of the base model.
+        revision: Commit of the base model; None for a folder.
         tokenizer: Whether the adapter uses the base's tokenizer rather than one of its own.
     """
 
@@ -74,8 +74,8 @@ class Target:
             ``s3://bucket/run`` without its secrets.
         revision: Branch, tag or commit; None for a folder, and for the default branch. It may be a
             glob until the target is expanded.
-        family: Name of the family that lists it; None if it was given by name.
-        scale: Size class that the family states, such as ``7B``; None if it follows from the number
+        family: Name of the family that lists the checkpoint; None if none does.
+        scale: Size class that the family states, such as ``7B``; None to derive it from the number
             of parameters.
         local: Whether ``repo`` is a folder or a file.
         accuracy: Accuracy that the user or the family supplies, in the unit of that source; None
@@ -83,18 +83,19 @@ class Target:
         negative_control: Whether the checkpoint is known not to have learned the domain.
         file: A GGUF file in ``repo``, or a quantisation that names one; None for weights in
             transformers' layout.
-        refused: Code and message of the error, if ``repo`` cannot be parsed; else None.
+        refused: Code and message of the error, if the name cannot be parsed or found; else None.
         tokenizer: Repository, folder, address or file of a tokenizer to use if the checkpoint
             stores none; None if no other tokenizer may be used.
         listed: The entry in a listing of the Hub; None if the user named the checkpoint.
         on: The base of an adapter; None for a whole model, and until the adapter has been opened.
-        kind: The kind in the family's file, such as ``base`` or ``instruct``; empty for none.
-        order: The figure that ranks the family; ``UNSAID`` outside of families.
+        kind: The kind that the family's file states, such as ``base`` or ``instruct``; empty if it
+            states none.
+        order: The figure that ranks the family; ``UNSAID`` if no family lists the checkpoint.
         labelled: The unique name in reports; None until the function `labelled` has set it.
         secret: The whole address if it holds a user name, a password or a query; else empty. It is
             only used to open the checkpoint.
-        by_file: Whether a downloaded file or a registry names the checkpoint, and not the user. It
-            may not lie in a private network then.
+        by_file: Whether a downloaded file or a registry names the checkpoint, and not the user. If
+            so, its address must not be in a private network.
     """
 
     repo: str
@@ -125,7 +126,7 @@ class Target:
 
     @property
     def address(self) -> str:
-        """The address with its secrets, for opening it; it must not be shown or stored."""
+        """The address with its secrets, for opening the checkpoint; never to be shown or stored."""
         return self.secret or self.repo
 
     @property
@@ -143,14 +144,14 @@ class Target:
 
     @property
     def place(self) -> str:
-        """``repo``; for a folder, its absolute path."""
+        """``repo``; for a folder or a file, its absolute path."""
         if not self.local:
             return self.repo
         return str(Path(self.repo).resolve())
 
     @property
     def name(self) -> str:
-        """``repo`` with ``@revision`` and ``:file`` where it has them, as a user would write it."""
+        """``repo``, followed by ``@revision`` and ``:file`` if set, as a user would write it."""
         return printable(label(self.shown, self.revision, self.file))
 
     @property
@@ -188,9 +189,9 @@ class Target:
     def arguments(self, commit: str | None = None, folder: str | None = None) -> dict[str, str]:
         """Return the arguments by which lm-eval loads the checkpoint, as for ``--model_args``.
 
-        For an adapter they are the arguments of its base, and ``peft``. lm-eval has one
-        ``revision`` for both, which is that of the base. ``tokenizer`` is added if the checkpoint's
-        folder stores none.
+        For an adapter, ``pretrained`` and ``revision`` are those of its base, and ``peft`` is the
+        adapter; lm-eval has no revision for the adapter itself. ``tokenizer`` is added if the
+        checkpoint stores none, or if the adapter has its own.
 
         Args:
             commit: The commit to load; None for the target's own revision.
@@ -220,17 +221,16 @@ class Target:
 def parse_targets(
     text: str, tokenizer: str | None = None, left_out: list[str] | None = None
 ) -> list[Target]:
-    """Return the targets that a name given by a user stands for.
+    """Return the checkpoints that a user means by a name, a path, a glob or an address.
 
-    A glob stands for the paths that match it. A folder stands for itself, for the checkpoints of
-    the training run in it, or for the models in its subfolders. A name that cannot be parsed
-    becomes a target with ``refused``. Globs and runs in a remote storage are expanded later, as
-    that takes requests.
+    A glob means the paths that match it. A folder means the checkpoints of the training run in it,
+    the models in its subfolders, or itself. A name that cannot be parsed or found gives a target
+    with ``refused``. Globs and runs in remote storage remain one target, which is expanded later.
 
     Args:
         text: The name, path, glob or address.
-        tokenizer: Where to find a tokenizer for checkpoints that store none. Without it, the
-            tokenizer in the run's folder serves them.
+        tokenizer: Repository, folder or file of a tokenizer for checkpoints that store none. If
+            None, they use the tokenizer in the run's folder.
         left_out: Receives the subfolders that hold no model.
     """
     targets: list[Target] = []
@@ -282,9 +282,9 @@ def _not_local(target: Target, path: str) -> Target:
 
 
 def matching_paths(text: str) -> list[str]:
-    """Return the folders and weights files that match a glob, ordered by training step.
+    """Return the local folders and weights files that match a glob, ordered by training step.
 
-    The list is empty if the text is not a glob, or if a file of exactly that name exists.
+    The list is empty if the text is not a glob, or if a file or folder of exactly that name exists.
     """
     if "\0" in text:  # in no path
         return []
@@ -299,7 +299,15 @@ def matching_paths(text: str) -> list[str]:
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
-    """Parse a name as `parse_name` does; a name that cannot be parsed gives ``refused``."""
+    """Parse the name of a checkpoint as `parse_name` does, without raising its errors.
+
+    Args:
+        text: The name.
+        tokenizer: Repository, folder or file of a tokenizer, for a checkpoint that stores none.
+
+    Returns:
+        The target; if the name cannot be parsed, ``refused`` holds the error.
+    """
     try:
         target = parse_name(text)
     except ScreeningError as error:
@@ -312,17 +320,17 @@ def parse_name(text: str) -> Target:
 
     The text is a folder if that folder exists, or if it looks like a path (``./x``, ``/x``,
     ``~/x``, ``C:\x``). A repository is ``ORG/NAME`` or ``ORG/NAME@REVISION``, with ``hf://`` before
-    it or not, or the address of its page, also on the host of HF_ENDPOINT. A GGUF model is given by
-    the path of its file (``x/model.gguf``), or after a colon: ``ORG/NAME:Q4_K_M``,
+    it or not, or the address of its page on the Hub or on the host of HF_ENDPOINT. A GGUF model is
+    given by the path of its file (``x/model.gguf``), or after a colon: ``ORG/NAME:Q4_K_M``,
     ``FOLDER:model-Q8_0.gguf``. Any other address (``s3://…``, ``https://…``, ``models:/…``) is kept
     as it is.
 
     Raises:
-        ScreeningError: The text is none of these (``BadName``), or a path that does not exist
-            (``FolderNotFound``).
+        ScreeningError: ``BadName``: the text is none of these. ``FolderNotFound``: it is a path
+            that does not exist, or a file that holds no weights.
     """
     if "\0" in text:
-        raise _bad(text, "no name holds a NUL")
+        raise _bad(text, "a name cannot contain a NUL character")
     if text.startswith("models:/") and not text.startswith("models://"):
         if not MODEL.fullmatch(text) or not text.isprintable():
             raise _bad(
@@ -368,7 +376,7 @@ def parse_name(text: str) -> Target:
     name = name.rstrip("/")
     if not REPOSITORY.fullmatch(name) or ".." in name:
         is_pattern = glob.has_magic(text)
-        raise _bad(text, "the pattern matches nothing here; check it" if is_pattern else "")
+        raise _bad(text, "the pattern matches no local path; check it" if is_pattern else "")
     return Target(name, revision or None)
 
 
@@ -446,7 +454,7 @@ def _page_of_revision(text: str) -> tuple[str, str]:
     path = urlsplit(text).path
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
-        raise _bad(text, "that page lists models; write 'ORG/*' for those of an organisation")
+        raise _bad(text, "that page lists models; write 'ORG/*' for the models of an organisation")
     if parts and parts[0] in ("datasets", "spaces", "papers", "collections", "buckets"):
         raise _bad(text, f"that page is about {parts[0]}, not a model")
     # gpt2/tree/main: the oldest repositories have no organisation.
@@ -488,7 +496,7 @@ def path_of(text: str) -> str:
 
 
 def label(repo: str, revision: str | None, file: str | None = None) -> str:
-    """Return ``repo``, followed by ``@revision`` and ``:file`` where they are given."""
+    """Return ``repo``, followed by ``@revision`` and ``:file`` if they are not None."""
     if revision is not None:
         repo += f"@{revision}"
     if file is not None:
@@ -497,11 +505,12 @@ def label(repo: str, revision: str | None, file: str | None = None) -> str:
 
 
 def labelled(targets: Sequence[Target]) -> list[Target]:
-    """Return the targets with labels for a report, no two of them alike.
+    """Return the targets with the attribute ``labelled`` set to a unique label for reports.
 
-    The label of a Hub repository is its name, also if it lies in a Hub cache. The label of any
+    The label of a Hub repository, or of its snapshot in a Hub cache, is its name. The label of any
     other target is the end of its path: as many parts as make it unique, and at least two for a
-    GGUF file or a version of a registered model.
+    GGUF file or a version of a registered model. A label that occurs twice gets a number:
+    ``NAME (2)``.
 
     >>> targets = [Target("gg", local=True, file="a.gguf"), Target("models:/sums/2")]
     >>> [target.label for target in labelled(targets)]
@@ -536,7 +545,7 @@ def _cached_name(target: Target) -> str | None:
 def shared_name(targets: Sequence[Target]) -> str:
     """Return the name of the folder or organisation that holds all targets; empty if there is none.
 
-    For a single target, it is the target's own name.
+    For a single target, return the last part of its own name or path.
 
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'

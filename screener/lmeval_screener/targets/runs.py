@@ -62,7 +62,7 @@ def matching(names: Iterable[str], pattern: str) -> list[str]:
 
 
 def step_key(revision: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts names by number: ``step1000``, ``step2000``, ``step10000``."""
+    """Return a key that sorts names by their numbers: ``step1000``, ``step2000``, ``step10000``."""
     key = []
     for index, part in enumerate(re.split(r"([0-9]+)", revision)):
         # A number's order is that of its length, then of its digits: `int` refuses thousands of them.
@@ -95,13 +95,15 @@ def step_number(revision: str) -> float | None:
 
 @dataclass
 class Run:
-    """The checkpoints of a training run; everything is empty for a folder that holds no run.
+    """The checkpoints found in a folder, such as a training run; all attributes may be empty.
 
     Attributes:
-        checkpoints: Folders of the checkpoints: first those of steps, in their order, then other
+        checkpoints: Folders of the checkpoints: first the folders of steps, in order, then other
             models of the run, and last the run's own folder if it holds a model.
-        left_out: Other folders that hold no model, except those that trainers write for themselves.
-        tokenizers: For each checkpoint without a tokenizer, the folder of the run that has one.
+        left_out: Folders that hold no model. Those in which trainers keep logs and other states of
+            the training are not listed.
+        tokenizers: For each checkpoint without a tokenizer, another folder of the run that has one,
+            if there is one.
     """
 
     checkpoints: list[str] = field(default_factory=list)
@@ -112,12 +114,12 @@ class Run:
 def checkpoints_in(folder: str) -> Run:
     """Find the checkpoints in a folder on disk.
 
-    They are those of a training run (`run_checkpoints`), or else the models in its subfolders, such
-    as those of a Hub cache. A folder that holds neither counts as one checkpoint.
+    These are the checkpoints of a training run (see `run_checkpoints`), or else the models in the
+    subfolders, such as those of a Hub cache. A folder that holds neither counts as one checkpoint.
 
     Raises:
-        ScreeningError: ``FolderNotFound``: the checkpoints lie further down, or in a store of
-            Ollama. The message says how to name them.
+        ScreeningError: ``FolderNotFound``: the checkpoints lie more than one level below
+            ``folder``, or Ollama stores its models there. The message says how to name them.
     """
     above = os.path.dirname(os.path.abspath(folder))
     search = run_checkpoints(folder, above)
@@ -213,8 +215,8 @@ def _refuse_ollama(folder: str) -> None:
     names = ", ".join(named)
     raise ScreeningError(
         "FolderNotFound",
-        f"expected a checkpoint, got {folder}, where Ollama stores {len(blobs)} models; name their "
-        f"files: {names}",
+        f"expected a checkpoint, got {folder}, where Ollama stores its models ({len(blobs)}); name "
+        f"their files: {names}",
     )
 
 
@@ -261,13 +263,16 @@ def _holds_model(files: Collection[str]) -> bool:
 
 
 def names_in(folder: str) -> Names:
-    """Return the names of the subfolders and files in a folder; none if it cannot be listed."""
+    """Return the names of the subfolders, and those of the files, in a folder.
+
+    Both lists are empty if the folder cannot be listed.
+    """
     _, folders, files = next(os.walk(folder), ("", [], []))
     return folders, files
 
 
 def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[Names], Run]:
-    """Find the checkpoints of a training run, in folders that the caller lists.
+    """Find the checkpoints of a training run; a generator whose caller lists the folders.
 
     The folders of steps (``checkpoint-500``, ``step_500``, ``iter_0000500``, ``global_step500``, or
     else ``epoch_0``) lie in ``folder`` itself or in its ``checkpoints``. The model of a step may
@@ -277,13 +282,15 @@ def run_checkpoints(folder: str, above: str = "") -> Generator[list[str], list[N
 
     Args:
         folder: The folder, local or remote.
-        above: The folder above it, whose tokenizer serves the checkpoint if ``folder`` is a step's.
+        above: The folder above ``folder``. If ``folder`` is that of a step, a tokenizer is looked
+            for there, too; empty to look nowhere else.
 
     Yields:
-        Folders to list; ``send`` must return the names of subfolders and files in each, in order.
+        A list of folders. The caller must ``send`` a list with the names of the subfolders and of
+        the files in each, in the same order.
 
     Returns:
-        The run; empty if the folder holds none.
+        The run; all its attributes are empty if the folder holds none.
     """
     (top,) = yield [folder]
     top_folders, _ = top
@@ -422,7 +429,11 @@ def joined(path: str, name: str) -> str:
 
 
 def belongs_to_run(folder: str, run: str) -> bool:
-    """Whether a folder without a step is the folder ``run`` of a training run, or lies in it.
+    """Whether a checkpoint's folder that names no step is a training run's folder, or lies in it.
+
+    Args:
+        folder: The checkpoint's folder.
+        run: The folder of the training run.
 
     >>> belongs_to_run("out/run1/merged", "out/run1"), belongs_to_run("out/run2", "out/run1")
     (True, False)
@@ -431,9 +442,10 @@ def belongs_to_run(folder: str, run: str) -> bool:
 
 
 def possible_runs(folder: str) -> tuple[str, str]:
-    """Return the training runs that a folder without a step may belong to.
+    """Return the two training runs to which a checkpoint's folder that names no step may belong.
 
-    They are the folder itself and the folder around it, or around its ``checkpoints``.
+    They are the folder itself and the folder above it; if that is called ``checkpoints`` or
+    ``checkpoint``, it is the one above that.
 
     >>> possible_runs("out/run1/checkpoints/merged")
     ('out/run1/checkpoints/merged', 'out/run1')
@@ -456,9 +468,9 @@ def is_epoch(step: str) -> bool:
 
 
 def run_and_step(folder: str) -> tuple[str, str] | None:
-    """Return the training run and the step's name for the folder of a checkpoint.
+    """Return the training run of a checkpoint's folder, and the name of its step's folder.
 
-    The result is None if neither the folder's name nor one of the three above it names a step.
+    The result is None if neither the folder nor one of the three above it is named after a step.
 
     >>> run_and_step("out/run1/checkpoint-500"), run_and_step("a/b")
     (('out/run1', 'checkpoint-500'), None)

@@ -46,7 +46,7 @@ _ELSEWHERE = {"domain": "the words of a domain, not answers: give it as the doma
 _WORD = re.compile(r"[^\W\d_]+")
 _WORD_OR_DIGIT = re.compile(r"\d|[^\W\d_]+")
 _PATTERN = re.compile(r"[*?[]")
-_ASK = "all checkpoints a few questions (`dispersion race --all --budget 5% --task {}`)"
+_ASK = "ask all checkpoints a few questions (`dispersion race --all --budget 5% --task {}`)"
 Piece = tuple[int, str]  # row and spelling
 
 
@@ -78,11 +78,12 @@ def load_answers(name_or_path: str) -> AnswerSet:
     """Load the answers of a task, from a bundled set or from a YAML file.
 
     Args:
-        name_or_path: The name of an lm-eval task, with or without ``_dispersion``; or a file.
+        name_or_path: The name of an lm-eval task, with or without ``_dispersion``; or the path of a
+            file.
 
     Raises:
-        UsageError: No bundled set covers the task, its answers have no tokens of their own, or the
-            file is broken.
+        UsageError: No bundled set covers the task, its answers are known not to differ in single
+            tokens, or the file is broken.
     """
     if is_file(name_or_path):
         path = Path(name_or_path).expanduser()
@@ -106,8 +107,8 @@ def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
     """Load the answers of the first task in ``NAME,NAME`` for which there are any.
 
     Returns:
-        Three values: the name of that task, its answers, and the errors of the tasks before it. If
-        no task has answers, the name is empty and the answers are None.
+        Three values: the name of that task, its answers, and the errors of the tasks named before
+        it. If no task has answers, the name is empty and the answers are None.
     """
     refused = list[UsageError]()
     for name in _split(tasks):
@@ -119,12 +120,12 @@ def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
 
 
 def tasks_in(tasks: str) -> tuple[str, ...]:
-    """Return the lm-eval tasks in ``NAME,NAME``, each once.
+    """Return the names of the lm-eval tasks in ``NAME,NAME``, each once, without patterns.
 
-    A file of an answer set stands for the tasks in it; patterns among them are left out.
+    For the file of an answer set, these are the tasks that the file lists.
 
     Raises:
-        UsageError: The file is broken.
+        UsageError: A file is missing or broken.
     """
     names: list[str] = []
     for name in _split(tasks):
@@ -142,7 +143,11 @@ def _split(names: str) -> list[str]:
 
 
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
-    """Return the answers that the ratio uses for a bundled domain; None if there are none."""
+    """Return the bundled answers from whose tokens the ratio of a domain is computed.
+
+    They are the ten digits for ``math``, and the answers of HumanEval for ``code``; for any other
+    domain, the result is None.
+    """
     if domain_set_name == "code":
         return load_answers("humaneval")
     if domain_set_name != "math":
@@ -158,9 +163,10 @@ def resolve_answers(
 ) -> tuple[tuple[Token, ...], float]:
     """Find the tokens of a vocabulary that differ between a task's answers.
 
-    They are chosen by `differing` and `most_frequent`, at most ``answers.most``, without everyday
-    words. If two thirds of the digits or capital letters in the answers are chosen, the others are
-    added.
+    If a base model gave the tokens (``answers.pieces``), these are taken. Otherwise they are chosen
+    by `differing` and `most_frequent`, at most ``answers.most``; if two thirds of the digits, or of
+    the capital letters, in the answers are among them, the remaining ones are added. Everyday words
+    are left out in both cases.
 
     Args:
         answers: The task's answers.
@@ -168,14 +174,14 @@ def resolve_answers(
         everyday: The token set R of everyday words, which are not taken.
 
     Returns:
-        The tokens, most frequent first; and the share of the answers' tokens that was left out. If
-        all chosen tokens are single characters, only those of answers that are sentences count as
-        left out.
+        The tokens, most frequent or most probable first; and the share of the answers' tokens that
+        is not among them, 0 if a base model gave the tokens. If all chosen tokens are single
+        characters, only the tokens of answers that are sentences count for this share.
 
     Raises:
-        ScreeningError: ``TooFewTokens``: fewer than 3 tokens differ, most answers are sentences, or
-            they differ in too many words. ``TokenizerMismatch``: the set was made with a base model
-            that has another tokenizer.
+        ScreeningError: ``TooFewTokens``: fewer than 3 tokens are found, most answers are sentences,
+            or the answers differ in too many words. ``TokenizerMismatch``: a base model gave the
+            tokens, and its tokenizer is not that of the checkpoint.
     """
     left_out = {token.id for token in lookup(everyday, vocabulary)[0]}
     left = 0.0
@@ -213,32 +219,33 @@ def resolve_answers(
             "TooFewTokens",
             f"{answers.name}: expected at least {LEAST} tokens that differ between answers, got "
             f"{len(rows)} ({', '.join(dict(rows).values()) or 'none'}), too few for a standard error; "
-            f"ask {_ASK.format(answers.name)}, or name a domain",
+            f"{_ASK.format(answers.name)}, or name a domain",
         )
     tokens = [Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows]
     return tuple(tokens), left
 
 
 def left_out_note(task: str, share: float) -> str:
-    """Return a warning if more than half of the tokens in a task's answers is left out.
-
-    The text is empty otherwise.
+    """Return a warning if more than half of the tokens in a task's answers are left out, else "".
 
     Args:
         task: Name of the task.
-        share: Share of the answers' tokens that is not among the tokens to compare (T).
+        share: Share of the answers' tokens that is not among those from which the ratio is computed
+            (see `resolve_answers`).
     """
     if share <= 1 / 2:
         return ""
     return (
-        f"T leaves out {share:.0%} of the tokens in the answers of {task}, since they are in nearly all "
-        "answers, or in answers that are sentences; if right and wrong answers differ in these "
-        f"tokens, ask {_ASK.format(task)}"
+        f"the ratio leaves out {share:.0%} of the tokens in the answers of {task}, since they are "
+        "in nearly all answers, or in answers that are sentences; if right and wrong answers "
+        f"differ in these tokens, {_ASK.format(task)}"
     )
 
 
 def check_answers(name: str, answers: Mapping[str, int]) -> None:
-    """Raise an error if a task's answers are running text, judged by words instead of tokens.
+    """Raise an error if a task's answers are running text, which has no answer tokens.
+
+    The answers are cut into words and digits, since no tokenizer is at hand.
 
     Args:
         name: Name of the task.
@@ -252,12 +259,13 @@ def check_answers(name: str, answers: Mapping[str, int]) -> None:
 
 
 class Differing(NamedTuple):
-    """Tokens in a task's answers, each with the number of answers that hold it.
+    """The tokens in a task's answers, each with the number of answers that hold it.
 
     Attributes:
-        weights: Tokens that differ between answers.
-        all_weights: All tokens, except those of answers that are sentences.
-        everything: Sum of the numbers of answers over all tokens, those of sentences included.
+        weights: The tokens that differ between answers.
+        all_weights: All tokens of answers that are not sentences.
+        everything: For all tokens, those of sentences included: the sum of the numbers of answers
+            that hold them; at least 1.
     """
 
     weights: Counter[Piece]
@@ -268,11 +276,11 @@ class Differing(NamedTuple):
 def differing(
     name: str, answers: Mapping[str, int], cut: Callable[[str], Iterable[Piece]]
 ) -> Differing:
-    """Count the tokens that differ between a task's answers; an answer counts each token once.
+    """Count in how many of a task's answers each token occurs, for tokens that differ between them.
 
-    Left out are answers that are sentences, which have more than `WORDS` words that are not in
-    nearly all answers, and tokens in more than a share `SAME` of the remaining answers. A token
-    that is a whole answer is kept.
+    Two things are left out: answers that are sentences, with more than 5 words that are not in
+    nearly all answers; and tokens in more than 90 % of the remaining answers, except for a token
+    that is a whole answer.
 
     Args:
         name: Name of the task, for messages.
@@ -295,7 +303,7 @@ def differing(
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: {sentences:.0%} of its answers are sentences (more than {WORDS} words that differ "
-            f"between answers); ask {_ASK.format(name)}, or name a domain",
+            f"between answers); {_ASK.format(name)}, or name a domain",
         )
     tokens: dict[str, set[Piece]] = {}
     for text in answers:
@@ -335,18 +343,18 @@ def _in_nearly_all(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -
 
 
 def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
-    """Return the most frequent tokens that together cover 90 % of the weight, most frequent first.
+    """Return the most frequent tokens that together have 90 % of the weight, most frequent first.
 
-    At least 3 tokens are taken, if there are as many, and at most 100. Tokens that are at least
-    half as frequent as the last of them are taken too, since chance alone changes a count by as
-    much.
+    At least 3 tokens are taken, if there are that many, and at most 100. Further tokens that are at
+    least half as frequent as the last of these are taken, too, since counts differ by as much by
+    chance alone.
 
     Args:
         name: Name of the task, for messages.
         weights: Each token with its weight, the number of answers that hold it.
 
     Raises:
-        ScreeningError: ``TooFewTokens``: 100 tokens cover less than two thirds of the weight.
+        ScreeningError: ``TooFewTokens``: 100 tokens have less than two thirds of the weight.
     """
     whole = weights.total()
     run = 0
@@ -363,7 +371,7 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: its answers hold too many different words: the {MOST} most frequent cover "
-            f"{run / whole:.0%} of them, expected at least {LEAST_COVERED:.0%}; ask "
+            f"{run / whole:.0%} of them, expected at least {LEAST_COVERED:.0%}; "
             f"{_ASK.format(name)}, or name a domain",
         )
     return taken

@@ -32,16 +32,23 @@ DOMAIN = "math"  # if neither a domain nor a task is named
 
 
 def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -> TokenSet:
-    """Load the token set T of a screening: words for the gap G, and answers for the ratio.
+    """Load the tokens to compare: a domain's words for the gap G, and answers for the ratio.
+
+    G and the ratio are the two figures of a screening.
 
     Args:
-        name: Name or file of the domain set, for G. If only tasks are given, it is the domain that
-            the answers name, or else G is computed from the answers themselves.
+        name: Name or file of the domain's token set. None takes the domain that the answers name,
+            or ``math`` if no tasks are given. If the answers name no domain, G is computed from the
+            answers, too.
         tasks: Tasks as ``NAME,NAME``, or an answer set. The ratio is computed from the answers of
-            the first task that has any; without one, from those of the domain.
+            the first task that has any; if there is none, from those of the domain.
+
+    Returns:
+        The domain's token set, whose ``answers`` are those for the ratio.
 
     Raises:
-        UsageError: A set is not known, or no task has answers and no domain is named.
+        UsageError: A set is not known or its file is broken, or no task has answers and no domain
+            is named.
     """
     from lmeval_screener.tokens.answers import LEAST, answers_of_domain, first_known, tasks_in
 
@@ -81,19 +88,20 @@ class Resolution:
     """The words of T (a domain) and R (everyday words) as tokens of one vocabulary.
 
     Attributes:
-        domain: The tokens of T for the gap G, in the order of the token set.
+        domain: The tokens of T, in the order of the token set; the gap G is computed from them.
         reference: The tokens of R in the order of the token set, without those that are in T.
         dropped: Words of T that are not a single token.
         dropped_reference: Words of R that are not a single token.
-        never_made: Dropped words that have a token which the tokenizer never makes from text, each
-            with the reason.
+        never_made: Dropped words that do have a token, but one that the tokenizer never makes from
+            text; each with the reason in brackets.
         shared: Tokens of R that were removed because they are in T.
-        one_row: Pairs of words in one set that have the same token, which counts once.
+        one_row: Pairs of words in one set that have the same token, as ``A and B``; the token
+            counts once.
         digit_scheme: How the tokenizer splits numbers; see `Vocabulary.digit_scheme`.
-        vocabulary: The last token id plus 1. The matrix may have more rows, as padding.
+        vocabulary: The last token id plus 1. The output projection may have more rows, as padding.
         answers: The tokens of a task's answers for the ratio, none of them in R; empty if the ratio
             uses ``domain``.
-        left_out: Share of the answers' tokens that is not in ``answers``.
+        left_out: Share of the answers' tokens that is not in ``answers`` (see `resolve_answers`).
     """
 
     domain: tuple[Token, ...]
@@ -110,27 +118,27 @@ class Resolution:
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
-        """The tokens from which the ratio is computed: those of the answers, or else those of T."""
+        """The tokens that give the ratio: ``answers``, or ``domain`` if ``answers`` is empty."""
         return self.answers or self.domain
 
     @property
     def compared(self) -> tuple[Token, ...]:
-        """All tokens whose rows are read: those of T, of R and of the answers."""
+        """All tokens whose rows are read: ``domain``, ``reference`` and ``answers``, in order."""
         return *self.domain, *self.reference, *self.answers
 
     @property
     def domain_ids(self) -> list[int]:
-        """Token ids of T, in the order of ``domain``."""
+        """Token ids of the domain's words T, in the order of ``domain``."""
         return [token.id for token in self.domain]
 
     @property
     def reference_ids(self) -> list[int]:
-        """Token ids of R, in the order of ``reference``."""
+        """Token ids of the everyday words R, in the order of ``reference``."""
         return [token.id for token in self.reference]
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Resolution:
-        """Read a resolution from the JSON that `to_json` returned."""
+        """Read a resolution from JSON, as `to_json` returned it."""
         fields = json.loads(content)
         for name, value in fields.items():
             if name in ("domain", "reference", "shared", "answers"):
@@ -156,8 +164,9 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
         vocabulary: The vocabulary of a checkpoint.
 
     Raises:
-        ScreeningError: ``TooFewTokens``: too few words of a set are single tokens. The errors of
-            `resolve_answers` are raised only if the user named a task.
+        ScreeningError: ``TooFewTokens``: too few words of a set are single tokens. If the user
+            named a task, also the errors of `resolve_answers`; otherwise, these only mean that the
+            ratio is computed from T.
     """
     tokens, dropped, doubled = lookup(domain, vocabulary)
     answers: tuple[Token, ...] = ()
@@ -177,7 +186,7 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
     for token in everyday:
         (shared if token.id in rows_of_domain else kept).append(token)
     _check_count(domain, len(tokens), dropped)
-    taken = f", {len(shared)} belong to {domain.name}" if shared else ""
+    taken = f" ({len(shared)} more belong to {domain.name})" if shared else ""
     _check_count(reference, len(kept), dropped_reference, taken)
     never_made = []
     for text in dict.fromkeys((*dropped, *dropped_reference)):

@@ -43,14 +43,16 @@ class AnswerSet:
 
     Attributes:
         name: Name of the set.
-        tasks: Names of lm-eval's tasks, or shell patterns for them.
-        domain: The bundled domain set for the gap G; empty if G is computed from the answers, too.
+        tasks: Names of lm-eval tasks, or shell patterns for such names.
+        domain: The bundled token set from which the gap G, the screen's second figure, is computed;
+            empty to compute G from the answers, like the ratio.
         about: What the set holds, such as ``answers of gsm8k (1,319 documents)``.
         answers: Each answer, as it follows the prompt, with the number of its occurrences.
-        pieces: Tokens with which a base model begins its answers, most probable first.
+        pieces: Tokens with which a base model begins its answers, most probable first, in the
+            spelling of the vocabulary. Either ``answers`` or ``pieces`` is empty.
         tokenizer: `Vocabulary.digest` of the base model's tokenizer; empty without ``pieces``.
-        base: The base model that gave ``pieces``; empty without them.
-        most: Number of tokens to take from ``answers`` at most.
+        base: The base model that gave ``pieces``; empty without ``pieces``.
+        most: Maximum number of tokens to take from ``answers``.
     """
 
     name: str
@@ -65,22 +67,23 @@ class AnswerSet:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything that decides which tokens are chosen."""
+        """SHA-256 of everything that decides which tokens are chosen, as a hexadecimal text."""
         answers = sorted(self.answers.items())
         return _digest(_RULE, answers, self.pieces, self.tokenizer, self.most)
 
 
 @dataclass(frozen=True)
 class WordGroup:
-    """Words of a token set that are looked up in the same way.
+    """Words of a token set that are looked up in a vocabulary in the same way.
 
     Attributes:
-        variant: ``bare`` looks up ``7``; ``space`` looks up ``␣the``, with a leading space.
+        variant: ``bare`` to look the words up as they are (``7``), ``space`` to look them up with a
+            leading space (``␣the``).
         items: The words, without a leading space, all different.
-        case: How the words are written: ``exact`` as in ``items``, or in lower, upper or title
-            case.
-        require_all: Whether a vocabulary is refused if it lacks one of the words.
-        optional: Whether the group is taken only if it is selected by its name.
+        case: How the words are written: ``exact`` (as in ``items``), ``lower``, ``upper`` or
+            ``title``.
+        require_all: Whether a vocabulary is refused if one of the words is not a single token.
+        optional: Whether the group is taken only if the user selects it by its name.
     """
 
     variant: Variant
@@ -90,7 +93,7 @@ class WordGroup:
     optional: bool = False
 
     def texts(self) -> list[str]:
-        """Return the texts to look up, with any leading space, in the order of ``items``."""
+        """Return the texts to look up: the items in their ``case`` and ``variant``, in order."""
         space = " " if self.variant == "space" else ""
         written = _CASES[self.case]
         texts: list[str] = []
@@ -119,15 +122,17 @@ class TokenSet:
     """The words of a domain (T), or everyday words for comparison (R), in the selected groups.
 
     Attributes:
-        name: Name of the set; with selected groups such as ``math:digits,operators``.
+        name: Name of the set, followed by the selected groups: ``math:digits,operators``.
         role: ``domain`` for T, ``reference`` for R.
-        min_tokens: Number of words that must be single tokens of a vocabulary; else it is refused.
+        min_tokens: How many of the words must be single tokens of a vocabulary; one with fewer is
+            refused.
         groups: The selected groups by name, in order.
-        digest: SHA-256 of everything that decides which tokens are taken.
-        answers: The answers for the ratio; None if the ratio uses the words themselves.
-        task: The task or file that the user named; empty for none.
-        tasks: Tasks of lm-eval that test the domain.
-        remark: Why the ratio does not use the answers of the first task; empty if it does.
+        digest: SHA-256 of everything that decides which tokens are taken, as a hexadecimal text.
+        answers: The answers whose tokens give the ratio; None if the words themselves do.
+        task: The task or answer set that the user named; empty if the user named none.
+        tasks: Names of lm-eval tasks that test the domain.
+        remark: Why the ratio does not use the answers of the first task that the user named; empty
+            if it does, and without tasks.
     """
 
     name: str
@@ -142,7 +147,7 @@ class TokenSet:
 
     @property
     def title(self) -> str:
-        """The task that the user named, or else the name of the set."""
+        """The task that the user named, or the name of the set if the user named none."""
         return self.task or self.name
 
 
@@ -155,8 +160,8 @@ def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
     """Return the groups of words in a bundled token set.
 
     Returns:
-        For each group: the role of the set, the name of the group, its words, and whether it is
-        taken by default.
+        For each group, four values: the role of the set, the name of the group, the group itself,
+        and whether it is taken by default.
     """
     file = load_yaml(_File, data_folder("token_sets") / f"{name}.yaml")
     groups: list[tuple[Role, str, WordGroup, bool]] = []
@@ -169,12 +174,13 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
     """Load a token set, bundled or from a file, with its default groups or with selected ones.
 
     Args:
-        name_or_path: The name of a set or a path that ends in .yaml; after a colon, groups or a
-            variant: ``math:digits``, ``reference:bare``.
-        role: The role that the set must have.
+        name_or_path: The name of a set, or a path that ends in .yaml or .yml. Groups or a variant
+            may follow after a colon: ``math:digits``, ``reference:bare``.
+        role: The role that the set must have: ``domain`` or ``reference``.
 
     Raises:
-        UsageError: No set or group has this name, or the file is broken or has another role.
+        UsageError: No set or group has this name, the file is broken or has another role, or the
+            groups have too few words.
     """
     name = name_or_path
     selected: list[str] = []
@@ -188,7 +194,7 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
         names = bundled_token_sets()
         raise UsageError(
             f"unknown token set {name!r}{nearest(name, names)}; bundled: {', '.join(names)}; "
-            "give a file of your own by its path, ending in .yaml"
+            "name a file of your own by a path that ends in .yaml"
         )
     return _read(path, role, selected)
 
@@ -277,13 +283,13 @@ def _digest(*content: Any) -> str:
 
 
 class Token(NamedTuple):
-    """A word of a token set that is one token of a vocabulary.
+    """A word that is exactly one token of a vocabulary, or a token of a task's answers.
 
     Attributes:
-        text: The word, with its leading space if any.
-        piece: The vocabulary's spelling of the word, such as ``Ġthe``.
-        id: The token id, which is the number of its row in the output projection.
-        group: Name of the group that holds the word.
+        text: The text of the token, with a leading space if it has one.
+        piece: The vocabulary's spelling of the text, such as ``Ġthe``.
+        id: The token id, which is also the number of the token's row in the output projection.
+        group: Name of the word's group in the token set, or of the answer set.
     """
 
     text: str
@@ -300,8 +306,8 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
         pairs of words that have the same token, as ``A and B``.
 
     Raises:
-        ScreeningError: ``TooFewTokens``: a word has no token of its own, in a group that requires
-            all.
+        ScreeningError: ``TooFewTokens``: a word has no token of its own, in a group that needs all
+            its words (``require_all``).
     """
     tokens: dict[int, Token] = {}
     dropped: list[str] = []
@@ -321,28 +327,30 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
             if group.require_all:
                 raise ScreeningError(
                     "TooFewTokens",
-                    f"{words.name}: expected a row for each of the {len(group.items)} items of {name}, "
-                    f"but {doubled[-1]} share row {at}; the tokenizer file is damaged, save it again",
+                    f"{words.name}: expected a token id for each of the {len(group.items)} items "
+                    f"of {name}, but {doubled[-1]} share row {at}; the tokenizer's file is "
+                    "damaged: save the tokenizer again",
                 )
         if missing and group.require_all:
             reasons = [with_reason(text, vocabulary) for text in missing]
             raise ScreeningError(
                 "TooFewTokens",
                 f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
-                f"{len(missing)} are not: {some_words(reasons)}; name another domain",
+                f"got {len(group.items) - len(missing)}; not a single token: "
+                f"{some_words(reasons)}; name another domain",
             )
         dropped += missing
     return list(tokens.values()), list(dict.fromkeys(dropped)), list(dict.fromkeys(doubled))
 
 
 def with_reason(text: str, vocabulary: Vocabulary) -> str:
-    """Return a word, followed by the reason in brackets if the tokenizer never makes its token."""
+    """Return a word, followed in brackets by why the tokenizer never makes its token, if so."""
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 
 
 def some_words(texts: list[str]) -> str:
-    """Return the first six words, followed by the number of the others."""
+    """Join the first six words by commas, followed by the number of further words, if any."""
     words = ", ".join(text.strip() for text in texts[:6])
     if len(texts) > 6:
         words += f" and {len(texts) - 6} more"

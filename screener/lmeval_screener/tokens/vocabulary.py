@@ -53,21 +53,36 @@ class _Added(NamedTuple):
 class Vocabulary:
     """The vocabulary of a tokenizer, which finds the token of a text and cuts texts into tokens.
 
-    A token is given by its row in the output projection, which is its id, and its spelling. Every
-    way to make a vocabulary raises ScreeningError (``BadTokenizer``) for a file that is broken or
-    not supported.
+    A token is given by its id, which is also the number of its row in the output projection, and by
+    its spelling in the tokenizer's file.
+
+    Args:
+        vocab: The model's tokens, spelled as in the file: a mapping to ids, or a list of pairs
+            (token, score), in which the position is the id.
+        kind: How tokens spell a leading space and bytes: ``byte-level`` (``Ġthe``) or
+            ``sentencepiece`` (``▁the``).
+        added: The file's list ``added_tokens``, which are cut from a text before the model sees it;
+            None if there is no list.
+        individual_digits: Whether numbers are split into single digits before the model sees them.
+        build: Function that splits the spelling of a word into tokens as the model does; None to
+            take the longest token that fits.
+        normalise: The normaliser, from text to text.
+        always_spaced: Whether the tokenizer puts a space before every word.
+
+    Raises:
+        ScreeningError: ``BadTokenizer``: the file is broken or not supported. All class methods
+            raise this error, too.
     """
 
     def __init__(
         self,
-        vocab: object,  # the model's pieces as the file spells them: mapping to ids, or (piece, score) pairs
-        kind: Kind,  # how a piece spells a leading space and other bytes: ``Ġthe`` or ``▁the``
-        added: object = None,  # tokens that are cut from the text before the model sees it
-        individual_digits: bool = False,  # numbers are split into digits, whatever the vocabulary holds
-        build: Callable[[str], list[str]]
-        | None = None,  # how the model splits a piece's own spelling
+        vocab: object,
+        kind: Kind,
+        added: object = None,
+        individual_digits: bool = False,
+        build: Callable[[str], list[str]] | None = None,
         normalise: Callable[[str], str] = str,
-        always_spaced: bool = False,  # a space is put before every word of a text
+        always_spaced: bool = False,
     ) -> None:
         self.kind = kind
         self._pieces, self._added = _pieces(vocab), _added_tokens(added)
@@ -76,16 +91,16 @@ class Vocabulary:
         for content, token in self._added.items():
             if self._pieces.get(content, token.id) != token.id:
                 _refuse(
-                    f"the added token {content!r} has id {token.id} and the vocabulary's id "
-                    f"{self._pieces[content]}; save the tokenizer again"
+                    f"the added token {content!r} has id {token.id}, but the vocabulary "
+                    f"gives it the id {self._pieces[content]}; save the tokenizer again"
                 )
 
     @classmethod
     def from_file(cls, name: str, content: bytes) -> Vocabulary:
-        """Read the vocabulary from the content of ``tokenizer.json`` or ``vocab.json``.
+        """Read a vocabulary from the content of ``tokenizer.json`` or ``vocab.json``.
 
         Args:
-            name: Name of the file, one of ``TOKENIZER_FILES``.
+            name: Name of the file, ``tokenizer.json`` or ``vocab.json``.
             content: Content of the file.
         """
         whole = name.endswith("tokenizer.json")
@@ -96,7 +111,7 @@ class Vocabulary:
         """Read the vocabulary of a transformers tokenizer, from the files that it saves.
 
         Raises:
-            UsageError: It saves neither ``tokenizer.json`` nor ``vocab.json``.
+            UsageError: The tokenizer saves neither ``tokenizer.json`` nor ``vocab.json``.
         """
         import tempfile
 
@@ -112,9 +127,10 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer_json(cls, content: bytes) -> Vocabulary:
-        """Read the content of a ``tokenizer.json``, for BPE or Unigram.
+        """Read a vocabulary from the content of a ``tokenizer.json`` with a BPE or Unigram model.
 
-        Tokens must be spelled as by a byte-level tokenizer or by SentencePiece.
+        The tokens must be spelled as by a byte-level tokenizer (``Ġthe``) or by SentencePiece
+        (``▁the``).
         """
         data = _parsed(content, "tokenizer.json")
         model = data.get("model")
@@ -136,10 +152,10 @@ class Vocabulary:
 
     @classmethod
     def from_vocab_json(cls, content: bytes) -> Vocabulary:
-        """Read the content of a ``vocab.json``, laid out as GPT-2's.
+        """Read a vocabulary from the content of a ``vocab.json``, a mapping from tokens to ids.
 
-        Tokens that begin with ``Ġ`` mean a byte-level tokenizer, those with ``▁`` SentencePiece;
-        the more frequent sign decides.
+        It is read as byte-level if more tokens begin with ``Ġ``, and as SentencePiece's if more
+        begin with ``▁``.
         """
         pieces = _parsed(content, "vocab.json")
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
@@ -171,9 +187,9 @@ class Vocabulary:
     def row(self, text: str) -> tuple[int, str] | None:
         """Return the token id and the spelling of a text that is exactly one token, or None.
 
-        The result is None, too, if the tokenizer never makes this token from text (`never_made`),
-        or never sees the whole text because an added token is part of it. Special tokens and byte
-        tokens such as ``<0x37>`` never count.
+        The result is also None if the tokenizer never makes this token from text (see
+        `never_made`), or always cuts the text because an added token is part of it. Special tokens
+        and byte tokens such as ``<0x37>`` never count.
         """
         word = text.lstrip(" ")
         added = self._added.get(text)
@@ -205,8 +221,8 @@ class Vocabulary:
     def cut(self, text: str) -> list[tuple[int, str]]:
         """Cut a text into tokens, and return the id and the spelling of each.
 
-        Tokens of mere white space are left out. The tokenizer's own merges or scores are used if
-        its file has them; without them, the longest token that fits is taken.
+        Tokens of white space alone are left out. The merges or scores in the tokenizer's file are
+        used; without them, the longest token that fits is taken each time.
 
         >>> Vocabulary({"Ġ": 0, "n": 1, "um": 2, "Ġnu": 3, "m": 4}, "byte-level").cut(" num 7")
         [(3, 'Ġnu'), (4, 'm')]
@@ -236,9 +252,9 @@ class Vocabulary:
         return cuts
 
     def text(self, piece: str) -> str:
-        """Return the text that a token's spelling stands for: the inverse of `piece`.
+        r"""Return the text of a token from its spelling in the vocabulary: the inverse of `piece`.
 
-        Bytes that are only part of a character are written as hexadecimal escapes.
+        Bytes that are only part of a character become escapes such as ``\xe2``.
         """
         if self.kind == "sentencepiece":
             return piece.replace("▁", " ")
@@ -248,9 +264,9 @@ class Vocabulary:
         )
 
     def text_row(self, piece: str) -> int | None:
-        """Return the id of the token with this spelling.
+        """Return the id of the token with this spelling in the vocabulary, such as ``Ġthe``.
 
-        The result is None for special tokens, byte tokens, mere white space, and unknown spellings.
+        The result is None for special tokens, byte tokens, white space, and unknown spellings.
         """
         if piece in self._added:
             return None if self._added[piece].special else self._added[piece].id
@@ -259,9 +275,9 @@ class Vocabulary:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the tokens and their ids, which fine-tunes share with their base.
+        """SHA-256 of the tokens and their ids, as a hexadecimal text.
 
-        Added tokens are not part of it, since fine-tunes add some.
+        Added tokens are left out, so that fine-tunes share the digest with their base.
         """
         kept = sorted(
             (row, piece) for piece, row in self._pieces.items() if piece not in self._added
@@ -269,9 +285,9 @@ class Vocabulary:
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def never_made(self, text: str) -> str | None:
-        """Return why the tokenizer never makes the token of this text.
+        """Return why the tokenizer, when it encodes texts, never makes the token of this text.
 
-        The result is None if it makes the token, or has no token for the text.
+        The result is None if the tokenizer makes the token, or has no token for the text.
         """
         piece = self.piece(text)
         if piece not in self._pieces or text in self._added:
@@ -287,9 +303,10 @@ class Vocabulary:
     def digit_scheme(self) -> DigitScheme:
         """Return how the tokenizer splits numbers.
 
-        It says how much of the numbers the ten digits cover. ``single digits``: every number is
-        made of them. ``1-3-digit chunks``: each number up to 999 is a token of its own.
-        ``irregular``: some numbers of two or three digits are.
+        Returns:
+            ``single digits``: every digit of a number is a token. ``1-3-digit chunks``: each
+            sequence of up to three digits is one token. ``irregular``: some sequences of two or
+            three digits are one token, others are not.
         """
         if self._individual_digits:
             return "single digits"
@@ -309,10 +326,12 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
         data = parsed(content, TOKENIZER)
     except ValueError as error:
         raise ScreeningError(
-            "BadTokenizer", f"expected JSON in {name}, got: {error}; save it again"
+            "BadTokenizer", f"expected JSON in {name}, got: {error}; save the tokenizer again"
         ) from error
     if not isinstance(data, dict):
-        _refuse(f"expected a mapping in {name}, got {type(data).__name__}; save it again")
+        _refuse(
+            f"expected a mapping in {name}, got {type(data).__name__}; save the tokenizer again"
+        )
     return data
 
 
@@ -488,8 +507,8 @@ def _kind(data: dict[str, Any]) -> Kind:
             return "sentencepiece"
     model = data["model"].get("type", "unnamed")
     _refuse(
-        f"expected a byte-level or SentencePiece-style tokenizer, got a {model} model whose tokens do "
-        "not spell their leading space; screen models with another tokenizer"
+        f"expected a byte-level or SentencePiece-style tokenizer, got one of the type {model}, "
+        "whose tokens do not spell their leading space; screen models with another tokenizer"
     )
 
 

@@ -91,14 +91,15 @@ def choose_tensor(
         the two are tied.
 
     Raises:
-        ScreeningError: No output projection is stored (``NoOutputProjection``), or it is stored
-            packed or in parts (``QuantizedTensor``).
+        ScreeningError: ``NoOutputProjection``: no output projection is stored, or each logit is
+            multiplied by a learned scale. ``QuantizedTensor``: the matrix is stored packed or in
+            parts.
     """
     stored = set(names)
     scale = stored_name(stored, _LOGIT_SCALE)
     if scale is not None:
         reason = (
-            f"each logit is multiplied by a learned {scale}, which neither G nor the ratio includes"
+            f"each logit is multiplied by a learned {scale}, which the screen's figures leave out"
         )
         raise cannot("NoOutputProjection", reason, "screen models of another architecture")
     head = stored_name(stored, HEADS) or _only_head(stored)
@@ -107,7 +108,7 @@ def choose_tensor(
         if ties:
             warnings.append(
                 f"{SAYS_TIED}, but {head} is stored: the stored head was read, "
-                "as transformers 5 does (transformers 4 would tie)"
+                "as transformers 5 does (transformers 4 would use the input embedding)"
             )
         return head, False
     embedding = stored_name(stored, EMBEDDINGS)
@@ -128,25 +129,29 @@ def choose_tensor(
     types = model_types(config)
     if ties is None and not types:
         warnings.append(
-            "config.json does not say whether embeddings are tied, and no head is stored: "
-            f"{embedding} was read"
+            "config.json does not say whether embeddings are tied, and no output projection is "
+            f"stored: the input embedding {embedding} was read"
         )
     if not class_ties(config):
         why = "config.json says that embeddings are not tied"
         if ties is not False:
-            why = f"{types[0]} does not tie embeddings with this config.json"
+            why = f"the class of {types[0]} does not tie embeddings with this config.json"
         raise cannot(
             "NoOutputProjection",
-            f"{why}, but no head is stored, only {embedding}: a loader would start the head at random",
-            "check whether it is a base model without a head, or upload it again if it is incomplete",
+            f"{why}, but no output projection is stored, only {embedding}: transformers would "
+            "initialise the head at random",
+            "check whether the checkpoint is a base model without a head, or its upload incomplete",
         )
     return embedding, True
 
 
 def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | None:
-    """Return the first candidate that is stored, by its stored name; None if none is stored.
+    """Return the stored name of the first candidate that is stored; None if none of them is.
 
-    The stored name may have a wrapper's prefix, such as ``language_model.``.
+    Args:
+        stored: The names of all stored tensors.
+        candidates: Names without the prefix of a wrapper, such as ``language_model.``; a stored
+            name may have one.
     """
     for candidate in candidates:
         for wrapper in WRAPPERS:
@@ -156,11 +161,15 @@ def stored_name(stored: Collection[str], candidates: Iterable[str]) -> str | Non
 
 
 def head_bias(stored: Collection[str]) -> list[str]:
-    """Return a list with a warning if the output projection has a bias; else an empty list."""
+    """Return a list with a warning if the output projection has a bias, else an empty list.
+
+    Args:
+        stored: The names of all stored tensors.
+    """
     bias = stored_name(stored, _HEAD_BIASES)
     if bias is None:
         return []
-    return [f"the head has a bias ({bias}), which neither G nor the ratio includes"]
+    return [f"the output projection has a bias ({bias}), which the screen's figures leave out"]
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:
@@ -180,7 +189,10 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
-    """Return the ``model_type`` of config.json, then that of the language model in it, if any."""
+    """Return the ``model_type`` of config.json, followed by those of nested language models.
+
+    Entries that are missing or not texts are left out.
+    """
     types: list[str] = []
     for level in levels(config):
         model_type = level.get("model_type")
@@ -197,8 +209,8 @@ def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, 
         config: The content of config.json.
 
     Returns:
-        Three values: the kind, ``rms`` or ``layer``; whether the norm multiplies by 1 + its weight
-        rather than by its weight; and whether it has a weight.
+        Three values: the kind of the norm, ``rms`` or ``layer``; whether it multiplies by 1 + its
+        weight rather than by its weight; and whether it has a weight.
     """
     if model_type == "hf_olmo":
         # OLMo as first released, and DataDecide: by settings (olmo/model.py).
@@ -228,9 +240,10 @@ def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def is_of_model(name: str) -> bool:
-    """Whether a tensor's or module's name belongs to the text model, outside its numbered layers.
+    """Whether a tensor or module belongs to the language model itself, outside its numbered layers.
 
-    Parts of a draft head or an image encoder do not belong to it.
+    The name decides. Modules inside a numbered layer, in an image encoder, or in a head that
+    predicts further tokens do not belong to it.
     """
     words = name.split(".")
     if any(map(str.isdigit, words)):
@@ -239,7 +252,7 @@ def is_of_model(name: str) -> bool:
 
 
 def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
-    """Return a stored tensor that stands for one of the candidates in packed form, or None."""
+    """Return a stored tensor that holds one of the candidates in packed form, or None."""
     stems = [w + name.removesuffix("weight") for name in candidates for w in WRAPPERS]
     for name in sorted(stored):
         stem = next((stem for stem in stems if name.startswith(stem)), name)
@@ -262,7 +275,7 @@ def _only_head(stored: set[str]) -> str | None:
 def class_ties(config: Mapping[str, Any]) -> bool:
     """Whether the model's class ties the output projection to the input embedding.
 
-    config.json decides, or the default of the class if config.json does not say. A class that is
+    config.json decides; if it says nothing, the default of the model's class does. A class that is
     not known is assumed to tie.
     """
     types = model_types(config)

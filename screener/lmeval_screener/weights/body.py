@@ -58,9 +58,12 @@ class Likeness(NamedTuple):
     """The result of comparing two checkpoints' bodies (their tensors before the final norm).
 
     Attributes:
-        is_same: Whether everything that was compared is equal; None if nothing could be compared.
-        compared: Number of tensors that were compared; 0 if the weights files themselves are equal.
-        of: Number of tensors in the larger of the two bodies; 0 if the weights files are equal.
+        is_same: Whether both bodies have the same number of tensors, and all compared ones are
+            equal; True as well if the hashes of the weights files agree. None if the bodies have no
+            tensor in common.
+        compared: Number of tensors that were compared; 0 if the hashes of the weights files already
+            agree.
+        of: Number of tensors in the larger of the two bodies; 0 if the hashes already agree.
     """
 
     is_same: bool | None
@@ -72,7 +75,7 @@ UNKNOWN = Likeness(None)
 
 
 def are_body(content: bytes) -> bool:
-    """Whether bytes have a length that `read_body` can return; empty bytes count, too."""
+    """Whether bytes have a length that `read_body` can return; True for empty bytes, too."""
     if len(content) in (0, _DIGEST):
         return True
     size = len(content) - _DIGEST - 4
@@ -82,8 +85,9 @@ def are_body(content: bytes) -> bool:
 def likeness(first: bytes, second: bytes) -> Likeness:
     """Compare the bodies of two checkpoints, each given as `read_body` returned it.
 
-    Tensors of the same dtype must be equal exactly, others up to rounding. The result is `UNKNOWN`
-    if the bodies have no tensor in common.
+    Two tensors count as equal if their sums agree exactly, or, with different dtypes, up to
+    rounding. Bodies from weights files with the same hash are equal, and so are two without
+    tensors. Otherwise the result is `UNKNOWN` if no tensor was read from both.
     """
     digest, whole, a = _parts(first)
     other_digest, other_whole, b = _parts(second)
@@ -117,10 +121,13 @@ def _parts(body: bytes) -> tuple[bytes, bytes, NDArray[Any]]:
 
 
 def keys(body: bytes) -> list[bytes]:
-    """Return keys for finding equal bodies: two bodies that share a key are equal.
+    """Return the keys under which a body is looked up: two bodies that share a key are equal.
 
-    There is one for the hash of the weights files, if that is known, and one for the numbers that
-    were read from the tensors.
+    One key is the hash of the weights files, if it is known. The other consists of the numbers that
+    were read from the tensors, if any were.
+
+    Args:
+        body: The body, as `read_body` returned it.
     """
     known = []
     for key in (body[:_DIGEST], body[_DIGEST:]):
@@ -131,7 +138,13 @@ def keys(body: bytes) -> list[bytes]:
 
 
 def kind(body: bytes) -> bytes:
-    """Return a key of the names and dtypes of the tensors in a body; empty if it has none."""
+    """Return a key that two bodies share if their tensors have the same names and dtypes.
+
+    The key is empty if no tensor was read.
+
+    Args:
+        body: The body, as `read_body` returned it.
+    """
     _, _, tensors = _parts(body)
     names = tensors["name"].tobytes()
     dtypes = tensors["dtype"].tobytes()
@@ -139,16 +152,16 @@ def kind(body: bytes) -> bytes:
 
 
 def tensors_in(body: bytes) -> int:
-    """Return the number of tensors in a body from which numbers were read."""
+    """Return from how many tensors numbers were read for a body, as `read_body` returned it."""
     _, _, tensors = _parts(body)
     return len(tensors)
 
 
 class Bodies:
-    """Bodies that have the same tensors in the same dtypes, for comparison with other dtypes.
+    """Bodies with the same tensors in the same dtypes, to compare with a body in other dtypes.
 
     Args:
-        tensors: Number of tensors in each of these bodies.
+        tensors: Number of tensors that were read for each of these bodies (see `tensors_in`).
     """
 
     def __init__(self, tensors: int) -> None:
@@ -170,7 +183,8 @@ class Bodies:
     def same(self, body: bytes) -> int | None:
         """Return the ``place`` of the first added body that equals ``body``, or None.
 
-        Two bodies are equal under the same conditions as in `likeness`.
+        Equal bodies have the same number of tensors, and the tensors that were read from both agree
+        as in `likeness`.
         """
         _, whole, own = _parts(body)
         rows = np.frombuffer(self._content, self._row)
@@ -192,9 +206,10 @@ class Bodies:
 
 
 def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
-    """Return an 8-byte hash of the content of weights files, computed from their listed digests.
+    """Return an 8-byte hash of the content of weights files, without reading them.
 
-    This takes no request. The bytes are zeros if the listing lacks the SHA-256 of a file.
+    It is computed from the SHA-256 that the checkpoint's listing gives for each file. The result is
+    eight zero bytes if the listing lacks one of these, or if there are no files.
     """
     digests: list[str] = []
     for path in paths:
@@ -211,12 +226,12 @@ def digest_of(snapshot: Snapshot, paths: Iterable[str]) -> bytes:
 async def read_body(
     snapshot: Snapshot, most: int | None = None, paths: Sequence[str] | None = None
 ) -> bytes:
-    """Read a short summary of a checkpoint's body, by which copies are recognised.
+    """Read a summary of a checkpoint's body, its tensors before the final norm.
 
-    The summary holds a hash of the weights files and, for each tensor that is read, a weighted sum
-    of some of its numbers. Left out are tensors that are packed or not contiguous, and all but one
-    slice of a tensor that is stored in slices. For GGUF, and for experts stacked by mlx_lm, the
-    summary is the hash alone.
+    Copies are recognised by it. The summary holds a hash of the weights files and, for each tensor
+    that is read, a weighted sum of some of its numbers. Left out are tensors that are packed or not
+    contiguous, and all but one slice of a tensor that is stored in slices. For GGUF, and for
+    experts stacked by mlx_lm, the summary is the hash alone.
 
     Args:
         snapshot: The checkpoint's files.
@@ -303,7 +318,8 @@ def _middle(tensor: Tensor) -> tuple[int, int]:
 async def weights_in(snapshot: Snapshot) -> list[str]:
     """Return the paths of a checkpoint's or an adapter's weights files.
 
-    If there is neither a model in transformers' layout nor an adapter, these are all GGUF files.
+    If the checkpoint holds neither a model in transformers' layout nor an adapter, the paths of all
+    its GGUF files are returned, sorted.
 
     Raises:
         ScreeningError: ``BadIndex``: the index of the shards does not fit the files.

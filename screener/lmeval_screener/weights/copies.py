@@ -49,12 +49,12 @@ _SHOWN = 5  # originals that a sentence names
 
 
 def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
-    """Return a sketch of some rows: a few hundred bytes by which copies are recognised.
+    """Summarise a checkpoint's rows in a few hundred bytes, by which copies are recognised.
 
-    It holds hashes of the rows and of the norm's weight γ, each as it is and rounded to F16 and
-    BF16. After them come float32 numbers, each group with its expected rounding: random sums of the
-    stored numbers, and products ``v_j K v_k`` of the rows' Gram matrix K with pairs of random
-    vectors.
+    The sketch holds hashes of the rows and of the norm's weight γ, each as it is and rounded to F16
+    and BF16. After these come float32 numbers, each group with its expected rounding: random sums
+    of the stored numbers, and products ``v_j K v_k`` of the rows' Gram matrix K with pairs of
+    random vectors.
 
     Args:
         rows: Rows of the output projection, shape (n, d).
@@ -121,19 +121,20 @@ def _keys(sketch: bytes) -> list[bytes]:
 
 
 class Original(NamedTuple):
-    """Which other checkpoint has the same rows as this one, and of which one it is a copy.
+    """With which checkpoint one checkpoint shares its rows, and of which one it is a copy.
 
-    Checkpoints are given by their index in the sequence that was passed to `originals`.
+    The rows are those of the output projection. Each checkpoint is given by its index in the
+    sequence that was passed to `originals`.
 
     Attributes:
-        place: The checkpoint with the same rows whose dtype rounds least; this checkpoint itself if
-            no other has its rows.
-        exact: Whether the two have the same numbers in their rows up to rounding; False if only the
+        place: The checkpoint with the same rows whose dtype rounds least; the checkpoint's own
+            index if no other has its rows.
+        exact: Whether the rows of both are the same numbers up to rounding; False if only their
             Gram matrices agree.
-        copied: The checkpoint with the same rows and the same body, of which this one is a copy;
-            None if it is no copy.
-        bodies: Comparison of this checkpoint's body with that of ``copied``, or with that of
-            ``place`` if it is no copy.
+        copied: The checkpoint of which this one is a copy, with the same rows and the same body;
+            None if this one is not a copy.
+        bodies: Comparison of this checkpoint's body with the body of ``copied``, or of ``place`` if
+            this one is not a copy; `UNKNOWN` if ``place`` is the checkpoint itself.
     """
 
     place: int
@@ -145,8 +146,8 @@ class Original(NamedTuple):
 def originals(members: Sequence[Reading]) -> list[Original]:
     """Find the copies and the equal rows among checkpoints that were read for the same tokens.
 
-    If the rows of two checkpoints agree only up to rounding, and their bodies differ, they count as
-    different trainings, and their rows as different.
+    If only the Gram matrices of two checkpoints' rows agree (see `Original`), and their bodies
+    differ, the two count as separate trainings, and their rows as different.
 
     Returns:
         An `Original` for each checkpoint, in the order of ``members``.
@@ -300,7 +301,10 @@ def _apart(a: Array, b: Array) -> Array:
 
 
 def said(members: Sequence[Screened]) -> list[str]:
-    """Return sentences on copies and on equal rows, at most one of each; empty without either."""
+    """Return up to two sentences for a report: on the copies among checkpoints, and on equal rows.
+
+    The list is empty if there are neither.
+    """
     copies: dict[tuple[str, str], list[str]] = {}
     equal: dict[tuple[str, str], list[str]] = {}
     for c in members:
@@ -309,7 +313,7 @@ def said(members: Sequence[Screened]) -> list[str]:
             words = (f"is a copy of {c.copy_of}{how}", f"are copies of {c.copy_of}{how}")
             if c.bodies.compared < c.bodies.of:
                 parts = f"{c.bodies.compared} of {c.bodies.of} tensors"
-                what = f"the same as {c.copy_of} in all that was compared, {parts}"
+                what = f"the same as {c.copy_of} in all that was compared ({parts})"
                 words = (f"is {what}", f"are {what}")
             copies.setdefault(words, []).append(c.label)
         elif c.equal_rows_with is not None:

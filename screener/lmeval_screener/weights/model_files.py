@@ -26,11 +26,11 @@ class ModelFiles:
     """The weights files that belong to a model, in transformers' layout.
 
     Attributes:
-        paths: The files, sorted. Several files without an index are slices, or shards that cannot
-            be read.
+        paths: The paths of the files, sorted; empty if there are none. Several files without an
+            index are slices (see ``sliced``), or shards that cannot be read for lack of an index.
         kind: The format whose index names the files; None without an index.
         index: The content of that index; empty without one.
-        notes: Remarks for readers of the result; usually empty.
+        notes: Sentences about the choice of the files, to be shown with the result; usually empty.
         sliced: Whether each file holds slices of the tensors (torch's distributed checkpoint).
     """
 
@@ -42,7 +42,7 @@ class ModelFiles:
 
     @property
     def holders(self) -> dict[str, list[str]]:
-        """The file of each tensor by the index, in a list of one; empty without an index."""
+        """For each tensor in the index, a list with the one file that holds it."""
         return {tensor: [file] for tensor, file in self.index.get("weight_map", {}).items()}
 
 
@@ -64,14 +64,15 @@ async def model_files(snapshot: Snapshot) -> ModelFiles:
             if not isinstance(shards, dict):
                 shards = {"": None}
             if not all(isinstance(file, str) for file in shards.values()):
-                raise bad_index(snapshot, kind.index, "has no weight_map of names")
+                reason = "has no weight_map from tensors to names of files"
+                raise bad_index(snapshot, kind.index, reason)
             named = sorted(set(shards.values()))
             missing = []
             for file in named:
                 if file not in snapshot.files or "/" in file or not file.endswith(kind.suffix):
                     missing.append(file)
             if missing:
-                reason = f"names {len(named)} files, of which these are missing: {some(missing, 1)}"
+                reason = f"names missing files ({len(missing)} of {len(named)}): {some(missing, 1)}"
                 raise bad_index(snapshot, kind.index, reason)
             return ModelFiles(tuple(named), kind, index)
     others = safetensors_files(snapshot.files)
@@ -94,7 +95,7 @@ def bad_index(snapshot: Snapshot, name: str, reason: str) -> ScreeningError:
         reason: What is wrong, as a continuation of "NAME of REPOSITORY".
     """
     copy = "copy" if snapshot.is_local else "upload"
-    why = f"the index is stale or the {copy} incomplete"
+    why = f"the index is stale, or the {copy} is incomplete"
     return ScreeningError(
         "BadIndex", f"{name} of {snapshot.repo} {reason}: {why}; {snapshot.next_step}"
     )
@@ -104,7 +105,8 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
     """Read the object in a JSON file; a missing file counts as an empty object.
 
     Raises:
-        ScreeningError: With ``code``, if the file holds anything but a JSON object.
+        ScreeningError: The file holds something other than a JSON object. The error's code is
+            ``code``.
     """
     if path not in snapshot.files:
         return {}

@@ -39,12 +39,13 @@ Shape = tuple[int, ...] | None
 
 _UNWRAP = "save the model inside it: `accelerator.unwrap_model(model).save_pretrained(FOLDER)`"
 _GATHER = (
-    "gather it when saving: `model.save_pretrained(FOLDER, state_dict=accelerator.get_state_dict(model))`, "
-    "or join its shards with `accelerate merge-weights`"
+    "gather the weights when saving: "
+    "`model.save_pretrained(FOLDER, state_dict=accelerator.get_state_dict(model))`, or join the "
+    "shards with `accelerate merge-weights`"
 )
 _MERGE = "merge it into its base: `model.merge_and_unload().save_pretrained(FOLDER)`"
-_FSDP = ("it was saved from FSDP's wrappers", _GATHER)
-_FLATTENED = ("it was saved from FSDP's flattened parameters", _GATHER)
+_FSDP = ("it was saved from a model wrapped by FSDP", _GATHER)
+_FLATTENED = ("it was saved from the flattened parameters of FSDP", _GATHER)
 _RECOMPUTED = ("it was saved from layers wrapped for activation checkpointing", _GATHER)
 #: Parts that no class has, wherever they stand in a name: how they came there, and the command that saves the
 #: model without them.
@@ -59,16 +60,16 @@ _ANYWHERE = {
     "flat_param_0": _FLATTENED,
     "_checkpoint_wrapped_module": _RECOMPUTED,
     "_checkpoint_wrapped_model": _RECOMPUTED,
-    "_forward_module": ("it was saved from the wrapper of Lightning or DeepSpeed", _UNWRAP),
+    "_forward_module": ("it was saved from a model wrapped by Lightning or DeepSpeed", _UNWRAP),
 }
 _PEFT = "base_model.model"
 #: Beginnings of all names of a wrapped model, likewise.
 _IN_FRONT = {
     _PEFT: ("it was saved from a PEFT model", _MERGE),
-    "module": ("it was saved from the wrapper of DDP, DataParallel or DeepSpeed", _UNWRAP),
+    "module": ("it was saved from a model wrapped by DDP, DataParallel or DeepSpeed", _UNWRAP),
     "_module": (
-        "it was saved from the wrapper of Opacus",
-        "save `model._module` with save_pretrained",
+        "it was saved from a model wrapped by Opacus",
+        "save the model inside it: `model._module.save_pretrained(FOLDER)`",
     ),
 }
 #: How parts of the names of a PEFT model begin whose adapters were not merged.
@@ -93,7 +94,8 @@ _LAYER_COUNTS = ("decoder_layers", "num_hidden_layers", "n_layer", "num_layers",
 #: Types that leave layers out by their configuration.
 _WITH_HOLES = ("nemotron-nas",)
 _INCOMPLETE = (
-    "it may be an incomplete copy: download it again, or save it again with save_pretrained"
+    "download the checkpoint again, since the copy may be incomplete, or save the model again with "
+    "save_pretrained"
 )
 #: Types whose own names have a wrapper's part behind the prefix.
 _INSIDE = {"inkling2_text": "llm", "inkling2_loop_text": "llm"}
@@ -127,9 +129,10 @@ _INNER = _inner_parts()
 
 
 def loaded_name(name: str, model_type: str = "") -> str:
-    """Return the name by which transformers loads a stored tensor.
+    """Return the name under which transformers loads a stored tensor.
 
-    A missing prefix of the class is added, and a doubled prefix is reduced to one.
+    If the prefix of the model's class, such as ``model.``, is missing, it is added; if it occurs
+    twice, one is removed.
 
     Args:
         name: The name as stored.
@@ -156,8 +159,8 @@ def refuse_names(
     Args:
         shapes: The shape of every tensor by its stored name; None for a shape that is not known.
         config: The content of config.json; empty if there is none.
-        by_transformers: Whether transformers loads the checkpoint; False for mlx_lm, in whose files
-            a wrapper's prefix may stand before the names.
+        by_transformers: Whether transformers loads the checkpoint; False for files of mlx_lm, in
+            which names may begin with the prefix of a wrapper, such as ``language_model.``.
 
     Raises:
         ScreeningError: ``RandomWeights``; or ``NoOutputProjection`` for a draft model of
@@ -180,10 +183,10 @@ def refuse_part(
 
     Args:
         name: The name of the matrix.
-        shape: Its shape, (v, d).
+        shape: Number of rows and width of the matrix, (v, d).
         config: The content of config.json.
-        more_rows: Whether more rows than ``vocab_size`` are allowed, as some classes have them in
-            the input embedding.
+        more_rows: Whether the matrix may have more rows than ``vocab_size``, as the input embedding
+            of some classes has.
 
     Raises:
         ScreeningError: ``NoOutputProjection``: the shapes differ, so transformers would not load
@@ -197,10 +200,11 @@ def refuse_part(
     has_rows = stored_rows == rows or (more_rows and stored_rows > rows)
     if has_rows and stored_width == width:
         return
-    step = "correct config.json, or save it again with save_pretrained"
+    step = "correct config.json, or save the model again with save_pretrained"
     if stored_rows < rows or stored_width < width:
         step = (
-            "if it is one slice of tensor parallelism, save the gathered model with save_pretrained"
+            "if the matrix is one process's slice under tensor parallelism, save the gathered "
+            "model with save_pretrained"
         )
     raise cannot(
         "NoOutputProjection",
@@ -217,10 +221,14 @@ def _positive(stated: Any, otherwise: int) -> int:
 
 
 def notes_on(names: Collection[str], config: Mapping[str, Any]) -> list[str]:
-    """Return a list with a remark if a checkpoint was saved with another head; else an empty list.
+    """Return a list with a remark if a checkpoint was saved as a reward model or a classifier.
 
-    Such heads are those of reward models and classifiers. They are recognised by the tensors'
-    names, or by ``architectures`` in config.json.
+    The list is empty for any other checkpoint. These models have a head other than the output
+    projection, which is recognised by the tensors' names or by ``architectures`` in config.json.
+
+    Args:
+        names: The names of all stored tensors.
+        config: The content of config.json; empty if there is none.
     """
     heads = [f"{name} is stored" for name in _OTHER_HEADS if name in names]
     classes = filter(_OTHER_CLASSES.search, _architectures(config))
@@ -263,8 +271,8 @@ def _refuse_drafts(names: Collection[str], config: Mapping[str, Any]) -> None:
         raise cannot(
             "NoOutputProjection",
             f"it is a draft model for speculative decoding ({', '.join(parts[:2])}), which needs the "
-            "states of another model",
-            "screen the model that it drafts for",
+            "hidden states of another model",
+            "screen the model for which it drafts",
         )
 
 
@@ -299,10 +307,10 @@ def _refuse_other_case(names: Collection[str]) -> None:
     lowered = {name.lower(): name for name in names}
     name = stored_name(lowered, known)
     if name is not None and lowered[name] != name:
-        step = "rename the tensors as their class names them, and save them again"
+        step = "give the tensors the names of the model's class, and save them again"
         raise _random(
-            f"its tensors' names have other capital letters ({lowered[name]} for {name}), so no loader "
-            "finds them",
+            "its tensors' names have other capital letters than transformers expects "
+            f"({lowered[name]} in place of {name})",
             step,
         )
 
@@ -310,8 +318,9 @@ def _refuse_other_case(names: Collection[str]) -> None:
 def _wrapped(part: str, name: str) -> ScreeningError:
     """The error for a name with a part that a wrapper puts there."""
     cause, step = _ANYWHERE.get(part) or _IN_FRONT[part]
-    where = "begin with" if name.startswith(part) else "hold"
-    return _random(f"{cause} and its tensors' names {where} `{part}.`, which no class has", step)
+    where = "begin with" if name.startswith(part) else "contain"
+    reason = f"{cause}, so its tensors' names {where} `{part}.`, which transformers does not expect"
+    return _random(reason, step)
 
 
 def refuse_placeholders(shapes: Mapping[str, Shape]) -> None:
@@ -323,10 +332,11 @@ def refuse_placeholders(shapes: Mapping[str, Shape]) -> None:
     empty = [name for name, shape in shapes.items() if shape == (0,) and name.endswith(".weight")]
     if empty:
         raise _random(
-            f"{len(empty)} of its {len(shapes)} tensors are placeholders of shape [0] ({empty[0]}): "
-            "DeepSpeed ZeRO-3 kept the numbers in other files",
+            f"it holds placeholders of shape [0] in place of weights ({len(empty)} of its "
+            f"{len(shapes)} tensors, such as {empty[0]}): DeepSpeed ZeRO-3 kept the numbers in "
+            "other files",
             "run `python zero_to_fp32.py . OUT --safe_serialization` in the checkpoint's folder, put "
-            "config.json and the tokenizer into OUT and screen it; or save again with "
+            "config.json and the tokenizer into OUT and screen OUT; or save the model again with "
             "stage3_gather_16bit_weights_on_model_save",
         )
 
@@ -374,10 +384,10 @@ def _foreign(name: str, candidates: Iterable[str]) -> ScreeningError:
         longest = max(tails, key=len)
         beginning, _, _ = name.rpartition(longest)
     return _random(
-        f"its tensors' names begin with `{beginning}.`, under which its class has nothing: a loader "
-        "leaves them out",
-        "save the language model alone with save_pretrained, or rename the tensors as its class "
-        "names them",
+        f"its tensors' names begin with `{beginning}.`, which the model's class does not have: "
+        "transformers would leave these tensors out",
+        "save only the language model with save_pretrained, or give the tensors the names of its "
+        "class",
     )
 
 
@@ -389,7 +399,9 @@ def _refuse_missing_layers(stored: Collection[str], config: Mapping[str, Any]) -
     norm = stored_name(stored, FINAL_NORMS)
     is_known = types[0] in NORMS and types[-1] not in NORMS_WITHOUT_WEIGHT
     if norm is None and is_known and any(_LAYER.match(name) for name in stored):
-        raise _random("its final norm is not stored under a name that its class has", _INCOMPLETE)
+        raise _random(
+            "its final norm is not stored under a name that the model's class has", _INCOMPLETE
+        )
     place = norm or stored_name(stored, EMBEDDINGS) or ""
     parent = place.removesuffix(".weight").rpartition(".")[0]
     stems = {f"{parent}.{word}".removeprefix(".") for word in _LAYERS}
@@ -411,4 +423,8 @@ def _refuse_missing_layers(stored: Collection[str], config: Mapping[str, Any]) -
     count = max(min(counts, default=0), max(numbers) + 1)
     missing = next((number for number in range(count) if number not in numbers), None)
     if missing is not None:
-        raise _random(f"layer {missing} of {count} is not stored ({stem}.{missing}.)", _INCOMPLETE)
+        reason = (
+            f"layer {missing} of {count} (counted from 0) is not stored: no tensor's name begins "
+            f"with `{stem}.{missing}.`"
+        )
+        raise _random(reason, _INCOMPLETE)

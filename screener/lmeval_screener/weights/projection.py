@@ -64,11 +64,13 @@ class FinalNorm:
     """The final norm in front of the output projection, as far as it is known.
 
     Attributes:
-        name: Name of the tensor; None if the norm has no weight, or is not known.
-        weight: The norm's weight γ, float64 of shape (d,); ones if it has none; None if not known.
-        kind: ``rms`` or ``layer``; None if not known. After a layer norm the state sums to 0, so a
-            constant that is added along the width of a row changes no prediction.
-        reason: Why the weight or the kind is not known; empty if both are.
+        name: Name of the tensor that stores the weight; None if the norm has no weight, or is not
+            known.
+        weight: The norm's weight γ, float64 of shape (d,); ones if the norm has no weight; None if
+            it is not known.
+        kind: ``rms`` or ``layer``; None if it is not known. After a layer norm the state sums to 0,
+            so adding a constant to all numbers of ``γ ∘ row`` changes no logit.
+        reason: Why the weight or the kind is not known; empty if both are known.
     """
 
     name: str | None = None
@@ -77,7 +79,7 @@ class FinalNorm:
     reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the part of rows that predictions depend on.
+        """Return the part of the rows on which predictions depend.
 
         Args:
             rows: Rows of the output projection, shape (n, d).
@@ -87,10 +89,10 @@ class FinalNorm:
             width is subtracted.
 
         Raises:
-            ValueError: The norm is not known.
+            ValueError: ``weight`` is None.
         """
         if self.weight is None:
-            raise ValueError(f"expected a known final norm: {self.reason}")
+            raise ValueError(f"expected a known final norm, got none: {self.reason}")
         seen = rows.astype(np.float64) * self.weight
         if self.kind == "layer":
             seen -= seen.mean(axis=1, keepdims=True)
@@ -166,11 +168,11 @@ class OutputProjection:
         parameters: Number of parameters in the whole checkpoint as stored, where tied matrices
             count once; None if unknown.
         warnings: Sentences for readers of the result; usually empty.
-        norm: Where the final norm in front of it is stored.
-        files: The model's weights files.
+        norm: Where the final norm in front of the output projection is stored.
+        files: Paths of the model's weights files; empty if they were not collected.
         stored: Names of all tensors in the checkpoint; empty if they were not collected.
-        types: The ``model_type`` of config.json, and that of the language model inside it, if any;
-            empty if unknown.
+        types: The ``model_type`` of config.json, followed by that of a nested language model, if
+            any; empty if unknown.
     """
 
     name: str
@@ -187,14 +189,26 @@ class OutputProjection:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows and width, (v, d); padding may make v exceed the vocabulary."""
+        """Number of rows and width, (v, d); padding may make v exceed the vocabulary's size."""
         return self.rows.shape
 
 
 async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
-    """Read rows of the output projection, as `read_rows` does, and its final norm, concurrently."""
+    """Read rows of the output projection and, at the same time, the final norm in front of it.
+
+    Args:
+        projection: The output projection.
+        ids: Numbers of the rows, which are token ids.
+
+    Returns:
+        The rows as `read_rows` returns them, float32 of shape (len(ids), d), and the final norm.
+
+    Raises:
+        ScreeningError: The rows cannot be used (see `read_rows`), or a file that holds the norm's
+            weight is missing or broken.
+    """
     _, width = projection.shape
     rows, norm = await side_by_side(
         [
@@ -222,14 +236,15 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
             the same way.
     """
 
-    def refuse(bad: Iterable[int], state: str, why: str) -> None:
+    def refuse(bad: Iterable[int], fault: str, why: str) -> None:
         numbers = [str(i) for i in bad]
         if not numbers:
             return
         shown = ", ".join(numbers[:8])
         if len(numbers) > 8:
             shown += ", …"
-        reason = f"rows {shown} of {projection.name} {state}: {why}"
+        tokens = "token id" if len(numbers) == 1 else "token ids"
+        reason = f"{projection.name} {fault} ({tokens} {shown}): {why}"
         raise cannot("BadRows", reason, "screen another checkpoint")
 
     v, _ = projection.shape
@@ -237,14 +252,17 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
     wanted, place = np.unique(numbers, return_inverse=True)
     is_outside = (wanted < 0) | (wanted >= v)
     outside = wanted[is_outside]
-    refuse(outside, f"are outside its {v} rows", "the checkpoint's vocabulary is too short")
+    refuse(
+        outside, f"has only {v} rows, fewer than needed", "the checkpoint's vocabulary is too short"
+    )
     matrix = await projection.rows.read(wanted.tolist())
     is_finite = np.isfinite(matrix).all(axis=1)
-    refuse(wanted[~is_finite], "hold NaN or Inf", "the checkpoint is damaged")
+    refuse(wanted[~is_finite], "has rows that hold NaN or Inf", "the checkpoint is damaged")
     is_zero = ~matrix.any(axis=1)
-    refuse(wanted[is_zero], "are zero", "these tokens were never trained")
+    refuse(wanted[is_zero], "has rows that are zero", "these tokens were never trained")
     if len(wanted) > 1 and _of_one_direction(matrix[:2]) and _of_one_direction(matrix):
-        refuse(wanted, "all point the same way", "the matrix was never trained, or is damaged")
+        fault = "has rows that all point the same way"
+        refuse(wanted, fault, "the matrix was never trained, or is damaged")
     rows: NDArray[np.float32] = matrix[place]
     return rows
 
@@ -262,7 +280,7 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
 
     Raises:
         ScreeningError: The output projection is missing, or stored in a way that cannot be read. If
-            it is quantised, the message recommends the base model that the checkpoint names.
+            it is quantised and the checkpoint names its base model, the message recommends that.
     """
     config, chosen = await side_by_side(
         [
@@ -439,9 +457,7 @@ class _Model:
             how += f" with {stem}{companions[0]} next to it"
         if tensor.dtype in FLOAT_DTYPES:
             if len(tensor.shape) != 2 or 0 in tensor.shape:
-                reason = (
-                    f"{tensor.name} has shape {tensor.shape}, where a matrix (v, d) is expected"
-                )
+                reason = f"{tensor.name} has shape {tensor.shape}, where a matrix is expected"
                 step = "check that it is a causal language model"
                 raise cannot("NoOutputProjection", reason, step)
             file = self._holders[tensor.name][0]
@@ -450,7 +466,7 @@ class _Model:
             if not companions and not (is_code and quantization):
                 return rows
             if not companions:
-                how += " without the scales of config.json's quantization_config"
+                how += " without the scales that config.json's quantization_config requires"
             elif is_code and len(companions) == 1 and companions[0] in architectures.SCALES:
                 name = stem + companions[0]
                 file, *_ = self._holders.get(name, [file])
@@ -463,7 +479,7 @@ class _Model:
                     with_scales = scaled(rows, scales, quantization)
                     if with_scales is not None:
                         return with_scales
-                    how += f", {scale.dtype} of shape {scale.shape}, whose block size is not known"
+                    how += f" ({scale.dtype} of shape {scale.shape}), whose block size is not known"
         reason = f"{tensor.name} is stored {how}"
         raise cannot("QuantizedTensor", reason, "screen the unquantised model")
 
@@ -520,7 +536,7 @@ class _Model:
         """The final norm: its location, and how it is applied."""
         files = self._files
         if not self._types:
-            reason = "config.json has no model_type, which says how the final norm is applied"
+            reason = "config.json has no model_type, which would say how the final norm is applied"
             return StoredNorm(files, reason=reason)
         kind_of_model = self._types[-1]
         norm = architectures.norm_of_type(kind_of_model, self._config)
@@ -537,7 +553,7 @@ class _Model:
             return StoredNorm(files, reason="no final norm with a known name is stored")
         bias = name.removesuffix("weight") + "bias"
         if kind == "rms" and bias in self._holders:
-            reason = f"{bias} is stored, and the norm of {kind_of_model} has no bias"
+            reason = f"{bias} is stored, but the final norm of {kind_of_model} has no bias"
             return StoredNorm(files, reason=reason)
         held = self._holders[name]
         return StoredNorm(files, name, held, kind, plus_one, self._header_bytes(held[0]))
@@ -548,8 +564,8 @@ class _Model:
         if not is_mlx or not norm.plus_one or self._types[-1] not in architectures.WHOLE_IN_MLX:
             return norm
         self._warnings.append(
-            f"converted by mlx_lm, which stores 1 + {norm.name}: read as mlx_lm loads it, "
-            "not as transformers does"
+            f"the checkpoint was converted by mlx_lm, which stores 1 + the weight in {norm.name}: "
+            "the norm was read as mlx_lm loads it, not as transformers does"
         )
         return replace(norm, plus_one=False)
 
@@ -566,7 +582,7 @@ async def _refuse_unreadable(snapshot: Snapshot, chosen: ModelFiles) -> None:
         raise cannot(*known)
     step = f"name the one that you mean, such as {snapshot.repo}/{paths[0]}"
     if not snapshot.is_local:
-        step = "the upload may be incomplete"
+        step = "check whether the upload is complete"
     elif any("-of-" in path for path in paths):
         step = snapshot.next_step
     reason = f"it has {len(paths)} safetensors files but no {SAFETENSORS.index}"
@@ -583,10 +599,11 @@ def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
 
 
 async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
-    """Return the error for a checkpoint without weights that can be read; it names the files found.
+    """Return the error for a checkpoint that has no readable weights.
 
-    The message also names the base model, if ``adapter_config.json`` or the README's ``base_model``
-    does.
+    The message says what the files are instead, and how to get a checkpoint that can be read. For
+    an adapter or an empty folder, that is the base model, by its name if ``adapter_config.json`` or
+    the README's ``base_model`` states it.
     """
     files = sorted(snapshot.files)
     around = snapshot.names_around()
@@ -595,7 +612,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         return cannot(*known)
     base = await _base_model(snapshot) or "its base model"
     if "adapter_config.json" in files or any(path.startswith("adapter_model.") for path in files):
-        step = f"merge it into its base model, or screen {base}"
+        step = f"merge the adapter into its base model, or screen {base}"
         return cannot("AdapterOnly", "it holds only an adapter", step)
     unread = []
     inside = []
@@ -606,7 +623,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
             inside.append(path)
     if unread:
         usual = " or ".join(kind.single for kind in TRANSFORMERS)
-        step = "save it with save_pretrained"
+        step = "save the model with save_pretrained"
         if snapshot.revision:  # of the Hub
             step = f"look for a revision that has safetensors (often refs/pr/N), or {step}"
         reason = f"its weights are stored only as {some(unread, 2)}, where {usual} is expected"
@@ -619,8 +636,8 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         command = f"`hf download {snapshot.repo} --include '{folder}/*'`"
         return cannot(
             "NoSafetensors",
-            f"its safetensors are in subfolders ({some(inside, 2)})",
-            f"download one ({command}) and screen that folder",
+            f"its safetensors files are in subfolders ({some(inside, 2)})",
+            f"download one of these folders ({command}) and screen it",
         )
     return cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 

@@ -53,7 +53,11 @@ SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
 
 class WeightFiles:
-    """The weights files of a checkpoint. The header of each file is read once."""
+    """The weights files of a checkpoint, whose headers are kept once they have been read.
+
+    Attributes:
+        snapshot: The files of the checkpoint.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -64,7 +68,7 @@ class WeightFiles:
 
         Args:
             path: The file.
-            guess: Expected size of the header in bytes, which the first request asks for.
+            guess: Expected size of the header in bytes: the size of the first request.
 
         Raises:
             ScreeningError: The file is missing or broken.
@@ -82,11 +86,12 @@ class WeightFiles:
         Args:
             path: The file that holds the tensor.
             tensor: The tensor, from the header of the file.
-            narrow: Whether its rows are so short that bytes between them cost less than another
-                request.
+            narrow: Whether the rows are so short that reading the bytes between two of them costs
+                less than another request.
 
         Raises:
-            ScreeningError: The tensor's place in a torch archive is broken.
+            ScreeningError: The file is a torch archive, and does not hold the tensor where its
+                directory says.
         """
         if tensor.entry is not None:
             from lmeval_screener.weights.files import zip_archive
@@ -133,7 +138,8 @@ class Matrix:
         file: The path of the file.
         tensor: The tensor's place in the file.
         shape: Number of rows, and their width.
-        narrow: Whether rows are so short that bytes between them cost less than another request.
+        narrow: Whether the rows are so short that reading the bytes between two of them costs less
+            than another request.
     """
 
     snapshot: Snapshot
@@ -273,7 +279,7 @@ class ScaledRows:
 
     Attributes:
         codes: The 8-bit floats.
-        scales: The scales, with a row for each row of blocks.
+        scales: The scales, one for each block: entry (i, j) is that of block (i, j).
         block: Number of rows and of columns in a block.
     """
 
@@ -308,7 +314,7 @@ def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | Non
 
     Args:
         codes: The 8-bit floats, shape (v, d).
-        scales: One scale for the matrix, one for each row, or one for each block.
+        scales: The scales: one for the whole matrix, one for each row, or one for each block.
         quantization: ``quantization_config`` of config.json, which may state ``weight_block_size``.
 
     Returns:
@@ -394,7 +400,8 @@ def pieced(
         sizes: ``vocab_size`` and ``hidden_size`` of config.json; None if it does not state them.
 
     Raises:
-        ScreeningError: ``SlicedTensor``: the slices do not fill a matrix of these sizes.
+        ScreeningError: ``SlicedTensor``: the slices overlap, have different dtypes or unknown
+            places, or do not fill a matrix of these sizes; or ``sizes`` is None.
     """
     pieces = []
     v = d = held = 0
@@ -412,17 +419,22 @@ def pieced(
         held += height * width
         dtypes.add(matrix.tensor.dtype)
     overlap = any(_share_a_number(*pair) for pair in in_steps(combinations(pieces, 2)))
-    if held != v * d or overlap or len(dtypes) != 1:
+    if len(dtypes) != 1:
+        raise sliced_error(name, f"the slices have different dtypes ({', '.join(sorted(dtypes))})")
+    if overlap:
+        raise sliced_error(name, "two of the slices found overlap")
+    if held != v * d:
         why = f"the slices found do not fill a matrix of {v} × {d} (a file may be missing)"
         raise sliced_error(name, why)
     if sizes is None:
         raise sliced_error(name, "config.json does not state vocab_size and hidden_size")
     all_rows, all_columns = sizes
     if v < all_rows or d != all_columns:
-        why = (
-            f"the slices found fill {v} × {d} of {all_rows} × {all_columns} (a file may be missing)"
+        raise sliced_error(
+            name,
+            f"the slices found fill only {v} × {d} of a matrix of {all_rows} × {all_columns} (a "
+            "file may be missing)",
         )
-        raise sliced_error(name, why)
     in_order = sorted(pieces, key=lambda piece: piece[1:])
     return PiecedRows((v, d), tuple(in_order))
 
@@ -444,6 +456,7 @@ def sliced_error(name: str, why: str) -> ScreeningError:
     return cannot(
         "SlicedTensor",
         f"{name} is stored in slices of torch's distributed checkpoint, and {why}",
-        "join them first (HuggingFaceStorageWriter(..., enable_consolidation=True) when "
-        "saving, or torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)",
+        "check that all files are there, and join the slices first: save with "
+        "`HuggingFaceStorageWriter(..., enable_consolidation=True)`, or call "
+        "`torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files`",
     )

@@ -41,9 +41,10 @@ class Tensor(NamedTuple):
         name: The name as stored.
         dtype: The element type, such as ``BF16``: a key of `DTYPE_BITS`, or a type of GGUF.
         shape: The length of each dimension.
-        begin: Position of its first byte in the file.
-        end: Position after its last byte.
-        strides: For each dimension, the elements from one index to the next; None if contiguous.
+        begin: Position of the tensor's first byte in the file.
+        end: Position after the tensor's last byte.
+        strides: For each dimension, the number of elements from one index to the next; None if the
+            tensor is contiguous.
         entry: In a torch archive, the offset and the name of the entry that holds the tensor, until
             `zip_archive.locate` has found the exact ``begin``; else None.
     """
@@ -63,7 +64,7 @@ class Tensor(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its elements lie row by row without gaps."""
+        """Whether the tensor's elements lie row by row without gaps."""
         if self.strides is None:
             return True
         strides: list[int] = []
@@ -80,9 +81,10 @@ class Header:
         tensors: Every tensor in the file, by its stored name.
         slices: For each tensor that torch's distributed checkpoint stored as a slice, the slice's
             first index in each dimension; None if the file's metadata does not give numbers.
-        pairs: Metadata of a GGUF file by key, as far as they are needed.
-        writer: The ``format`` in a safetensors file's metadata, such as ``pt`` or ``mlx``; else
-            empty.
+        pairs: The entries of a GGUF file's metadata that the screener needs, by key; empty for
+            other formats.
+        writer: The ``format`` in a safetensors file's metadata, such as ``pt`` or ``mlx``; empty if
+            it is not stated, and for other formats.
     """
 
     tensors: Mapping[str, Tensor]
@@ -104,13 +106,13 @@ class DamagedError(ScreeningError):
     """The header or the archive directory of a weights file contradicts the file.
 
     Args:
-        part: The broken part, up to the file's name, such as ``the GGUF header of``.
+        part: The broken part, as it is written before the file's name: ``the GGUF header of``.
         reason: What is wrong with it.
         code: The error's code.
     """
 
     def __init__(self, part: str, reason: str, code: str = "BadHeader") -> None:
-        super().__init__(code, f"{part} a file is broken: {reason}")
+        super().__init__(code, f"{part.removesuffix(' of')} is broken: {reason}")
         self.part = part
         self.reason = reason
 
@@ -120,8 +122,8 @@ class WeightFile:
 
     Attributes:
         size: Size of the file in bytes.
-        what: Name of the file in messages.
-        guess: Expected size of the header in bytes, which the first request asks for.
+        what: Name of the file in messages, such as ``model.safetensors of ORG/NAME``.
+        guess: Expected size of the header in bytes: the size of the first request.
     """
 
     def __init__(self, snapshot: Snapshot, entry: FileEntry, guess: int = 65_536) -> None:
@@ -147,25 +149,26 @@ class WeightFile:
         return body
 
     async def understood(self, work: Awaitable[T]) -> T:
-        """Await the reading of this file, and cache the bytes that were read if it succeeds.
+        """Await a coroutine that reads this file, and cache the bytes that it read if it succeeds.
 
         Args:
-            work: A coroutine that reads the file by `read`.
+            work: The coroutine, which reads by the method `read`.
 
         Returns:
             The coroutine's result.
 
         Raises:
-            ScreeningError: In place of a `DamagedError`, with the file's name and advice.
+            ScreeningError: ``work`` raised a `DamagedError`; the message adds the file's name and
+                what to do.
         """
         try:
             result = await work
         except DamagedError as error:
-            step = "compare its sha256 or upload it again"
+            step = "compare its SHA-256, or upload it again"
             how = f"the file was damaged in transit or at its source: {step}"
             if self._snapshot.is_local:
                 step = "wait until it is written, or save it again"
-                how = f"the file was not written to its end, or damaged since: {step}"
+                how = f"the file is not written to its end yet, or was damaged: {step}"
             what = f"{error.part} {self.what} is broken: {error.reason}"
             raise ScreeningError(error.code, f"{what}; {how}") from error
         cache = self._snapshot.cache
@@ -178,8 +181,13 @@ class WeightFile:
 def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
     """Decode the bytes of rows to float32 of shape (rows, width).
 
-    The numbers are exact, except those of F64, which are rounded, and infinite beyond the range of
-    float32.
+    The numbers are exact, except for F64: they are rounded, and become infinite if they exceed the
+    range of float32.
+
+    Args:
+        body: The bytes of the rows, one after the other.
+        dtype: The type in which the rows are stored, such as ``BF16``.
+        width: Number of elements in a row.
     """
     flat: NDArray[np.float32]
     if dtype == "BF16":

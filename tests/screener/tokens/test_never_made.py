@@ -138,7 +138,9 @@ def test_bare_digits_where_text_makes_spaced_ones(unigram):
         assert reference.encode(digit).tokens == [f"▁{digit}"]
         assert words.never_made(digit) == f"text makes ▁{digit}"
         assert words.row(f" {digit}") is not None
-    with pytest.raises(ScreeningError, match=r"10 are not: 0 \(text makes ▁0\)") as raised:
+    with pytest.raises(
+        ScreeningError, match=r"got 0; not a single token: 0 \(text makes ▁0\)"
+    ) as raised:
         resolve_tokens(load_token_set("math"), REFERENCE, words)
     assert raised.value.code == "TooFewTokens"
 

@@ -211,7 +211,9 @@ def test_g_is_that_of_the_merged_folder_or_level_with_the_bases(base, tmp_path, 
     assert ours.ratio.mean == pytest.approx(theirs.ratio.mean, abs=1e-5)
     assert (level.gaps["cosine"].mean, level.rank) == (plain.gaps["cosine"].mean, plain.rank)
     assert level.equals == plain.label or plain.equals == level.label
-    assert level.notes == (f"same rows as its base {base}: the screen cannot compare them",)
+    assert level.notes == (
+        f"same rows as its base {base}: the screen cannot rank one above the other",
+    )
     assert main([str(attention), str(base), "--fail-if-below", str(base), "-q"]) == 0
     assert "same rows as its base" in capsys.readouterr().out
 
@@ -427,7 +429,7 @@ TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
         (
             lora(target_modules=["embed_tokens"], use_dora=True),
             {},
-            "where every row depends on all others",
+            "so that every row depends on all other rows",
         ),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 3, 7]}, TOKENS_LEFT_OPEN),

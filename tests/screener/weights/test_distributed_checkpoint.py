@@ -148,13 +148,13 @@ def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
     ("slices", "says"),
     [
         # As many numbers as the whole has, and yet row 9 twice and row 19 never, by any count of numbers.
-        ([([0, 0], HEAD[:10]), ([9, 0], HEAD[9:19, :2]), ([10, 2], HEAD[10:, 2:])], "do not fill"),
-        ([([0, 0], HEAD[:10])], "fill 10 × 4 of 20 × 4"),  # one process's own disk
+        ([([0, 0], HEAD[:10]), ([9, 0], HEAD[9:19, :2]), ([10, 2], HEAD[10:, 2:])], "overlap"),
+        ([([0, 0], HEAD[:10])], "fill only 10 × 4 of a matrix of 20 × 4"),  # one process's own disk
         ([([10, 0], HEAD[10:])], "do not fill a matrix of 20 × 4"),
-        ([([0, 0], HEAD[:, :2])], "fill 20 × 2 of 20 × 4"),
+        ([([0, 0], HEAD[:, :2])], "fill only 20 × 2 of a matrix of 20 × 4"),
         ([([0, 0], HEAD[:8]), ([10, 0], HEAD[10:])], "do not fill"),
-        ([([0, 0], HEAD[:12]), ([10, 0], HEAD[10:])], "do not fill"),
-        ([([0, 0], HEAD[:10]), ([0, 0], HEAD[:10]), ([10, 0], HEAD[10:15])], "do not fill"),
+        ([([0, 0], HEAD[:12]), ([10, 0], HEAD[10:])], "overlap"),
+        ([([0, 0], HEAD[:10]), ([0, 0], HEAD[:10]), ([10, 0], HEAD[10:15])], "overlap"),
         ([([0, 0.5], HEAD)], "does not say which rows"),
         ([("x", HEAD)], "does not say which rows"),
     ],
@@ -191,7 +191,7 @@ def test_slices_under_the_usual_file_names_are_refused_too(tmp_path, name):
     (file,) = tmp_path.glob("shard*")
     file.rename(tmp_path / name)
     write_index(tmp_path, {"lm_head.weight": name})  # of no meaning beside model.safetensors
-    assert "fill 10 × 4 of 20 × 4" in refusal(tmp_path)
+    assert "fill only 10 × 4 of a matrix of 20 × 4" in refusal(tmp_path)
 
 
 def test_without_sizes_in_the_configuration_nothing_says_that_it_is_whole(tmp_path):

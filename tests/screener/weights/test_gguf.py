@@ -82,7 +82,7 @@ def test_the_file_that_is_meant():
     for choice in ("F16", "M-F16-00001-of-00002.gguf"):
         assert len(choose_files(names, choice, "r")) == 2
     assert choose_files(["big/M-F16.gguf", *names[-2:]], None, "r") == ("big/M-F16.gguf",)
-    refused(choose_files, ["mmproj-M.gguf"], None, "r", says="no GGUF file of a model")
+    refused(choose_files, ["mmproj-M.gguf"], None, "r", says="no GGUF file that holds a model")
     for choice, code in ((None, "SeveralFiles"), ("Q4_K", "SeveralFiles"), ("Q9", "FileNotFound")):
         refused(choose_files, names, choice, "r", code=code, says="M-Q4_K_S.gguf")
 
@@ -280,5 +280,5 @@ def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, reason
     )
     found = screened(tmp_path / "m.gguf")
     assert found.ratio is None
-    assert any("head has a bias" in note for note in found.notes) is ("output.bias" in norm)
+    assert any("projection has a bias" in note for note in found.notes) is ("output.bias" in norm)
     assert reason in found.no_ratio

@@ -47,14 +47,15 @@ def local(tmp_path, tensors):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"), [(np.nan, "hold NaN or Inf"), (np.inf, "hold NaN or Inf"), (0, "are zero")]
+    ("value", "says"),
+    [(np.nan, "that hold NaN or Inf"), (np.inf, "that hold NaN or Inf"), (0, "that are zero")],
 )
 def test_rows_that_are_no_weights_are_named(tmp_path, value, says):
     tensors = head_and_embedding()
     tensors["lm_head.weight"][1][[4, 9]] = value
     projection = local(tmp_path, tensors)
     assert asyncio.run(read_rows(projection, [3, 5])).shape == (2, 16)
-    says = f"rows 4, 9 of lm_head.weight {says}"
+    says = f"lm_head.weight has rows {says} (token ids 4, 9)"
     hub_client.refused(asyncio.run, read_rows(projection, [3, 9, 4]), code="BadRows", says=says)
 
 
@@ -66,7 +67,8 @@ def test_rows_of_one_direction_or_outside_the_matrix_are_no_result(tmp_path, len
     matrix = tensors["lm_head.weight"][1]
     matrix[:] = matrix[0] * lengths
     projection = local(tmp_path, tensors)
-    same, outside = "rows 0, 1, 2 of lm_head.weight all point the same way", "outside its 120 rows"
+    same = "lm_head.weight has rows that all point the same way (token ids 0, 1, 2)"
+    outside = "has only 120 rows"
     for ids, message in (([0, 1, 2], same), ([0, 120], outside), ([-1], outside)):
         hub_client.refused(asyncio.run, read_rows(projection, ids), code="BadRows", says=message)
     matrix[2, 0] *= 1.01

@@ -178,16 +178,16 @@ class Adapter:
     """A PEFT adapter: its settings, its tensors, and the name of its base.
 
     Attributes:
-        files: The weights files of its folder.
-        file: The file that holds its tensors.
-        base: Name or path of the base in its configuration; may be empty if ``has_base``.
-        revision: The base's revision; None if not stated.
+        files: The weights files in the adapter's folder.
+        file: The file that holds the adapter's tensors.
+        base: Name or path of the base, from ``adapter_config.json``; may be empty if ``has_base``.
+        revision: The base's revision; None if it is not stated.
         settings: The content of ``adapter_config.json``.
         tensors: All tensors of the adapter by name.
-        modules: The tensors of heads, embeddings and final norms, by module and part, such as
-            ``["lm_head"]["A"]``.
+        modules: The tensors that change heads, embeddings and final norms, by module and by role:
+            ``["lm_head"]["A"]`` is the factor A of a LoRA on the head.
         nothing: Why the adapter changes nothing, such as ``its lora_alpha is 0``; empty if it
-            changes something, or if its file does not tell.
+            changes something, or if that cannot be seen from its files.
         has_base: Whether the base's weights lie in the same folder, where transformers loads both.
     """
 
@@ -203,9 +203,9 @@ class Adapter:
 
     @property
     def label(self) -> str:
-        """The base's name, with its revision if stated.
+        """The base's name, followed by ``@REVISION`` if a revision is stated.
 
-        For a base in the same folder it is ``next to it``.
+        For a base in the adapter's own folder, the text is ``next to it``.
         """
         if self.has_base:
             return "next to it"
@@ -215,9 +215,9 @@ class Adapter:
 
     @property
     def leaves_head(self) -> bool:
-        """Whether the output projection and the final norm stay as they are in the base.
+        """Whether the adapter changes neither the output projection nor the final norm of its base.
 
-        This is judged by the names of the adapter's tensors, and by ``nothing``.
+        The names of the adapter's tensors decide, and ``nothing``.
         """
         return not self.modules or bool(self.nothing)
 
@@ -229,8 +229,9 @@ class Adapter:
         """
         return cannot(
             "AdapterOnly",
-            f"it is an adapter ({self.settings.get('peft_type')}) that {why}",
-            f"merge it into its base {self.label} (merge_and_unload, save_pretrained) and screen that folder",
+            f"it is an adapter ({self.settings.get('peft_type', 'of unknown type')}) that {why}",
+            f"merge it into its base {self.label} (merge_and_unload, save_pretrained) and screen "
+            "the merged model",
         )
 
 
@@ -243,7 +244,7 @@ def is_adapter(snapshot: Snapshot) -> bool:
 
 
 def holds_adapter(snapshot: Snapshot) -> bool:
-    """Whether a folder holds an adapter, alone or together with a whole model."""
+    """Whether a folder holds an adapter, with or without a whole model next to it."""
     files = snapshot.files
     return CONFIG in files and any(name in files for name in ADAPTERS)
 
@@ -266,13 +267,14 @@ def holds_both(snapshot: Snapshot) -> bool:
         raise ScreeningError(
             "AdapterOnly",
             f"{CONFIG} lies next to the weights, and {ADAPTERS[0]} does not: transformers 5 loads such a "
-            f"folder only without {CONFIG}; remove it, or add the adapter",
+            f"folder only without {CONFIG}; remove {CONFIG}, or add the adapter's weights",
         )
     if ADAPTERS[0] not in files and ADAPTERS[1] in files:
         raise ScreeningError(
             "AdapterOnly",
-            f"{ADAPTERS[1]} lies next to the weights, where transformers 5 opens {ADAPTERS[0]} alone and "
-            f"fails; save it with PEFT's save_pretrained, or move it with {CONFIG} to a folder of its own",
+            f"{ADAPTERS[1]} lies next to the weights, where transformers 5 opens only "
+            f"{ADAPTERS[0]} and fails; save the adapter again with PEFT's save_pretrained, or move "
+            f"it with {CONFIG} to a folder of its own",
         )
     return holds_adapter(snapshot)
 
@@ -293,8 +295,9 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
     if not base and not has_base:
         raise ScreeningError(
             "BadConfig",
-            f"{CONFIG} of {snapshot.repo} does not name the base (base_model_name_or_path) whose rows it "
-            "changes; merge it into its base, or write the name into the file",
+            f"{CONFIG} of {snapshot.repo} does not name the base of the adapter "
+            "(base_model_name_or_path); write its name into the file, or merge the adapter into the "
+            "base",
         )
     revision = _text(settings, "revision") or None
     files = WeightFiles(snapshot)
@@ -314,9 +317,10 @@ async def read_adapter(snapshot: Snapshot, *, has_base: bool = False) -> Adapter
         first = min(empty)[:_SHOWN]
         raise ScreeningError(
             "AdapterOnly",
-            f"{len(empty)} of the {len(tensors)} tensors in {file} are empty ({first}): it was saved "
-            "under DeepSpeed's ZeRO-3 without gathering, and PEFT does not load it; save it with "
-            "stage3_gather_16bit_weights_on_model_save, or make it from zero_to_fp32.py's output",
+            f"{file} holds empty tensors ({len(empty)} of {len(tensors)}, such as {first}): it was "
+            "saved under DeepSpeed's ZeRO-3 without gathering, and PEFT does not load it; save the "
+            "adapter with stage3_gather_16bit_weights_on_model_save, or make it from the output of "
+            "zero_to_fp32.py",
         )
     if has_base and settings.get("peft_type") in _BEFORE_THE_MODEL:
         raise ScreeningError(
@@ -373,7 +377,9 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     rows = await _adapted_rows(adapter, parts, projection.rows) if any(parts.values()) else None
     if rows is None or adapter.nothing:
         if not adapter.has_base:
-            warnings.append(f"{SAME_ROWS}{adapter.label}: the screen cannot compare them")
+            warnings.append(
+                f"{SAME_ROWS}{adapter.label}: the screen cannot rank one above the other"
+            )
         return replace(projection, warnings=tuple(warnings))
     if any(update.embedding for update in rows.updates):
         warnings.append(
@@ -403,8 +409,8 @@ def _fitting(adapter: Adapter, projection: OutputProjection) -> tuple[Adapter, s
             if tensor.name not in lacking:
                 modules.setdefault(module, {})[part] = tensor
     note = (
-        f"{len(unplaced)} of the adapter's {len(adapter.tensors)} tensors, such as "
-        f"{min(unplaced)[:_SHOWN]}, belong to no module of its base: PEFT leaves them out"
+        f"the adapter holds tensors that belong to no module of its base ({len(unplaced)} of "
+        f"{len(adapter.tensors)}, such as {min(unplaced)[:_SHOWN]}): PEFT leaves them out"
     )
     return replace(adapter, modules=modules), note
 
@@ -415,11 +421,13 @@ def _unplaced_error(adapter: Adapter, base: BaseModules) -> ScreeningError:
     modules = [module_of(name) for name in sorted(adapter.tensors)]
     named = next(filter(None, reversed(modules)), "")[:_SHOWN]
     how = base.mistake(adapter.tensors)
-    step = "write the base that it was trained on into adapter_config.json, or save it again"
+    step = (
+        "write the base on which it was trained into adapter_config.json, or save the adapter again"
+    )
     return ScreeningError(
         "AdapterOnly",
         f"none of the adapter's {len(adapter.tensors)} tensors belongs to a module of its base "
-        f"{adapter.label}: it names {named}, the base has {base.example()}; {how or step}",
+        f"{adapter.label}: the adapter names {named}, the base has {base.example()}; {how or step}",
     )
 
 
@@ -429,8 +437,8 @@ def _parts_of_head(adapter: Adapter, *, tied: bool) -> dict[str, dict[str, Tenso
     embeddings = list(filter(_is_embedding, adapter.modules))
     if len(heads) > 1 or len(embeddings) > 1:
         raise adapter.unread_error(
-            f"changes {len(heads)} output projections and {len(embeddings)} input embeddings, where "
-            "at most one of each is expected"
+            f"changes more than one output projection ({len(heads)}) or input embedding "
+            f"({len(embeddings)}), where at most one of each is expected"
         )
     # transformers never merges an adapter next to the weights: a tied head lacks the embedding's change.
     changed_too = embeddings if tied and not adapter.has_base else []
@@ -525,7 +533,7 @@ async def _adapted_rows(
         if update.shape != (v, d) or (update.magnitude and update.magnitude.shape != (v, 1)):
             factors = f"{update.shape[0]} × {update.shape[1]}"
             raise adapter.unread_error(
-                f"has factors for a matrix of {factors}, where that of its base is {v} × {d}"
+                f"has factors for a matrix of {factors}, where the matrix of its base is {v} × {d}"
             )
     new = rows.token_rows
     if d != base.shape[1] or (new and (new.shape[1] != d or max(rows.tokens, default=0) >= v)):
@@ -613,18 +621,18 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     factors = sorted({"A", "B", "EA", "EB"} & place.keys())
     embedding = factors == ["EA", "EB"]
     if factors != ["A", "B"] and not embedding:
-        raise adapter.unread_error(f"lacks one of the two factors of {module}")
+        raise adapter.unread_error(f"lacks one of the two factors of {module} (lora_A, lora_B)")
     a = place[factors[0]]
     b = place[factors[1]]
     magnitude = place.get("magnitude")
     use = settings.get("use_dora")
     if (magnitude is not None) != bool(use):
         raise adapter.unread_error(
-            f"has use_dora={use!r}, which contradicts the tensors that it stores for {module}"
+            f"has use_dora={bool(use)}, which contradicts the tensors that it stores for {module}"
         )
     if magnitude is not None and embedding:
         raise adapter.unread_error(
-            f"applies DoRA to the embedding {module}, where every row depends on all others"
+            f"applies DoRA to the embedding {module}, so that every row depends on all other rows"
         )
     rank = a.shape[0]
     alpha = _setting(adapter, "lora_alpha", 8, "alpha_pattern", module)
@@ -636,8 +644,8 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     stated = _setting(adapter, "r", rank, "rank_pattern", module)
     if stated != rank:
         raise adapter.unread_error(
-            f"has factors of rank {rank} for {module}, for which {CONFIG} says r={stated!r}: PEFT does "
-            "not load it"
+            f"has factors of rank {rank} for {module}, where {CONFIG} says r={stated!r}: PEFT does "
+            "not load them"
         )
     divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
     scaling = alpha / divisor

@@ -42,7 +42,7 @@ _SURPLUS = {
 
 
 def words_of(name: str) -> list[str]:
-    """Split a tensor's name at its dots: at most 40 words, from its first 1000 characters."""
+    """Split the first 1000 characters of a tensor's name at the dots, into at most 40 words."""
     return name[:_LENGTH].split(".")[:_WORDS]
 
 
@@ -69,7 +69,8 @@ class BaseModules:
 
     Args:
         stored: Names of all tensors of the base.
-        types: The ``model_type`` of the base, and that of a language model inside it.
+        types: The ``model_type`` of the base's config.json, followed by that of a nested language
+            model, if any.
         forgiving: Whether an adapter's tensor may lack the prefix ``base_model.model.``, as it may
             if transformers itself loads the adapter.
     """
@@ -90,7 +91,10 @@ class BaseModules:
         self._forgiving = forgiving
 
     def fits(self, name: str) -> bool:
-        """Whether an adapter's tensor of this name belongs to a module of the base."""
+        """Whether an adapter's tensor of this name changes a module that the base has.
+
+        True, too, for a tensor of the whole adapter, such as a prompt.
+        """
         module = module_of(name)
         if not module:
             return True
@@ -115,9 +119,9 @@ class BaseModules:
         return inner in self._names
 
     def mistake(self, names: Iterable[str]) -> str:
-        """Explain why the names of an adapter's tensors fit no module of the base, and what to do.
+        """Explain why no module of the base fits the names of an adapter's tensors, and what to do.
 
-        The text is empty if no known mistake explains the names.
+        The text is empty if no known mistake in saving explains the names.
         """
         modules = [module for module in map(module_of, names) if module]
         for surplus, how in _SURPLUS.items():

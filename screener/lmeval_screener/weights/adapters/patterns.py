@@ -29,7 +29,7 @@ class _Atom(NamedTuple):
 
 
 class UnknownPattern(ValueError):
-    """A PEFT pattern with regular-expression syntax that is not supported.
+    """A pattern of PEFT uses regular-expression syntax that is not supported.
 
     Supported are names, character classes, repetition and alternatives.
     """
@@ -38,7 +38,11 @@ class UnknownPattern(ValueError):
 def first_match(patterns: Iterable[str], module: str) -> str | None:
     """Return the first pattern that matches a module's name by PEFT's rules, or None.
 
-    A pattern is a regular expression of the whole name, or of its end after a dot.
+    A pattern is a regular expression that must match the whole name, or its end after a dot.
+
+    Args:
+        patterns: The keys of ``alpha_pattern`` or ``rank_pattern``, in their order.
+        module: The module's name, such as ``model.layers.0.self_attn.q_proj``.
 
     Raises:
         UnknownPattern: A pattern before the match is an expression that is not supported.

@@ -125,8 +125,9 @@ class _Blocks(Matrix):
         try:
             rows = dequantize(blocks, GGMLQuantizationType(_BLOCKS[dtype][0]))
         except (NotImplementedError, ValueError) as error:
-            reason = f"its output projection is stored as {dtype}, which the gguf package does not dequantise"
-            raise cannot("QuantizedTensor", reason, "screen another quantisation") from error
+            reason = f"its output projection is {dtype}, which the gguf package cannot dequantise"
+            step = "screen a file with another quantisation"
+            raise cannot("QuantizedTensor", reason, step) from error
         return np.asarray(rows, dtype=np.float32).reshape(-1, self.shape[1])
 
 
@@ -137,7 +138,9 @@ class GgufModel:
     Attributes:
         projection: The output projection.
         tokenizer: SHA-256 of the vocabulary, the same for all files of one tokenizer.
-        pairs: The entries of the header that describe the vocabulary.
+        pairs: What the header says about the vocabulary: ``model`` and ``pre``, names of the
+            tokenizer and of the pre-tokenizer; ``tokens``; and ``types``, a number for each token,
+            or None.
     """
 
     projection: OutputProjection
@@ -149,15 +152,16 @@ class GgufModel:
 
         Raises:
             ScreeningError: ``BadTokenizer``: the kind of the vocabulary is not supported, since its
-                pieces do not spell their leading space.
+                tokens do not show whether a space comes before them.
         """
         model = self.pairs["model"]
         kind = _VOCABULARIES.get(model)
         if kind is None:
             raise ScreeningError(
                 "BadTokenizer",
-                f"expected a GGUF vocabulary of {', '.join(_VOCABULARIES)}, got {model!r}, whose "
-                "pieces do not spell their leading space; screen the safetensors model",
+                f"expected a GGUF vocabulary of one of the types {', '.join(_VOCABULARIES)}, got "
+                f"{model!r}, whose tokens do not spell their leading space; screen the model in "
+                "safetensors",
             )
         tokens = self.pairs["tokens"]
         roles = self.pairs["types"] or [None] * len(tokens)
@@ -173,16 +177,16 @@ class GgufModel:
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
-    """Choose the GGUF file that ``choice`` names, or all its parts in order.
+    """Choose a GGUF model by its name, and return its file, or all its parts in order.
 
     Args:
         files: The paths of all files in the repository or folder.
-        choice: A file's name, or a word of it such as ``Q8_0``; None if there is one model only.
+        choice: A file's name, or a word of it such as ``Q8_0``; None to take the only model.
         repo: Name of the repository or folder in messages.
 
     Raises:
-        ScreeningError: No model has that name or a part is missing (``FileNotFound``), or several
-            models have it (``SeveralFiles``).
+        ScreeningError: ``FileNotFound``: no model has that name, or a part of the model is missing.
+            ``SeveralFiles``: several models have that name.
 
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
@@ -193,9 +197,11 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
             models.setdefault(PART.sub(".gguf", path), []).append(path)
     matching = list(models) if choice is None else _named(models, choice)
     if not matching:
-        which = "of a model" if choice is None else repr(choice)
-        names = ", ".join(models) or "none"
-        raise ScreeningError("FileNotFound", f"{repo} has no GGUF file {which}; it has: {names}")
+        which = "that holds a model" if choice is None else repr(choice)
+        step = "check the name"
+        if models:
+            step = f"name one of its models: {', '.join(models)}"
+        raise ScreeningError("FileNotFound", f"{repo} has no GGUF file {which}; {step}")
     if len(matching) > 1:
         raise cannot(
             "SeveralFiles",
@@ -209,8 +215,8 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
     if part and len(parts) != int(part[2]):
         raise ScreeningError(
             "FileNotFound",
-            f"{repo} has {len(parts)} of the {int(part[2])} parts of {matching[0]}; add the others, or "
-            "download it again",
+            f"{repo} has {len(parts)} of the {int(part[2])} parts of {matching[0]}; add the "
+            "missing parts, or download the model again",
         )
     return tuple(parts)
 
@@ -240,8 +246,9 @@ def _named(models: Mapping[str, Sequence[str]], choice: str) -> list[str]:
 async def models_among(snapshot: Snapshot) -> list[str]:
     """Return the GGUF files that may hold a model.
 
-    LoRA adapters and projectors of images or sound are left out, judged by the files' headers.
-    Headers are read only if there are 2 to 16 models. If no file would be left, all are returned.
+    LoRA adapters and projectors of images or sound are left out, which their headers reveal.
+    Headers are read only if there are 2 to 16 candidates, counting the parts of one model once. If
+    no file would be left, all are returned.
     """
     files = sorted(path for path in snapshot.files if path.endswith(".gguf"))
     whole = {PART.sub(".gguf", path) for path in files}
@@ -270,7 +277,7 @@ def _kind(pairs: Mapping[str, Any]) -> str:
     if pairs.get("general.type") == "adapter":
         return "a LoRA adapter of llama.cpp"
     if pairs.get("general.type") == "mmproj" or pairs.get("general.architecture") == "clip":
-        return "the projector of a model's images or sound"
+        return "a projector for images or sound, not a language model"
     return ""
 
 
@@ -291,7 +298,8 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         names: The model's file, or all its parts in order.
 
     Raises:
-        ScreeningError: The output projection or the vocabulary is missing, or a file is broken.
+        ScreeningError: The output projection or the vocabulary is missing, a file is broken, or it
+            holds an adapter or a projector in place of a model.
     """
     files = WeightFiles(snapshot)
     what = f"{names[0]} of {snapshot.repo}"
@@ -307,8 +315,8 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         if not places.keys().isdisjoint(header.tensors):
             raise ScreeningError(
                 "BadHeader",
-                f"two parts of the model {what} hold a tensor of the same name; download or save them "
-                "again",
+                f"two parts of the model {what} hold a tensor of the same name; download the parts "
+                "again, or save them again",
             )
         for tensor in header.tensors.values():
             places[tensor.name] = (name, tensor)
@@ -334,9 +342,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     warnings = head_bias(places)
     if tensor.dtype not in PLAIN_DTYPES:
         matrix = _Blocks
-        quantised = (
-            f"{head} is quantised ({tensor.dtype}): G and the ratio use the dequantised rows"
-        )
+        quantised = f"{head} is quantised ({tensor.dtype}): the screen uses the dequantised rows"
         warnings.insert(0, quantised)
     projection = OutputProjection(
         name=head,
@@ -377,13 +383,14 @@ def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ScreeningError(
             "BadTokenizer",
-            f"expected a list of texts as the vocabulary of {what}, got none; convert the model again",
+            f"expected a list of texts as the vocabulary of {what} (`tokenizer.ggml.tokens`), got "
+            "none; convert the model again",
         )
     if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
         raise ScreeningError(
             "BadTokenizer",
-            f"expected a type for each of the {len(tokens)} tokens in {what}, got another number; "
-            "convert the model again",
+            f"expected a type for each of the {len(tokens)} tokens in {what}, got a "
+            "`tokenizer.ggml.token_type` that is not a list of that length; convert the model again",
         )
     return {
         "model": str(pairs.get("tokenizer.ggml.model", "")),
@@ -451,14 +458,17 @@ class _Walk:
         version = await self._scalar("I")
         if version not in (2, 3):
             word = "big-endian" if version in (0x02000000, 0x03000000) else "unknown"
-            raise self._bad(f"its version is {word} ({version}); versions 2 and 3 are supported")
+            raise self._bad(
+                f"its version is {word} ({version}), where little-endian files of version 2 or 3 "
+                "are expected: convert the model again if the file itself is whole"
+            )
         tensors, count = await self._scalar("Q"), await self._scalar("Q")
         # A pair takes at least 12 bytes and a tensor 24, so the file's size limits their numbers.
         if count > min(GGUF_PAIRS, self._size // 12) or tensors > min(
             GGUF_TENSORS, self._size // 24
         ):
             raise self._bad(
-                f"it announces {count} pairs and {tensors} tensors, more than the file can hold"
+                f"it announces {count} entries and {tensors} tensors, more than the file can hold"
             )
         return tensors, count
 
@@ -581,12 +591,17 @@ class _Walk:
         for name, dtype, shape, offset in described:
             _, weights, size = _BLOCKS[dtype]
             if shape[-1] % weights:
-                raise self._bad(f"{name!r}: rows of {shape[-1]} are not whole blocks of {dtype}")
+                raise self._bad(
+                    f"the rows of {name!r}, {shape[-1]} wide, are not whole blocks of {dtype}"
+                )
             end = start + offset + math.prod(shape) // weights * size
             if name in tensors:
                 raise self._bad(f"the tensor {name!r} occurs twice")
             if offset % alignment or end > self._size:
-                raise self._bad(f"{name!r} lies at bytes {start + offset} to {end} of {self._size}")
+                raise self._bad(
+                    f"{name!r} lies at bytes {start + offset} to {end}, not aligned to {alignment} "
+                    f"or beyond the file's {self._size} bytes"
+                )
             tensors[name] = Tensor(name, dtype, shape, start + offset, end)
         at = start
         for tensor in sorted(tensors.values(), key=lambda t: t.begin):

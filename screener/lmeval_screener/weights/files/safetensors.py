@@ -52,7 +52,8 @@ def parse_length(start: bytes, file_size: int) -> int:
         file_size: Size of the whole file in bytes.
 
     Raises:
-        ScreeningError: ``BadHeader``: the file is shorter than that, or the length is too large.
+        ScreeningError: ``BadHeader``: the file is too short for a header, or for the stated length,
+            or that length is above the limit.
     """
     if len(start) < 8 or file_size < 10:
         raise _bad(f"the file is {file_size} bytes, too short for a safetensors file")
@@ -69,14 +70,14 @@ def parse_length(start: bytes, file_size: int) -> int:
 
 
 def parse_header(body: bytes, file_size: int) -> Header:
-    """Parse a JSON header, and check it against the file.
+    """Parse the JSON header of a safetensors file, and check it against the file's size.
 
-    It must be JSON without duplicate keys, with known dtypes and with whole numbers where numbers
-    belong. The shape and dtype of each tensor must give its number of bytes, and the tensors must
-    lie end to end, up to the last byte of the file.
+    The header must be JSON without duplicate keys, with known dtypes, and with whole numbers as
+    shapes and offsets. The shape and dtype of each tensor must give its number of bytes, and the
+    tensors must lie end to end, up to the last byte of the file.
 
     Args:
-        body: The JSON.
+        body: The header, without the 8 bytes that state its length.
         file_size: Size of the whole file in bytes.
 
     Raises:
@@ -90,7 +91,8 @@ def parse_header(body: bytes, file_size: int) -> Header:
         raise _bad(f"it is not valid JSON ({error})") from error
     if not isinstance(fields, dict):
         raise _bad(
-            "it holds a tensor's entry (dtype, shape, data_offsets) where the tensors' names are expected"
+            "it is the entry of one tensor (dtype, shape, data_offsets), where an object with an "
+            "entry for each tensor is expected"
         )
     metadata = fields.pop("__metadata__", None)
     if not isinstance(metadata, dict):

@@ -58,16 +58,17 @@ async def read_header(file: WeightFile) -> Header:
     """Read where a file of ``torch.save`` holds its tensors, without executing its pickle.
 
     Raises:
-        ScreeningError: The file is broken (``BadArchive``), a bare pickle of an old torch
-            (``LegacyPickle``), or no state dictionary (``UnsafePickle``, ``RandomWeights``).
+        ScreeningError: The file is broken or holds no tensors (``BadArchive``), is a bare pickle of
+            an old torch (``LegacyPickle``), asks for more than tensors (``UnsafePickle``), or keeps
+            its tensors in a nested dictionary (``RandomWeights``).
     """
     what = file.what
     head = await file.read(0, min(4, file.size))
     if head[:1] == b"\x80":
         raise ScreeningError(
             "LegacyPickle",
-            f"cannot be screened because {what} was written by torch before 1.6, as a bare pickle; load it "
-            "and save it with save_pretrained",
+            f"cannot be screened because {what} was written by torch before 1.6, as a bare pickle; "
+            "load the model and save it again with save_pretrained",
         )
     entries = await entries_of(file, head)
     pickles = [name for name in entries if name.endswith("data.pkl")]
@@ -79,15 +80,15 @@ async def read_header(file: WeightFile) -> Header:
     if f"{root}byteorder" in entries:
         order = await content(file, entries, f"{root}byteorder", PICKLE)
         if order.strip() != b"little":
-            raise broken(f"its numbers are {order[:16]!r}-endian")
+            raise broken(f"its byte order is {order[:16]!r}, where b'little' is expected")
     program = await content(file, entries, pickles[0], PICKLE)
     try:
         state = _Unpickler(program).load()
     except _UnsafeError as error:
         raise ScreeningError(
             "UnsafePickle",
-            f"refused because the pickle of {what} {error}, which no state dictionary needs; none of it "
-            "was executed: ask for the weights in safetensors",
+            f"refused because the pickle of {what} {error}, which no state dictionary needs; "
+            "nothing in the pickle was executed: ask for the weights in safetensors",
         ) from error
     except ScreeningError:
         raise
@@ -104,7 +105,8 @@ async def read_header(file: WeightFile) -> Header:
             raise ScreeningError(
                 "RandomWeights",
                 f"cannot be screened because {what} keeps its tensors under the key {key!r}, where "
-                f"transformers looks for none; save it alone: `torch.save(torch.load(FILE)[{key!r}], FILE)`",
+                f"transformers does not look; save that entry alone: "
+                f"`torch.save(torch.load(FILE)[{key!r}], FILE)`",
             )
     raise broken("it holds no named tensors: check that it is a state dictionary")
 
@@ -307,7 +309,7 @@ def _placed(
     size = DTYPE_BITS[storage.dtype] // 8
     if storage.elements is not None and storage.elements * size != entry.file_size:
         raise broken(
-            f"the storage of {name!r} has another size than the stated {storage.elements} elements"
+            f"the storage of {name!r} does not have the size of {storage.elements} elements, as stated"
         )
     last = tensor.offset + sum(
         (n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)

@@ -25,16 +25,17 @@ _OTHER_PLACE = re.compile(
 
 
 async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
-    """Return a tensor with its exact byte range, which the local header of its entry gives.
+    """Return a tensor with its exact byte range, after reading the local header of its zip entry.
 
     Args:
         file: The archive.
         tensor: The tensor, placed as if the local header held nothing but the entry's name.
-        offset: Position of the local header.
-        name: Name of the entry.
+        offset: Position of the entry's local header in the file, in bytes.
+        name: Name of the entry that holds the tensor.
 
     Raises:
-        ScreeningError: ``BadArchive``: the entry is not at that place, or reaches beyond the file.
+        ScreeningError: ``BadArchive``: the entry is not at ``offset``, or the tensor reaches beyond
+            the file.
     """
     shift = await _start(file, offset, name) - least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
@@ -44,19 +45,19 @@ async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Te
 
 
 async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of an archive by name, read from its directory.
+    """Return the entries of a zip archive by name, read from its central directory.
 
     Args:
         file: The archive.
         head: The first four bytes of the file.
 
     Raises:
-        ScreeningError: ``BadArchive``: the directory is broken, or entries are compressed or
-            overlap.
+        ScreeningError: ``BadArchive``: the directory is broken, or entries are compressed,
+            encrypted or overlapping, or their names lead out of the archive.
     """
     size = file.size
     if head[:4] != _LOCAL:
-        raise broken(f"it begins with {head!r}, as no zip archive does")
+        raise broken(f"it begins with {head!r}, not as a zip archive does")
     begin = max(0, size - _TAIL)
     body = await file.read(begin, size)
     while True:
@@ -72,7 +73,7 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
             struct.error,
         ) as error:
             if begin == 0 or len(body) > ZIP_DIRECTORY:
-                raise broken(f"its directory cannot be read ({error})") from error
+                raise broken(f"its central directory cannot be read ({error})") from error
         earlier = max(0, size - 8 * len(body))
         body = await file.read(earlier, begin) + body
         begin = earlier
@@ -86,7 +87,8 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
         if announced not in (number, unstated):
             count, _, start = record
             raise broken(
-                f"its end announces a directory of {count} entries at byte {start}, which is not there"
+                f"its end announces a central directory of {count} entries at byte {start}, which "
+                "is not there"
             )
     entries: dict[str, zipfile.ZipInfo] = {}
     end = 0
@@ -95,7 +97,7 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
         if name in entries:
             raise broken(f"two entries have the name {name!r}")
         if _OTHER_PLACE.match(name):
-            raise broken(f"the name of the entry {name!r} leads out of the archive")
+            raise broken(f"the entry {name!r} has a path that leads out of the archive")
         if entry.flag_bits & 1 or entry.compress_type or entry.compress_size != entry.file_size:
             raise broken(
                 f"the entry {name!r} is compressed or encrypted: write the file without compression",
@@ -105,7 +107,7 @@ async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo
             raise broken(f"the entry {name!r} overlaps the entry before it")
         end = entry.header_offset + 30 + entry.file_size
         if end > directory:
-            raise broken(f"the entry {name!r} reaches beyond byte {directory}")
+            raise broken(f"the entry {name!r} reaches into the central directory")
         entries[name] = entry
     return entries
 
@@ -120,15 +122,17 @@ async def _start(file: WeightFile, offset: int, name: str) -> int:
     head = await file.read(offset, least_start(offset, name))
     name_size, extra_size = struct.unpack_from("<HH", head, 26)
     if head[:4] != _LOCAL or head[30 : 30 + name_size] != name.encode():
-        raise broken(f"the entry {name!r} is not where the directory says")
+        raise broken(f"the entry {name!r} is not at the offset that the central directory gives")
     return offset + 30 + int(name_size) + int(extra_size)
 
 
 def least_start(offset: int, name: str) -> int:
-    """Return where an entry's content begins if its local header holds nothing but the name.
+    """Return the first byte at which an entry's content can begin.
+
+    It begins there if the entry's local header holds nothing but the name, and later otherwise.
 
     Args:
-        offset: Position of the local header.
+        offset: Position of the local header in the file, in bytes.
         name: Name of the entry.
     """
     return offset + 30 + len(name.encode())
@@ -137,20 +141,23 @@ def least_start(offset: int, name: str) -> int:
 async def content(
     file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name: str, most: int
 ) -> bytes:
-    """Read the content of an entry.
+    """Read the content of one entry of a zip archive.
 
     Args:
         file: The archive.
-        entries: Its entries by name.
+        entries: The archive's entries by name.
         name: Name of the entry.
         most: Size in bytes above which the entry is refused.
 
     Raises:
-        ScreeningError: ``BadArchive``: the entry is larger, or not where the directory says.
+        ScreeningError: ``BadArchive``: the entry is larger, or is not at the offset that the
+            central directory gives.
     """
     entry = entries[name]
     if entry.file_size > most:
-        raise broken(f"{name!r} has {entry.file_size} bytes, more than {most}")
+        raise broken(
+            f"the entry {name!r} has {entry.file_size} bytes, more than the {most} allowed"
+        )
     start = await _start(file, entry.header_offset, name)
     return await file.read(start, start + entry.file_size)
 
