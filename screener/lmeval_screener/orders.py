@@ -77,9 +77,10 @@ class RankedBy:
         metric: Distance of G. Default: the family's, else cosine.
 
             The distance between two rows of the output projection, of which G is a mean.
-        base: Model that the others were trained from. Default: the base they name.
+        base: Base model of the others. Default: the one they name.
 
-            The other checkpoints are compared with this base, which is never recommended.
+            The model from which the other checkpoints were trained. They are compared with it, and
+            it is never recommended.
     """
 
     rank_by: Annotated[RankBy | None, Option(type=_figure)] = None

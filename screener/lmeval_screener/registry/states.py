@@ -28,7 +28,7 @@ class Cause(NamedTuple):
         codes: Error codes that the registry holds in this case. A code belongs to the first cause
             that lists it.
         what: Kind of the change, as in `news.Move`: ``failed``, ``gone`` or ``renamed``; empty if
-            the cause is no such change.
+            nothing of this happened.
         first: Sentence of the first run that reports the cause, with ``{}`` in place of the
             checkpoints; empty if no sentence is needed.
         later: Sentence of every later run, with ``{}`` in the same way; empty if no sentence is
